@@ -1,0 +1,180 @@
+"""What a person may set: toolformer.toml, environment and command line, validated and frozen.
+
+Later wins: defaults (the paper's), the chosen `[profiles.NAME]`, the file's own sections, variables such as
+`TOOLFORMER__TOOLS__CALCULATOR__TAU_F=0.8`, and `--set tools.calculator.tau_f=0.8`. A lane is a section under `[tools]`;
+a profile gives values to lanes and adds none.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from toolformer_dag.settings_sources import SettingsError, explain, merged_values
+
+
+class Frozen(BaseModel):
+    """A value: unknown keys are refused and nothing changes after validation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Paths(Frozen):
+    """Where things lie, relative to the folder of toolformer.toml; paths never enter a fingerprint."""
+
+    lake: Path = Path("lake")
+    warehouse: Path = Path("lake/toolformer.duckdb")
+
+    def under(self, root: Path) -> "Paths":
+        return Paths(lake=root / self.lake, warehouse=root / self.warehouse)
+
+
+class SmallWeb(Frozen):
+    """The made corpus that stands in where no shards are named (`corpus.shards = []`)."""
+
+    shards: int = Field(2, ge=1, le=99)
+    documents: int = Field(600, ge=1)
+    seed: int = 1
+
+
+class Corpus(Frozen):
+    """CCNet text: glob patterns of shards, and how a document is cut.
+
+    `segment_tokens` bounds n, the tokens of one text; where |P| + 2n would not fit the context it is lowered.
+    `texts_per_shard` bounds what one tool annotates in one shard, chosen by a hash of the text.
+    """
+
+    shards: tuple[str, ...] = ()
+    small_web: SmallWeb = SmallWeb()
+    segment_tokens: int = Field(512, ge=16)
+    texts_per_shard: int | None = Field(None, ge=1)
+    max_line_bytes: int = Field(32 * 2**20, ge=1024)
+
+
+class Model(Frozen):
+    """The model M: `embedded`, a folder, or an id of the hub. Device and token budget never enter a fingerprint."""
+
+    name: str = "embedded"
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"
+    token_budget: int | None = Field(None, ge=64)
+    trust_remote_code: bool = False
+
+
+class SamplingSection(Frozen):
+    """How calls are drawn from M (section 4.1 of the paper: plain sampling)."""
+
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_call_tokens: int = Field(64, ge=1)
+    seed: int = 0
+
+
+class Limits(Frozen):
+    """How a tool's backend is treated; none of it enters a fingerprint but the length of a result."""
+
+    timeout_s: float = Field(30.0, gt=0)
+    retries: int = Field(2, ge=0)
+    backoff_s: float = Field(0.5, ge=0)
+    rate_per_s: float | None = Field(None, gt=0)
+    concurrency: int = Field(1, ge=1)
+    max_result_characters: int = Field(400, ge=1)
+
+
+class ToolSection(BaseModel):
+    """One lane. Thresholds left out are the tool's own (the paper's); every other key is an option of the tool."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    enabled: bool = True
+    tau_s: float | None = Field(None, ge=0, le=1)
+    k: int | None = Field(None, ge=1)
+    m: int | None = Field(None, ge=1)
+    tau_f: float | None = None
+    limits: Limits = Limits()
+
+    def options(self) -> Mapping[str, Any]:
+        """The keys that the tool itself understands, `use` and `prompt` among them."""
+        return dict(self.model_extra or {})
+
+
+class Training(Frozen):
+    """Finetuning on C* (appendix B)."""
+
+    batch_size: int = Field(128, ge=1)
+    device_batch_size: int = Field(8, ge=1)
+    learning_rate: float = Field(1e-5, gt=0)
+    warmup: float = Field(0.1, ge=0, le=1)
+    sequence_length: int = Field(1024, ge=16)
+    max_steps: int = Field(2000, ge=1)
+    epochs: float | None = Field(None, gt=0)
+    eval_steps: int = Field(500, ge=1)
+    heldout_texts: int = Field(1000, ge=1)
+    examples_per_tool: int = Field(25_000, ge=1)
+    seed: int = 0
+
+
+class Decoding(Frozen):
+    """Decoding with tools (section 4.2): a call starts when ` [` is among the k most likely tokens."""
+
+    k: int = Field(10, ge=0)
+    max_new_tokens: int = Field(64, ge=1)
+
+
+class Evaluation(Frozen):
+    """How many held-out questions are asked per tool."""
+
+    questions: int = Field(200, ge=1)
+    seed: int = 7
+
+
+class Execution(Frozen):
+    """How work is spread; none of it enters a fingerprint."""
+
+    chunk_texts: int = Field(64, ge=1)
+    automation: bool = False
+    sensor_seconds: int = Field(30, ge=1)
+
+
+class Settings(Frozen):
+    """Everything that a run depends on. `root` is the folder of toolformer.toml."""
+
+    root: Path
+    profile: str = "embedded"
+    paths: Paths = Paths()
+    corpus: Corpus = Corpus()
+    model: Model = Model()
+    sampling: SamplingSection = SamplingSection()
+    tools: dict[str, ToolSection] = Field(default_factory=dict)
+    training: Training = Training()
+    decoding: Decoding = Decoding()
+    evaluation: Evaluation = Evaluation()
+    execution: Execution = Execution()
+
+    @model_validator(mode="after")
+    def _some_lane(self) -> "Settings":
+        if not any(section.enabled for section in self.tools.values()):
+            raise ValueError("no tool is enabled; add a section such as [tools.calculator]")
+        return self
+
+
+def load_settings(
+    file: Path | None = None,
+    *,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings of `file` (default: `$TOOLFORMER_CONFIG`, else ./toolformer.toml), with `key.path=value` overrides.
+
+    Raises SettingsError, which names the file, the key and the remedy, for a file that cannot be read, an unknown
+    profile, an unknown key or an impossible value. Options of a tool are checked when the tool is loaded.
+    """
+    source, values = merged_values(file, profile, overrides, environment)
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(explain(source, error, Settings)) from error
+    return settings.model_copy(update={"paths": settings.paths.under(settings.root)})

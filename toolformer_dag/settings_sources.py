@@ -1,0 +1,116 @@
+"""Where settings come from: a TOML file, a profile in it, the environment, and `key.path=value` pairs."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+Values = dict[str, Any]
+PREFIX = "TOOLFORMER__"
+BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be: names the file, the key and the remedy."""
+
+
+def merged_values(
+    file: Path | None, profile: str | None, overrides: Sequence[str], environment: Mapping[str, str] | None
+) -> tuple[Path, Values]:
+    """The file that was read and what all sources say together, unvalidated."""
+    environment = os.environ if environment is None else environment
+    source = Path(file or environment.get("TOOLFORMER_CONFIG", "toolformer.toml")).absolute()
+    values = _read(source)
+    profiles = values.pop("profiles", {})
+    direct = _from_pairs(source, overrides) | ({"profile": profile} if profile else {})
+    local = merge(values, merge(_from_environment(environment), direct))
+    local.setdefault("tools", {key: {} for key in BUILT_IN_TOOLS})
+    return source, merge(_profile(source, profiles, local), local) | {"root": source.parent}
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
+    """`over` laid on `under`, table by table."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def explain(source: Path, error: ValidationError, model: type[BaseModel]) -> str:
+    """One line per mistake: file, key, what is wrong, and what would be right."""
+    lines = []
+    for item in error.errors():
+        key = ".".join(map(str, item["loc"])) or "settings"
+        lines.append(f"{source}: {key}: {_reason(item['loc'], item['type'], item['msg'], model)}")
+    return "\n".join(lines)
+
+
+def _reason(path: Sequence[int | str], kind: str, message: str, model: type[BaseModel]) -> str:
+    if kind != "extra_forbidden":
+        return f"{message.removeprefix('Value error, ')}; correct the value or remove the key"
+    known = _known_keys(path, model)
+    close = difflib.get_close_matches(str(path[-1]), known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+    return f"unknown key; {hint}"
+
+
+def _known_keys(path: Sequence[int | str], model: type[BaseModel]) -> list[str]:
+    for part in path[:-1]:
+        field = model.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            continue
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _read(source: Path) -> Values:
+    if not source.is_file():
+        raise SettingsError(f"{source}: no such file; run in the folder that holds toolformer.toml or name it")
+    try:
+        return tomllib.loads(source.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{source}: not TOML: {error}; correct that line") from error
+
+
+def _profile(source: Path, profiles: Mapping[str, Values], local: Values) -> Values:
+    name = local.get("profile", "embedded")
+    if name not in profiles and (profiles or "profile" in local):
+        raise SettingsError(f"{source}: profile {name!r} does not exist; known profiles: {', '.join(sorted(profiles))}")
+    chosen = dict(profiles.get(name, {}))
+    lanes = chosen.get("tools", {})
+    return chosen | {"tools": {key: lanes[key] for key in lanes if key in local["tools"]}}
+
+
+def _from_environment(environment: Mapping[str, str]) -> Values:
+    found = sorted((name, value) for name, value in environment.items() if name.startswith(PREFIX))
+    return _nested((name.removeprefix(PREFIX).lower().split("__"), value) for name, value in found)
+
+
+def _from_pairs(source: Path, pairs: Iterable[str]) -> Values:
+    split = [pair.partition("=") for pair in pairs]
+    for key, equals, _ in split:
+        if not (key and equals):
+            raise SettingsError(f"{source}: --set {key}: write key.path=value, as in tools.calculator.tau_f=0.8")
+    return _nested((key.strip().split("."), value) for key, _, value in split)
+
+
+def _nested(items: Iterable[tuple[list[str], str]]) -> Values:
+    values: Values = {}
+    for path, text in items:
+        nested: Any = _toml_value(text)
+        for part in reversed(path):
+            nested = {part: nested}
+        values = merge(values, nested)
+    return values
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
