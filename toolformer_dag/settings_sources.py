@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 Values = dict[str, Any]
 PREFIX = "TOOLFORMER__"
+PROFILES = Path(__file__).with_name("profiles.toml")
 BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 
 
@@ -21,11 +22,11 @@ class SettingsError(ValueError):
 def merged_values(
     file: Path | None, profile: str | None, overrides: Sequence[str], environment: Mapping[str, str] | None
 ) -> tuple[Path, Values]:
-    """The file that was read and what all sources say together, unvalidated."""
+    """The settings file and what all sources say together, unvalidated; a file that nobody named may be absent."""
     environment = os.environ if environment is None else environment
     source = Path(file or environment.get("TOOLFORMER_CONFIG", "toolformer.toml")).absolute()
-    values = _read(source)
-    profiles = values.pop("profiles", {})
+    values = _read(source) if source.exists() or file or "TOOLFORMER_CONFIG" in environment else {}
+    profiles = merge(_read(PROFILES)["profiles"], values.pop("profiles", {}))
     direct = _from_pairs(source, overrides) | ({"profile": profile} if profile else {})
     local = merge(values, merge(_from_environment(environment), direct))
     local.setdefault("tools", {key: {} for key in BUILT_IN_TOOLS})
@@ -79,7 +80,7 @@ def _read(source: Path) -> Values:
 
 def _profile(source: Path, profiles: Mapping[str, Values], local: Values) -> Values:
     name = local.get("profile", "embedded")
-    if name not in profiles and (profiles or "profile" in local):
+    if name not in profiles:
         raise SettingsError(f"{source}: profile {name!r} does not exist; known profiles: {', '.join(sorted(profiles))}")
     chosen = dict(profiles.get(name, {}))
     lanes = chosen.get("tools", {})

@@ -1,0 +1,107 @@
+"""Running what is stale, lowest first, until nothing is: what Dagster's own command line has no command for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
+
+from resources.staleness import StaleAsset, stale_assets
+
+Wanted = Callable[[dg.AssetKey], bool]
+
+
+@dataclass
+class Outcome:
+    """What ran, and what failed with which error."""
+
+    ran: list[StaleAsset] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Assets that one Dagster run materializes: of one partition, or unpartitioned."""
+
+    partition: str | None
+    assets: tuple[StaleAsset, ...]
+
+
+def bring_up_to_date(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    wanted: Wanted = lambda key: True,
+    announce: Callable[[Batch], None] = lambda batch: None,
+) -> Outcome:
+    """Materializes the lowest stale assets, looks again, and stops when nothing wanted is stale.
+
+    What lands with unchanged content leaves everything after it fresh. A failed asset is not tried twice, and what
+    depends on it is left; the other lanes go on.
+    """
+    outcome = Outcome()
+    graph = definitions.resolve_asset_graph()
+    while batches := _next_batches(graph, _open(definitions, instance, wanted, outcome)):
+        for batch in batches:
+            announce(batch)
+            _run(definitions, instance, batch, outcome)
+    return outcome
+
+
+def _open(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, wanted: Wanted, outcome: Outcome
+) -> list[StaleAsset]:
+    stale = [asset for asset in stale_assets(definitions, instance) if wanted(asset.key)]
+    graph = definitions.resolve_asset_graph()
+    failed = [asset for asset in stale if str(asset) in outcome.failed]
+    return [asset for asset in stale if asset not in failed and not any(_feeds(graph, lost, asset) for lost in failed)]
+
+
+def _next_batches(graph: AssetGraph, stale: Sequence[StaleAsset]) -> list[Batch]:
+    """Stale assets with nothing stale above them, and missing ones whose inputs are all among the chosen."""
+    chosen: list[StaleAsset] = []
+    for asset in stale:
+        above = [other for other in stale if _feeds(graph, other, asset)]
+        if not above or (asset.missing and all(other in chosen for other in above)):
+            chosen.append(asset)
+    return list(_batches(graph, chosen))
+
+
+def _feeds(graph: AssetGraph, other: StaleAsset, asset: StaleAsset) -> bool:
+    same_rows = asset.partition is None or other.partition in (None, asset.partition)
+    return same_rows and other.key in graph.get_ancestor_asset_keys(asset.key)
+
+
+def _batches(graph: AssetGraph, chosen: Sequence[StaleAsset]) -> Iterator[Batch]:
+    """Unpartitioned sources, then every partition, then what is made of all partitions."""
+    partitioned = {asset.key for asset in chosen if asset.partition}
+
+    def place(asset: StaleAsset) -> tuple[int, str]:
+        if asset.partition:
+            return 1, asset.partition
+        return (2 if graph.get_ancestor_asset_keys(asset.key) & partitioned else 0), ""
+
+    for (_, partition), assets in groupby(sorted(chosen, key=place), key=place):
+        yield Batch(partition or None, tuple(assets))
+
+
+def _run(definitions: dg.Definitions, instance: dg.DagsterInstance, batch: Batch, outcome: Outcome) -> None:
+    job = definitions.resolve_implicit_job_def_def_for_assets([asset.key for asset in batch.assets])
+    if job is None:
+        raise LookupError(f"no job runs {', '.join(map(str, batch.assets))}; reload the definitions")
+    result = job.execute_in_process(
+        instance=instance,
+        partition_key=batch.partition,
+        asset_selection=[asset.key for asset in batch.assets],
+        raise_on_error=False,
+    )
+    landed = {event.asset_key for event in result.get_asset_materialization_events()}
+    errors = {event.step_key: event.step_failure_data for event in result.all_events if event.is_step_failure}
+    for asset in batch.assets:
+        failure = errors.get(asset.key.to_python_identifier())
+        if failure is not None:
+            outcome.failed[str(asset)] = failure.error_display_string
+        elif asset.key in landed:
+            outcome.ran.append(asset)
+        else:
+            outcome.failed[str(asset)] = "not run: an asset before it failed"

@@ -1,0 +1,76 @@
+"""Which shard files there are, and how they are spread over the partitions of the asset graph."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from toolformer_dag.settings import Settings
+from toolformer_dag.settings_sources import SettingsError
+
+MAX_PARTITIONS = 99  # an unpartitioned asset stops noticing changes at 100 upstream partitions (Dagster 1.13)
+SUFFIXES = (".gz", ".jsonl", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A file of documents and the name under which its rows are kept, whatever folder it lies in."""
+
+    name: str
+    path: Path
+
+
+def shard_files(settings: Settings) -> list[ShardFile]:
+    """The files of `corpus.shards`, or those of the made web, in order of their names.
+
+    Raises SettingsError where a pattern matches nothing or two files would share a name.
+    """
+    if not settings.corpus.shards:
+        return small_web_files(settings)
+    paths = sorted({path for pattern in settings.corpus.shards for path in _matches(settings.root, pattern)})
+    files = sorted((ShardFile(_stem(path), path) for path in paths), key=lambda file: file.name)
+    for one, other in itertools.pairwise(files):
+        if one.name == other.name:
+            raise SettingsError(
+                f"corpus.shards: {one.path} and {other.path} share the name {one.name!r}; rename one of them"
+            )
+    return files
+
+
+def small_web_files(settings: Settings) -> list[ShardFile]:
+    """The made web's files, whether written yet or not; their folder names what they are made of."""
+    web = settings.corpus.small_web
+    folder = settings.paths.lake / "small_web" / f"seed-{web.seed}_{web.shards}x{web.documents}"
+    names = [f"small_web_{index:04d}" for index in range(web.shards)]
+    return [ShardFile(name, folder / f"{name}.json.gz") for name in names]
+
+
+def partitions(files: Sequence[ShardFile]) -> Mapping[str, tuple[ShardFile, ...]]:
+    """Partition name -> its files: a partition per file, or at most 99 buckets by a hash of the name."""
+    if len(files) <= MAX_PARTITIONS:
+        return {file.name: (file,) for file in files}
+    buckets: dict[str, list[ShardFile]] = {}
+    for file in files:
+        buckets.setdefault(_bucket(file.name), []).append(file)
+    return {name: tuple(buckets[name]) for name in sorted(buckets)}
+
+
+def _matches(root: Path, pattern: str) -> list[Path]:
+    whole = root / Path(pattern).expanduser()
+    found = list(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+    if not found:
+        raise SettingsError(f"corpus.shards: {pattern!r} matches no file under {root}; name existing shards")
+    return [path.resolve() for path in found]
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    for suffix in SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _bucket(name: str) -> str:
+    number = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") % MAX_PARTITIONS
+    return f"bucket_{number:02d}"
