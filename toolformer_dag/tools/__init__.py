@@ -1,0 +1,1 @@
+"""Tools: one folder per tool, and what all of them share."""

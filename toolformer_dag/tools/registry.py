@@ -1,0 +1,110 @@
+"""From a section of toolformer.toml to a tool."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import ValidationError
+
+from toolformer_dag.tools.options import ToolOptions, explain_options
+from toolformer_dag.tools.prompt import check_prompt, read_prompt
+from toolformer_dag.tools.tool import Tool
+
+BUILT_IN = "toolformer_dag.tools"
+
+
+class ToolError(ValueError):
+    """A tool that cannot be loaded: the message names the section, the reason and the remedy."""
+
+
+def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
+    """Every section's tool, by key; two tools of one name in the text are refused with ToolError."""
+    tools = {key: load_tool(key, options, root=root) for key, options in sections.items()}
+    owner: dict[str, str] = {}
+    for key, tool in tools.items():
+        if owner.setdefault(tool.name, key) != key:
+            raise ToolError(
+                f"[tools.{key}]: the name {tool.name!r} is already taken by [tools.{owner[tool.name]}]; "
+                "calls could not be told apart: name one of them otherwise, or remove a section"
+            )
+    return tools
+
+
+def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -> Tool:
+    """The tool of section `[tools.KEY]`, its options validated and its prompt checked; no weights are loaded.
+
+    `options["use"]` names a class (`my_package.tools:UnitConverter`; a module beside toolformer.toml is found too) or
+    the folder of another built-in tool (`mcp`); without it the folder of the section's own name is used. `root` is the
+    folder of toolformer.toml, against which paths are read. Raises ToolError.
+    """
+    tool_class = _tool_class(key, str(options.get("use", key)), root)
+    chosen = _options(key, tool_class, {name: value for name, value in options.items() if name != "use"}, root)
+    try:
+        prompt, source = read_prompt(key, _folder(tool_class), chosen.prompt, root)
+        tool = tool_class(key, chosen, prompt)
+        check_prompt(prompt, tool.name, source)
+    except ValueError as error:
+        raise ToolError(f"[tools.{key}]: {error}") from error
+    return tool
+
+
+def _options(key: str, tool_class: type[Tool], options: Mapping[str, object], root: Path) -> ToolOptions:
+    try:
+        return tool_class.Options.model_validate(options, context={"root": root})
+    except ValidationError as error:
+        raise ToolError(explain_options(key, error, tool_class.Options)) from error
+
+
+def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
+    if ":" not in use:
+        return _built_in(key, use)
+    module_name, _, class_name = use.partition(":")
+    found = getattr(_import(key, use, module_name, root), class_name, None)
+    if not (inspect.isclass(found) and issubclass(found, Tool) and not inspect.isabstract(found)):
+        raise ToolError(
+            f"[tools.{key}]: use = {use!r} names no tool; {class_name!r} must be a class of {module_name} that derives "
+            "from toolformer_dag.tools.tool.Tool and defines run"
+        )
+    return found
+
+
+def _built_in(key: str, folder: str) -> type[Tool]:
+    package = f"{BUILT_IN}.{folder}"
+    if not (folder.isidentifier() and (Path(__file__).parent / folder / "__init__.py").is_file()):
+        known = ", ".join(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
+        raise ToolError(
+            f"[tools.{key}]: there is no built-in tool {folder!r} ({known}); for one of your own add "
+            'use = "my_package.tools:MyTool"'
+        )
+    return _only_tool(importlib.import_module(package))
+
+
+def _only_tool(module: ModuleType) -> type[Tool]:
+    tools = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Tool) and value.__module__.startswith(module.__name__)
+    ]
+    if len(tools) != 1:
+        raise ToolError(f"{module.__name__} must expose one tool class, not {len(tools)}; import it in its __init__.py")
+    return tools[0]
+
+
+def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
+    folder = str(root.absolute())
+    if folder not in sys.path:  # a module beside toolformer.toml needs no installation
+        sys.path.append(folder)
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise ToolError(
+            f"[tools.{key}]: use = {use!r} cannot be imported ({error}); install the package, or put the module beside "
+            "toolformer.toml"
+        ) from error
+
+
+def _folder(tool_class: type[Tool]) -> Path:
+    return Path(inspect.getfile(tool_class)).parent

@@ -1,0 +1,99 @@
+"""What a tool is: its name in the text, the texts it looks at, and how it answers a batch of calls."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from toolformer_dag.texts.document import Document
+from toolformer_dag.tools.options import ToolOptions
+
+
+class ToolDown(RuntimeError):
+    """The tool as a whole cannot work: its lane stops. The message names the tool, the reason and the remedy."""
+
+
+class RetryableError(RuntimeError):
+    """Raised by `Tool.run` when the same batch may succeed a little later: a lost connection, a busy server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefaults:
+    """The paper's thresholds of a tool (table in section 4.1): tau_s, k and m for sampling, tau_f for filtering."""
+
+    tau_s: float
+    k: int
+    m: int
+    tau_f: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What a tool is asked. `context`: the ISO date of the document for the calendar, else empty."""
+
+    input: str
+    context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """One text, or a short named reason why there is none; never both. `cost`: as the backend tells it."""
+
+    result: str | None
+    reason: str | None = None
+    seconds: float = 0.0
+    cost: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.result is None) == (self.reason is None):
+            raise ValueError(f"a tool result is a text or a reason: {self.result!r}, {self.reason!r}")
+
+
+class Tool(ABC):
+    """A tool of one lane. A subclass sets `name`, `version` and `defaults` and writes `run`; the rest has defaults.
+
+    Construction is cheap and imports no torch: weights and indexes are loaded in the first `run`. `run` is called from
+    several threads at once where the lane's `concurrency` is above 1, and again after a call that timed out.
+    """
+
+    key: str
+    """The section of toolformer.toml and the lane: `calculator`."""
+    name: str
+    """As it stands in the text: `Calculator`."""
+    version: str
+    """Raised by hand whenever the same call would give another result; enters fingerprints."""
+    defaults: ToolDefaults
+    prompt: str
+    """Instruction and examples of P(x) (appendix A.2), without the last `Input: x / Output:`."""
+    Options: ClassVar[type[ToolOptions]] = ToolOptions
+    """The keys that the tool's section may hold beside thresholds and limits."""
+    batch_size: int = 32
+    """How many calls `run` gets at most; 1 for a backend that answers one at a time."""
+
+    def __init__(self, key: str, options: ToolOptions, prompt: str) -> None:
+        self.key = key
+        self.options = options
+        self.prompt = prompt
+
+    def wants_document(self, document: Document) -> str | None:
+        """A cheap look at the whole document: None refuses it, else why it is wanted."""
+        return "every_text"
+
+    def wants(self, text: str, document: Document) -> str | None:
+        """The same for one segment of a wanted document."""
+        return "every_text"
+
+    def context(self, document: Document) -> str:
+        """What the result depends on beside the input; empty for every tool but the calendar."""
+        return ""
+
+    @abstractmethod
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """One result per call, in order. A bad input gives a reason and never raises.
+
+        Raises RetryableError when the batch may succeed later, ToolDown when the tool as a whole cannot work.
+        """
+
+    def identity(self) -> Mapping[str, object]:
+        """What determines the results beside `version`; enters fingerprints. Here: every option but the prompt."""
+        return self.options.model_dump(mode="json", exclude={"prompt"})
