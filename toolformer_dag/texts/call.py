@@ -1,0 +1,96 @@
+"""A call c = (tool name, input) and the texts e(c) and e(c, r) that stand for it (paper, section 2)."""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+API_START = " ["
+RESULT_ARROW = "->"
+API_END = "]"
+
+NAME = r"[^\s\[\]()]+"
+BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
+JOINERS = (
+    "\u200c\u200d"  # category Cf like the marks that go, but without them Persian, Hindi and emoji read differently
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`tool` is the name as it stands in the text ("Calculator"), `input` what stands between the parentheses."""
+
+    tool: str
+    input: str
+
+
+class MalformedCall(ValueError):
+    """A text that is no call. `reason` is short and stable, for counting."""
+
+    def __init__(self, reason: str, body: str) -> None:
+        super().__init__(f"{body[:80]!r} is no call: {reason}; expected Name(input)")
+        self.reason = reason
+
+
+def format_call(call: Call, result: str | None = None) -> str:
+    """e(c) = " [Calculator(400 / 1400)]" or, with a result, e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
+
+    Verbatim: nothing is cleaned or checked here. `clean_result` and `parse_call` make values that are safe.
+    """
+    answer = "" if result is None else f" {RESULT_ARROW} {result}"
+    return f"{API_START}{call.tool}({call.input}){answer}{API_END}"
+
+
+def parse_call(body: str) -> Call:
+    """The call in what was generated between " [" and "]".
+
+    Raises MalformedCall with one of the reasons `fault` names, or "not_a_call" where the form is not Name(input).
+    """
+    match = BODY.fullmatch(body)
+    if match is None:
+        raise MalformedCall("not_a_call", body)
+    call = Call(match[1], match[2])
+    if reason := fault(call):
+        raise MalformedCall(reason, body)
+    return call
+
+
+def fault(call: Call) -> str | None:
+    """Why a call cannot stand in a text and be taken out or read again; None where it can."""
+    if not re.fullmatch(NAME, call.tool):
+        return "bad_name"
+    if API_END in call.input:
+        return "bracket_in_input"
+    if RESULT_ARROW in call.input:
+        return "arrow_in_input"
+    if call.input.splitlines() not in ([], [call.input]):
+        return "newline_in_input"
+    return None
+
+
+def clean_result(result: str, max_characters: int) -> str:
+    """Whatever a tool returned as one line that e(c, r) can hold; "" where nothing visible is left.
+
+    White space is collapsed, control characters and invisible marks go (bidirectional ones too), square brackets become
+    round, `->` becomes `→`, and the rest is cut to `max_characters`. Cleaning twice changes nothing more.
+    """
+    visible = result if result.isprintable() else "".join(filter(_stays, result))
+    line = " ".join(visible.split()).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
+    return line[:max_characters].rstrip()
+
+
+def _stays(character: str) -> bool:
+    return character.isprintable() or character.isspace() or character in JOINERS
+
+
+def call_opening(tools: Collection[str]) -> re.Pattern[str]:
+    """Finds " [Name(" for the names in `tools`, and nothing at all where there are none."""
+    names = "|".join(map(re.escape, sorted(tools)))
+    return re.compile(rf"{re.escape(API_START)}(?:{names})\(" if names else r"(?!)")
+
+
+def holds_call(text: str, tools: Collection[str]) -> bool:
+    """Whether a call to one of `tools` begins in `text`, closed or not.
+
+    Such a text is refused as input: after splicing, taking out would not give it back.
+    """
+    return call_opening(tools).search(text) is not None
