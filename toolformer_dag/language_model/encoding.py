@@ -1,0 +1,88 @@
+"""From texts to the token sequences of the method, and from sampled tokens back to the text of a call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolformer_dag.language_model.errors import OffsetError
+from toolformer_dag.texts.call import API_END, API_START
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTokens:
+    """x_1..x_n; `offsets` (n) holds the character at which each begins, `inside` (n) where that is mid-character."""
+
+    ids: list[int]
+    offsets: NDArray[np.int32]
+    inside: NDArray[np.bool_]
+
+    def position_at(self, offset: int) -> int:
+        """The token that begins at a character; raises OffsetError (naming the nearest) where none does."""
+        starts = np.flatnonzero(~self.inside)
+        matches = starts[self.offsets[starts] == offset]
+        if not len(matches):
+            nearest = self.offsets[starts[np.argmin(np.abs(self.offsets[starts] - offset))]] if len(starts) else 0
+            raise OffsetError(offset, int(nearest))
+        return int(matches[0])
+
+
+class Encoding:
+    """A fast tokenizer with the pieces of the method; every piece is tokenized apart, without special tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.bos = _leading_special_tokens(tokenizer)
+        self.start = self._ids(API_START)
+        self.output = self._ids("\nOutput: ")
+
+    def head(self, prompt: str) -> list[int]:
+        """[BOS, where the tokenizer adds one] + the instruction and examples + "Input: "."""
+        return self.bos + self._ids(f"{prompt}Input: ")
+
+    def texts(self, texts: Sequence[str]) -> list[TextTokens]:
+        """The tokens of texts as they are, with offsets. Text that a tokenizer drops belongs to the token after it."""
+        if not texts:
+            return []
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return [_text_tokens(ids, spans) for ids, spans in zip(encoded.input_ids, encoded.offset_mapping, strict=True)]
+
+    def calls(self, calls: Sequence[str]) -> list[list[int]]:
+        """The tokens of e(c) or e(c, r), with their leading space."""
+        return [list(ids) for ids in self.tokenizer(list(calls), add_special_tokens=False).input_ids] if calls else []
+
+    def body(self, sampled: Sequence[int]) -> str | None:
+        """What stands between " [" and the first "]", given the tokens sampled after " ["; None without "]"."""
+        text = self.tokenizer.decode(
+            [*self.start, *sampled], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        body, end, _ = text[text.index(API_START.strip()) + 1 :].partition(API_END)
+        return body if end else None
+
+    @cached_property
+    def ends(self) -> NDArray[np.bool_]:
+        """By token id: does it end a sample? Its text holds "]" (`)]` may be one token), or it ends a document."""
+        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        ends = np.array([API_END in text for text in texts])
+        if self.tokenizer.eos_token_id is not None:
+            ends[self.tokenizer.eos_token_id] = True
+        return ends
+
+    def _ids(self, piece: str) -> list[int]:
+        return list(self.tokenizer(piece, add_special_tokens=False, verbose=False).input_ids)
+
+
+def _leading_special_tokens(tokenizer: Any) -> list[int]:
+    plain = tokenizer("a", add_special_tokens=False).input_ids
+    full = tokenizer("a").input_ids
+    starts = (i for i in range(len(full)) if full[i : i + len(plain)] == plain)
+    return list(full[: next(starts, 0)])
+
+
+def _text_tokens(ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
+    starts, ends = np.array(spans, np.int32).reshape(-1, 2).T
+    before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
+    return TextTokens(list(ids), np.minimum(starts, before), starts < before)
