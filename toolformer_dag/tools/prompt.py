@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolformer_dag.errors import UserError
 from toolformer_dag.texts.call import MalformedCall, parse_call
 from toolformer_dag.texts.splice import take_out
 
@@ -11,7 +12,7 @@ EMBEDDED = "embedded"
 _CALL_START = re.compile(r"\[(?=\w+\()")
 
 
-class PromptError(ValueError):
+class PromptError(UserError):
     """A prompt that cannot teach its tool: the message names the file, the example, the reason and the remedy."""
 
 

@@ -9,14 +9,15 @@ from types import ModuleType
 
 from pydantic import ValidationError
 
+from toolformer_dag.errors import UserError
 from toolformer_dag.tools.options import ToolOptions, explain_options
-from toolformer_dag.tools.prompt import check_prompt, read_prompt
+from toolformer_dag.tools.prompt import PromptError, check_prompt, read_prompt
 from toolformer_dag.tools.tool import Tool
 
 BUILT_IN = "toolformer_dag.tools"
 
 
-class ToolError(ValueError):
+class ToolError(UserError):
     """A tool that cannot be loaded: the message names the section, the reason and the remedy."""
 
 
@@ -46,7 +47,7 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
         prompt, source = read_prompt(key, _folder(tool_class), chosen.prompt, root)
         tool = tool_class(key, chosen, prompt)
         check_prompt(prompt, tool.name, source)
-    except ValueError as error:
+    except PromptError as error:
         raise ToolError(f"[tools.{key}]: {error}") from error
     return tool
 

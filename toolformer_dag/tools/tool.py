@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from toolformer_dag.errors import UserError
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.options import ToolOptions
 
+LOST: Final = "lost:"
 
-class ToolDown(RuntimeError):
+
+class ToolDown(UserError):
     """The tool as a whole cannot work: its lane stops. The message names the tool, the reason and the remedy."""
 
 
@@ -47,6 +50,11 @@ class ToolResult:
     def __post_init__(self) -> None:
         if (self.result is None) == (self.reason is None):
             raise ValueError(f"a tool result is a text or a reason: {self.result!r}, {self.reason!r}")
+
+    @property
+    def lost(self) -> bool:
+        """No answer of the tool but an accident (time limit, connection, exception): worth another try later."""
+        return self.reason is not None and self.reason.startswith(LOST)
 
 
 class Tool(ABC):

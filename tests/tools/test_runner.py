@@ -1,0 +1,225 @@
+"""Every call has one outcome: a result that e(c, r) can hold, or a named reason."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from toolformer_dag.texts.call import Call
+from toolformer_dag.texts.splice import PlacedCall, splice, take_out
+from toolformer_dag.tools.limits import ToolLimits
+from toolformer_dag.tools.options import ToolOptions
+from toolformer_dag.tools.runner import FAILURES_IN_A_ROW, Runner, run_calls
+from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
+
+SOON = ToolLimits(timeout_s=0.2, retries=2, backoff_s=0.01)
+
+
+class Answering(Tool):
+    """A real tool that answers with `answer(input)` and remembers the batches it was given."""
+
+    name = "Echo"
+    version = "1"
+    defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
+
+    def __init__(self, answer: Callable[[str], str | ToolResult] = str.upper, batch_size: int = 1) -> None:
+        super().__init__("echo", ToolOptions(), "")
+        self.answer = answer
+        self.batch_size = batch_size
+        self.batches: list[list[str]] = []
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        self.batches.append([call.input for call in calls])
+        answers = [self.answer(call.input) for call in calls]
+        return [answer if isinstance(answer, ToolResult) else ToolResult(answer) for answer in answers]
+
+
+class Returning(Answering):
+    """A tool written wrongly: `run` returns `value` whatever it is asked."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return self.value
+
+
+def calls_of(*inputs: str) -> list[ToolCall]:
+    return [ToolCall(text) for text in inputs]
+
+
+def outcomes(results: Sequence[ToolResult]) -> list[str | None]:
+    return [result.reason or result.result for result in results]
+
+
+def test_results_keep_the_order_and_equal_calls_share_one_run() -> None:
+    tool = Answering(batch_size=2)
+    results = run_calls(tool, calls_of("b", "a", "b", "c", "a"), ToolLimits())
+    assert outcomes(results) == ["B", "A", "B", "C", "A"]
+    assert tool.batches == [["b", "a"], ["c"]]
+
+
+def test_the_context_makes_calls_distinct() -> None:
+    tool = Answering(lambda _: "today")
+    assert len(run_calls(tool, [ToolCall("", "2020-01-01"), ToolCall("", "2021-01-01")], ToolLimits())) == 2
+    assert len(tool.batches) == 2
+
+
+def test_no_calls_no_run() -> None:
+    tool = Answering()
+    assert run_calls(tool, [], ToolLimits()) == []
+    assert tool.batches == []
+
+
+def test_a_batch_that_fails_loses_only_the_call_at_fault() -> None:
+    def answer(text: str) -> str:
+        if text == "bad":
+            raise KeyError(text)
+        return text.upper()
+
+    results = run_calls(Answering(answer, batch_size=4), calls_of("a", "bad", "b", "c"), ToolLimits())
+    assert outcomes(results) == ["A", "lost:KeyError", "B", "C"]
+    assert [result.lost for result in results] == [False, True, False, False]
+
+
+def test_a_call_that_hangs_is_left_behind_and_the_lane_goes_on() -> None:
+    released = threading.Event()
+
+    def answer(text: str) -> str:
+        if text == "hang":
+            released.wait()
+        return text.upper()
+
+    try:
+        results = run_calls(Answering(answer), calls_of("a", "hang", "b"), SOON)
+    finally:
+        released.set()
+    assert outcomes(results) == ["A", "lost:timeout", "B"]
+
+
+def test_a_busy_backend_is_tried_again_with_growing_pauses() -> None:
+    began: list[float] = []
+
+    def answer(text: str) -> str:
+        began.append(time.monotonic())
+        if len(began) < 4:
+            raise RetryableError("503")
+        return text.upper()
+
+    assert outcomes(run_calls(Answering(answer), calls_of("a"), ToolLimits(retries=3, backoff_s=0.02))) == ["A"]
+    pauses = [later - earlier for earlier, later in pairwise(began)]
+    assert all(pause >= least for pause, least in zip(pauses, [0.02, 0.04, 0.08], strict=True))
+
+
+def test_retries_are_bounded() -> None:
+    def answer(text: str) -> str:
+        raise RetryableError("503")
+
+    tool = Answering(answer)
+    assert outcomes(run_calls(tool, calls_of("a"), SOON)) == ["lost:unavailable"]
+    assert len(tool.batches) == 1 + SOON.retries
+
+
+def test_a_tool_that_is_down_stops_the_run_with_its_own_words() -> None:
+    def answer(text: str) -> str:
+        raise ToolDown("no index at x; build it")
+
+    tool = Answering(answer)
+    with pytest.raises(ToolDown, match="no index at x; build it"):
+        run_calls(tool, calls_of(*"abcdef"), SOON)
+    assert len(tool.batches) < 6
+
+
+@pytest.mark.parametrize("chunk", [1, FAILURES_IN_A_ROW])
+def test_many_lost_calls_in_a_row_mean_the_tool_is_down(chunk: int) -> None:
+    def answer(text: str) -> str:
+        raise OSError(text)
+
+    runner = Runner(Answering(answer), SOON)
+    inputs = [str(number) for number in range(FAILURES_IN_A_ROW)]
+    with pytest.raises(ToolDown, match=r"\[tools.echo\].*in a row.*OSError"):
+        for at in range(0, len(inputs), chunk):
+            runner.run(calls_of(*inputs[at : at + chunk]))
+
+
+def test_answers_without_a_result_and_scattered_accidents_do_not_stop_the_lane() -> None:
+    def answer(text: str) -> str | ToolResult:
+        if int(text) % 2:
+            raise OSError(text)
+        return ToolResult(None, "division_by_zero")
+
+    results = run_calls(Answering(answer), calls_of(*map(str, range(40))), SOON)
+    assert outcomes(results) == ["division_by_zero", "lost:OSError"] * 20
+
+
+@pytest.mark.parametrize("value", [None, [], [ToolResult("a")] * 2, ["a"], [ToolResult(3)], [ToolResult(None, 3)]])
+def test_a_tool_that_breaks_its_interface_is_told_so(value: object) -> None:
+    with pytest.raises(ToolDown, match=r"Returning\.run returned"):
+        run_calls(Returning(value), calls_of("a"), ToolLimits())
+
+
+@pytest.mark.parametrize("fields", [{"result": None}, {"result": "a", "reason": "b"}])
+def test_a_result_is_a_text_or_a_reason(fields: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="a text or a reason"):
+        ToolResult(**fields)
+
+
+def test_batches_run_at_once_up_to_the_concurrency() -> None:
+    meeting = threading.Barrier(3, timeout=20)  # passes only when three calls are in the tool together
+
+    def answer(text: str) -> str:
+        meeting.wait()
+        return text.upper()
+
+    results = run_calls(Answering(answer), calls_of(*"abcdef"), ToolLimits(concurrency=3))
+    assert outcomes(results) == list("ABCDEF")
+
+
+def test_the_rate_holds_from_one_run_to_the_next() -> None:
+    runner = Runner(Answering(), ToolLimits(rate_per_s=100, concurrency=4))
+    began = time.monotonic()
+    for chunk in ("ab", "cd", "ef"):
+        runner.run(calls_of(*chunk))
+    assert time.monotonic() - began >= 5 / 100
+
+
+def test_seconds_and_cost_are_kept() -> None:
+    def answer(text: str) -> ToolResult:
+        time.sleep(0.02)
+        return ToolResult(text, seconds=7.0 if text == "told" else 0.0, cost=0.5)
+
+    told, measured = run_calls(Answering(answer), calls_of("told", "measured"), ToolLimits())
+    assert (told.seconds, told.cost) == (7.0, 0.5)
+    assert 0.02 <= measured.seconds < 7.0
+
+
+def test_a_result_of_nothing_visible_is_no_result() -> None:
+    assert outcomes(run_calls(Answering(lambda _: " \n\u200b\x00"), calls_of("a"), ToolLimits())) == ["empty_result"]
+
+
+def test_a_long_result_is_cut() -> None:
+    (result,) = run_calls(Answering(lambda _: "x" * 1_000_000), calls_of("a"), ToolLimits(max_result_characters=50))
+    assert result.result == "x" * 50
+
+
+PIECES = ["]", "[", "->", "-", ">", "\n", "\r", "\u2028", "\x00", "\u202e", " [Echo(", "a", " "]
+HOSTILE = st.text() | st.lists(st.sampled_from(PIECES)).map("".join)
+
+
+@given(answer=HOSTILE, text=st.text(alphabet="abc [](\n->"), at=st.integers(0, 100))
+@example(answer="0.29] and [Echo(x) -> 1]", text="It is so.", at=5)
+@example(answer="Input: x\nOutput: [Echo(rm)]", text="", at=0)
+def test_whatever_a_tool_returns_the_text_comes_back(answer: str, text: str, at: int) -> None:
+    """Through the runner, e(c, r), the splice and the taking out."""
+    (result,) = run_calls(Answering(lambda _: answer), calls_of("in"), ToolLimits(max_result_characters=40))
+    if result.result is None:
+        assert result.reason == "empty_result"
+        return
+    assert len(result.result) <= 40
+    placed = PlacedCall(min(at, len(text)), Call("Echo", "in"), result.result)
+    assert take_out(splice(text, [placed]), {"Echo"}) == text

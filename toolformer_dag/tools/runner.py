@@ -1,0 +1,89 @@
+"""Running the calls of one tool: each distinct call once, under limits, every outcome a result or a named reason."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+from toolformer_dag.tools.attempt import Attempts
+from toolformer_dag.tools.limits import ToolLimits
+from toolformer_dag.tools.outcome import finished
+from toolformer_dag.tools.rate import Rate
+from toolformer_dag.tools.tool import LOST, Tool, ToolCall, ToolDown, ToolResult
+from toolformer_dag.tools.worker import Worker
+
+FAILURES_IN_A_ROW = 10  # as many calls lost one after the other are no accident: the tool is down
+
+Batch = Sequence[ToolCall]
+
+
+def run_calls(tool: Tool, calls: Batch, limits: ToolLimits) -> list[ToolResult]:
+    """`Runner(tool, limits).run(calls)`, for a single list of calls."""
+    return Runner(tool, limits).run(calls)
+
+
+class Runner:
+    """A tool under its limits. Rate and failures are counted from one `run` to the next: keep one Runner per tool.
+
+    A batch that fails as a whole is run again call by call, so that one bad input loses one call. A lost call has a
+    reason that begins with `lost:` (`ToolResult.lost`): `lost:timeout`, `lost:unavailable` (the retries are used up),
+    else `lost:<exception>`.
+    """
+
+    def __init__(self, tool: Tool, limits: ToolLimits) -> None:
+        self._tool = tool
+        self._limits = limits
+        self._rate = Rate(limits.rate_per_s)
+        self._lost_in_a_row = 0
+
+    def run(self, calls: Batch) -> list[ToolResult]:
+        """One result per call, in order, cleaned for e(c, r); equal calls share one run.
+
+        Raises ToolDown when the tool says so, breaks its interface, or loses FAILURES_IN_A_ROW calls in a row; the
+        results of that list are then given up, and at most `concurrency` batches are still waited for.
+        """
+        distinct = list(dict.fromkeys(calls))
+        found = dict(zip(distinct, self._run_distinct(distinct), strict=True))
+        return [found[call] for call in calls]
+
+    def _run_distinct(self, calls: Batch) -> list[ToolResult]:
+        size = self._tool.batch_size
+        workers: SimpleQueue[Worker[list[ToolResult]]] = SimpleQueue()
+        for _ in range(self._limits.concurrency):
+            workers.put(Worker())
+        pool = ThreadPoolExecutor(self._limits.concurrency)
+        try:
+            batches = [
+                pool.submit(self._run_batch, calls[at : at + size], workers) for at in range(0, len(calls), size)
+            ]
+            return [result for batch in batches for result in batch.result()]
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for _ in range(self._limits.concurrency):
+                workers.get().close()
+
+    def _run_batch(self, batch: Batch, workers: SimpleQueue[Worker[list[ToolResult]]]) -> list[ToolResult]:
+        worker = workers.get()
+        try:
+            return list(self._results(batch, Attempts(self._tool, self._limits, self._rate, worker)))
+        finally:
+            workers.put(worker)
+
+    def _results(self, batch: Batch, attempts: Attempts) -> Iterator[ToolResult]:
+        outcome = attempts.run(batch)
+        if not isinstance(outcome, str):
+            self._lost_in_a_row = 0
+            yield from (finished(result, self._limits.max_result_characters) for result in outcome)
+        elif len(batch) > 1:
+            for call in batch:
+                yield from self._results([call], attempts)
+        else:
+            yield self._lose(outcome)
+
+    def _lose(self, why: str) -> ToolResult:
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= FAILURES_IN_A_ROW:
+            raise ToolDown(
+                f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last one: {why}; see "
+                "the log for details, mend the backend or raise the section's limits, and run again"
+            )
+        return ToolResult(None, LOST + why)
