@@ -1,7 +1,7 @@
 """What a tool is: its name in the text, the texts it looks at, and how it answers a batch of calls."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -94,6 +94,14 @@ class Tool(ABC):
     def context(self, document: Document) -> str:
         """What the result depends on beside the input; empty for every tool but the calendar."""
         return ""
+
+    def keeps(self, text: str, offset: int, input: str) -> bool:
+        """Whether a call that passed the filter may stay; `offset` is the character of `text` at which x_i begins."""
+        return True
+
+    def prepare(self, progress: Callable[[int], None]) -> None:
+        """What the first `run` would do beforehand, outside a call's time limit; `progress` is told what is done."""
+        progress(0)
 
     @abstractmethod
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:

@@ -1,0 +1,225 @@
+"""Wikipedia search over real indexes on disk."""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import bm25s
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.retrieval.index import ensure_index, index_folder, write_index
+from toolformer_dag.tools.retrieval.passage import Passage
+from toolformer_dag.tools.retrieval.search import PassageSearch
+from toolformer_dag.tools.retrieval.source import PassageError, read_passages
+from toolformer_dag.tools.retrieval.terms import analyzer, query_terms
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
+
+WORDS = [
+    "river",
+    "painter",
+    "castle",
+    "bridge",
+    "museum",
+    "harbour",
+    "glass",
+    "treaty",
+    "violin",
+    "comet",
+    "tower",
+    "mill",
+]
+
+
+def made_passages(count: int, seed: int = 0) -> list[Passage]:
+    chance = random.Random(seed)
+    return [
+        Passage(
+            str(n),
+            f"{chance.choice(WORDS)} {n}",
+            chance.choice(["", "History"]),
+            " ".join(chance.choices(WORDS, k=chance.randint(3, 30))),
+        )
+        for n in range(count)
+    ]
+
+
+def write(file: Path, passages: list[Passage]) -> str:
+    rows = ({"id": p.id, "title": p.title, "section": p.section, "text": p.text} for p in passages)
+    file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[PassageSearch, list[Passage]]:
+    passages = made_passages(300)
+    folder = tmp_path_factory.mktemp("index")
+    write_index(passages, folder, lambda done: None, commit_every=90)
+    return PassageSearch(folder), passages
+
+
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOOLFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield load_tool("wiki_search", {"passages": "embedded"})
+
+
+def bm25_scores(passages: list[Passage], terms: list[str]) -> list[float]:
+    """The formula written out over all passages; lengths are rounded down to what one byte holds, as Lucene does."""
+    documents = [Counter(analyzer().analyze(p.searched())) for p in passages]
+    lengths = [sum(document.values()) for document in documents]
+    mean = sum(lengths) / len(lengths)
+    scores = [0.0] * len(passages)
+    for term in terms:
+        found = sum(term in document for document in documents)
+        idf = math.log(1 + (len(passages) - found + 0.5) / (found + 0.5))
+        for number, document in enumerate(documents):
+            rate = document[term]
+            scores[number] += idf * rate * 2.2 / (rate + 1.2 * (0.25 + 0.75 * lengths[number] / mean)) if rate else 0
+    return scores
+
+
+@pytest.mark.parametrize(
+    "query", ["river castle", "the painter of the bridge", "violin violin comet", "tower", "history mill glass"]
+)
+def test_ranking_is_bm25(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
+    search, passages = searched
+    scores = bm25_scores(passages, query_terms(query))
+    expected = sorted(range(len(passages)), key=lambda n: (-round(scores[n], 4), n))
+    hits = search.search(query, 10)
+    assert [int(hit.passage.id) for hit in hits] == expected[:10]
+    assert [hit.score for hit in hits] == pytest.approx([scores[n] for n in expected[:10]], rel=1e-4)
+
+
+def test_equal_scores_stand_in_the_order_of_the_source(tmp_path: Path) -> None:
+    same = [Passage(str(n), "Kestrel", "", "a small falcon") for n in range(7)]
+    write_index(same, tmp_path / "i", lambda done: None, commit_every=2)
+    assert [hit.passage.id for hit in PassageSearch(tmp_path / "i").search("falcon", 7)] == list("0123456")
+
+
+@given(st.text(max_size=80))
+def test_no_query_is_parsed_as_query_language(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
+    search, _ = searched
+    assert len(search.search(query, 3)) <= 3
+
+
+@pytest.mark.parametrize(
+    "query", ["title:river", "river AND NOT river", '+river -river "river', "river~2^9 (", "words:river*"]
+)
+def test_operators_are_words_or_nothing(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
+    search, _ = searched
+    assert any("river" in hit.passage.searched() for hit in search.search(query, 5))
+
+
+def test_stop_words_alone_are_searched() -> None:
+    assert query_terms("The Who") == ["the", "who"]
+    assert query_terms("who was the Café owner") == ["cafe", "owner"]
+
+
+def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    source = write(tmp_path / "p.jsonl", made_passages(20_000))
+    root = tmp_path / "indexes"
+    program = (
+        "import sys,time; from pathlib import Path; from toolformer_dag.tools.retrieval.index import ensure_index\n"
+        "def told(done):\n    print(done, flush=True)\n    if done >= 4000: time.sleep(60)\n"
+        "ensure_index(sys.argv[1], Path(sys.argv[2]), told, 2000)"
+    )
+    environment = {**os.environ, "TOOLFORMER_CACHE": str(tmp_path / "cache")}
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, source, str(root)], stdout=subprocess.PIPE, env=environment
+    )
+    assert child.stdout is not None
+    while int(child.stdout.readline()) < 4000:
+        time.sleep(0)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not [folder for folder in root.iterdir() if folder.name.endswith("-v1")]
+    told: list[int] = []
+    folder = ensure_index(source, root, told.append, 2000)
+    assert told[0] == 4000
+    assert told[-1] == 20_000
+    resumed = PassageSearch(folder).search("river castle", 10)
+    write_index(made_passages(20_000), tmp_path / "whole", lambda done: None, 250_000)
+    assert [hit.passage for hit in resumed] == [
+        hit.passage for hit in PassageSearch(tmp_path / "whole").search("river castle", 10)
+    ]
+
+
+def test_an_index_is_found_again_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
+    first, second = write(tmp_path / "a.jsonl", made_passages(5)), write(tmp_path / "b.jsonl", made_passages(5))
+    told: list[int] = []
+    assert ensure_index(first) == ensure_index(second, progress=told.append) == index_folder(second)
+    assert told == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
+    source = write(tmp_path / "a.jsonl", made_passages(5))
+    with pytest.raises(PassageError, match="index_folder"):
+        ensure_index(source, Path(source))
+
+
+def test_the_tool_answers_with_the_article_and_its_section(tool: Tool) -> None:
+    from toolformer_dag.embedded.encyclopaedia import passages
+    from toolformer_dag.embedded.world import the_world
+
+    wanted = list(passages(the_world()))[::400]
+    results = tool.run([ToolCall(f'"{p.title} {p.section}"') for p in wanted])
+    assert [result.result for result in results] == [p.snippet for p in wanted]
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"), [('""', "no_search_terms"), ("?!", "no_search_terms"), ("zzqx", "nothing_found")]
+)
+def test_a_search_without_words_or_hits_has_no_result(tool: Tool, query: str, reason: str) -> None:
+    [result] = tool.run([ToolCall(query)])
+    assert (result.result, result.reason) == (None, reason)
+
+
+def test_the_snippet_length_is_a_setting_and_part_of_the_identity(tool: Tool) -> None:
+    short = load_tool("wiki_search", {"snippet_characters": 20})
+    [result] = short.run([ToolCall("Fulford river")])
+    assert result.result is not None
+    assert len(result.result) <= 20
+    assert short.identity() != tool.identity()
+    assert "embedded" not in str(tool.identity())
+
+
+def test_missing_passages_stop_the_lane(tmp_path: Path) -> None:
+    with pytest.raises(ToolDown, match=r"tools\.wiki_search.*gone\.jsonl"):
+        load_tool("wiki_search", {"passages": str(tmp_path / "gone.jsonl")}).run([ToolCall("river")])
+
+
+def test_relative_passages_lie_beside_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "p.jsonl", [Passage("1", "Kestrel", "", "a small falcon")])
+    tool = load_tool("wiki_search", {"passages": "p.jsonl", "index_folder": "idx"}, root=tmp_path)
+    assert tool.run([ToolCall('"falcon"')])[0].result == "Kestrel > a small falcon"
+    assert (tmp_path / "idx").is_dir()
+
+
+def test_real_passages_agree_with_bm25s(shared: Path, tmp_path: Path) -> None:
+    passages = list(islice(read_passages(str(shared / "data/wikipedia/passages.jsonl.gz")), 2000))
+    write_index(passages, tmp_path, lambda done: None, 250_000)
+    search, exact = PassageSearch(tmp_path), bm25s.BM25(k1=1.2, b=0.75, method="lucene")
+    exact.index([analyzer().analyze(passage.searched()) for passage in passages], show_progress=False)
+    titles = [passage.title for passage in passages[::50]]
+    reference, _ = exact.retrieve([query_terms(title) for title in titles], k=5, show_progress=False)
+    shared_hits = sum(
+        len({hit.passage.id for hit in search.search(title, 5)} & {passages[n].id for n in numbers})
+        for title, numbers in zip(titles, reference, strict=True)
+    )
+    assert shared_hits / (5 * len(titles)) > 0.9

@@ -1,0 +1,126 @@
+"""Reading passages: KILT pages, plain JSON lines, and what makes two sources the same."""
+
+import gzip
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.tools.retrieval.identity import source_digest
+from toolformer_dag.tools.retrieval.passage import Passage, cut_at_word_end, snippet
+from toolformer_dag.tools.retrieval.source import PassageError, passages_digest, read_passages
+
+KILT_PAGE = {
+    "_id": "662",
+    "wikipedia_id": "662",
+    "wikipedia_title": "Apollo 11",
+    "text": [
+        "Apollo 11\n",
+        "Apollo 11 landed the first two people on the Moon.\n",
+        "Section::::Framework.\n",
+        "The lunar module was designed by Grumman.\n",
+        "Section::::Framework.:Cold War.\n",
+        "BULLET::::- Sputnik 1 was launched in 1957.\n",
+        "\n",
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
+
+
+def write(file: Path, records: list[dict[str, object]]) -> str:
+    data = b"".join(orjson.dumps(record) + b"\n" for record in records)
+    file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
+    return str(file)
+
+
+def test_kilt_pages_become_passages_with_their_sections(tmp_path: Path) -> None:
+    assert list(read_passages(write(tmp_path / "kilt.json", [KILT_PAGE]))) == [
+        Passage("662:1", "Apollo 11", "", "Apollo 11 landed the first two people on the Moon."),
+        Passage("662:3", "Apollo 11", "Framework", "The lunar module was designed by Grumman."),
+        Passage("662:5", "Apollo 11", "Framework > Cold War", "Sputnik 1 was launched in 1957."),
+    ]
+
+
+def test_plain_lines_may_lack_id_and_section(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "p.jsonl", [{"title": "A", "text": "b"}, {"id": 7, "title": "C", "section": None, "text": "d"}]
+    )
+    assert list(read_passages(source)) == [Passage("1", "A", "", "b"), Passage("7", "C", "", "d")]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"title": "A", "text": "b"}\nnot json\n', "line 2"),
+        (b'{"title": "A"}\n', "'text'"),
+        (b'{"title": "A", "text": 3}\n', "must be texts"),
+        (b"[1]\n", "line 1"),
+        (b'{"wikipedia_title": "A", "wikipedia_id": 1, "text": "no list"}\n', "no list"),
+        (b'{"wikipedia_title": "A", "wikipedia_id": 1, "text": [null]}\n', "line 1"),
+    ],
+)
+def test_a_bad_line_refuses_the_file_and_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(content)
+    with pytest.raises(PassageError, match=r"bad\.jsonl") as error:
+        list(read_passages(str(tmp_path / "bad.jsonl")))
+    assert reason in str(error.value)
+
+
+def test_a_missing_or_truncated_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PassageError, match=r"nowhere\.jsonl"):
+        source_digest(str(tmp_path / "nowhere.jsonl"))
+    whole = gzip.compress(orjson.dumps({"title": "A", "text": "b" * 1000}) + b"\n")
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-12])
+    with pytest.raises(PassageError, match=r"cut\.jsonl\.gz"):
+        source_digest(str(tmp_path / "cut.jsonl.gz"))
+
+
+def test_the_same_passages_elsewhere_are_the_same_source(tmp_path: Path) -> None:
+    records: list[dict[str, object]] = [{"id": "1", "title": "A", "section": "", "text": "b"}]
+    plain, zipped = write(tmp_path / "p.jsonl", records), write(tmp_path / "q.jsonl.gz", records)
+    assert source_digest(plain) == source_digest(zipped)
+    changed = write(tmp_path / "r.jsonl", [{**records[0], "text": "c"}])
+    assert source_digest(changed) != source_digest(plain)
+
+
+def test_a_changed_file_is_hashed_again(tmp_path: Path) -> None:
+    source = write(tmp_path / "p.jsonl", [{"id": "1", "title": "A", "text": "b"}])
+    before = source_digest(source)
+    write(tmp_path / "p.jsonl", [{"id": "1", "title": "A", "text": "a longer text"}])
+    assert source_digest(source) != before
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(TEXTS, TEXTS, TEXTS, TEXTS)
+def test_packing_loses_nothing_and_fields_do_not_run_together(a: str, b: str, c: str, d: str) -> None:
+    passage = Passage(a, b, c, d)
+    assert Passage.unpacked(passage.packed()) == passage
+    moved = Passage(a + b, "", c, d)
+    assert (passages_digest([passage]) == passages_digest([moved])) == (passage == moved)
+
+
+def test_a_snippet_names_title_and_section() -> None:
+    assert (
+        snippet(Passage("1", "Ghana", "Flag > Colours", "Red  is for\nblood."), 80)
+        == "Ghana > Flag > Colours > Red is for blood."
+    )
+    assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 80) == "Ghana > Red is for blood."
+    assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 18) == "Ghana > Red is for"
+    assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 8) == "Ghana"
+
+
+@given(st.lists(st.text("abc>", min_size=1, max_size=6), max_size=8), st.integers(1, 40))
+def test_a_cut_line_is_a_beginning_of_whole_words(words: list[str], limit: int) -> None:
+    line = " ".join(words)
+    cut = cut_at_word_end(line, limit)
+    assert line.startswith(cut)
+    assert len(cut) <= limit
+    assert len(line) <= limit or len(words[0]) > limit or line[len(cut)] == " "
