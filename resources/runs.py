@@ -17,7 +17,7 @@ class Outcome:
     """What ran, and what failed with which error."""
 
     ran: list[StaleAsset] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[StaleAsset, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,25 @@ def bring_up_to_date(
     """
     outcome = Outcome()
     graph = definitions.resolve_asset_graph()
-    while batches := _next_batches(graph, _open(definitions, instance, wanted, outcome)):
+    while batches := _next_batches(graph, _open(graph, stale_assets(definitions, instance), wanted, outcome)):
         for batch in batches:
-            announce(batch)
-            _run(definitions, instance, batch, outcome)
+            runnable = Batch(batch.partition, tuple(_open(graph, batch.assets, wanted, outcome)))
+            if runnable.assets:
+                announce(runnable)
+                _run(definitions, instance, runnable, outcome)
     return outcome
 
 
-def _open(
-    definitions: dg.Definitions, instance: dg.DagsterInstance, wanted: Wanted, outcome: Outcome
-) -> list[StaleAsset]:
-    stale = [asset for asset in stale_assets(definitions, instance) if wanted(asset.key)]
-    graph = definitions.resolve_asset_graph()
-    failed = [asset for asset in stale if str(asset) in outcome.failed]
-    return [asset for asset in stale if asset not in failed and not any(_feeds(graph, lost, asset) for lost in failed)]
+def _open(graph: AssetGraph, stale: Sequence[StaleAsset], wanted: Wanted, outcome: Outcome) -> list[StaleAsset]:
+    """Those that are wanted, did not run yet, and wait for nothing that failed."""
+    done = {str(asset) for asset in (*outcome.ran, *outcome.failed)}
+    return [
+        asset
+        for asset in stale
+        if wanted(asset.key)
+        and str(asset) not in done
+        and not any(_feeds(graph, lost, asset) for lost in outcome.failed)
+    ]
 
 
 def _next_batches(graph: AssetGraph, stale: Sequence[StaleAsset]) -> list[Batch]:
@@ -94,14 +99,15 @@ def _run(definitions: dg.Definitions, instance: dg.DagsterInstance, batch: Batch
         partition_key=batch.partition,
         asset_selection=[asset.key for asset in batch.assets],
         raise_on_error=False,
+        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
     )
     landed = {event.asset_key for event in result.get_asset_materialization_events()}
     errors = {event.step_key: event.step_failure_data for event in result.all_events if event.is_step_failure}
     for asset in batch.assets:
         failure = errors.get(asset.key.to_python_identifier())
         if failure is not None:
-            outcome.failed[str(asset)] = failure.error_display_string
+            outcome.failed[asset] = failure.error_display_string
         elif asset.key in landed:
             outcome.ran.append(asset)
         else:
-            outcome.failed[str(asset)] = "not run: an asset before it failed"
+            outcome.failed[asset] = "not run: an asset before it failed"

@@ -1,0 +1,90 @@
+"""Running what is stale: the lowest first, and no further than something changed."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+
+import dagster as dg
+import pytest
+
+from resources.instance import SHARDS, keep_partitions
+from resources.runs import bring_up_to_date
+from resources.staleness import stale_assets
+
+Values = dict[str, str]
+
+
+def graph_of(values: Mapping[str, str]) -> dg.Definitions:
+    """shards -> counted -> kept -> trained: `kept` is unpartitioned, its content is `values["kept"]` rounded down."""
+
+    def asset(name: str, deps: list[str], partitioned: bool, content: str) -> dg.AssetsDefinition:
+        @dg.asset(
+            name=name,
+            deps=deps,
+            code_version=values[name],
+            partitions_def=SHARDS if partitioned else None,
+        )
+        def body() -> dg.MaterializeResult:
+            if values[name] == "broken":
+                raise ValueError("the tool is down")
+            return dg.MaterializeResult(data_version=dg.DataVersion(sha256(content.encode()).hexdigest()))
+
+        return body
+
+    return dg.Definitions(
+        [
+            asset("raw", [], True, values["raw"]),
+            asset("counted", ["raw"], True, values["counted"]),
+            asset("kept", ["counted"], False, values["kept"].split(".")[0]),
+            asset("trained", ["kept"], False, values["trained"]),
+            asset("other_lane", ["raw"], True, values["other_lane"]),
+        ]
+    )
+
+
+FIRST = {"raw": "1", "counted": "1", "kept": "1.0", "trained": "1", "other_lane": "1"}
+
+
+@pytest.fixture
+def instance():
+    with dg.instance_for_test() as instance:
+        keep_partitions(instance, ["a", "b"])
+        yield instance
+
+
+def ran(instance: dg.DagsterInstance, values: Mapping[str, str]) -> list[str]:
+    return [str(asset) for asset in bring_up_to_date(graph_of(values), instance).ran]
+
+
+def test_first_run_makes_everything_once_and_a_second_one_nothing(instance):
+    assert sorted(ran(instance, FIRST)) == [
+        "counted[a]", "counted[b]", "kept", "other_lane[a]", "other_lane[b]", "raw[a]", "raw[b]", "trained",
+    ]  # fmt: skip
+    assert ran(instance, FIRST) == []
+
+
+def test_change_stops_where_the_content_stays_the_same(instance):
+    ran(instance, FIRST)
+    assert ran(instance, FIRST | {"kept": "1.5"}) == ["kept"]
+    assert ran(instance, FIRST | {"kept": "2.0"}) == ["kept", "trained"]
+
+
+def test_new_partition_alone_is_missing(instance):
+    ran(instance, FIRST)
+    keep_partitions(instance, ["a", "b", "c"])
+    stale = [str(asset) for asset in stale_assets(graph_of(FIRST), instance)]
+    assert sorted(stale) == ["counted[c]", "other_lane[c]", "raw[c]"]
+    assert ran(instance, FIRST)[-1] == "kept"
+
+
+def test_failed_lane_leaves_the_others_going(instance):
+    outcome = bring_up_to_date(graph_of(FIRST | {"counted": "broken"}), instance)
+    assert sorted(map(str, outcome.ran)) == ["other_lane[a]", "other_lane[b]", "raw[a]", "raw[b]"]
+    assert "the tool is down" in next(reason for asset, reason in outcome.failed.items() if str(asset) == "counted[a]")
+    assert sorted(ran(instance, FIRST)) == ["counted[a]", "counted[b]", "kept", "trained"]
+
+
+def test_causes_say_what_changed(instance):
+    ran(instance, FIRST)
+    [kept] = stale_assets(graph_of(FIRST | {"kept": "2.0"}), instance)
+    assert str(kept) == "kept"
+    assert "code version" in kept.causes[0]
