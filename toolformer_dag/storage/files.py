@@ -1,0 +1,70 @@
+"""Files that are there completely or not at all."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from upath import UPath
+
+from toolformer_dag.storage.errors import WriteError
+
+TEMPORARY = ".tmp-"
+"""How the name of an unfinished file begins; `clean` removes those that a killed process left."""
+
+
+def write_whole(path: UPath, content: bytes) -> None:
+    """Replaces `path` by `content`: a reader sees the old file or the new one, after a power loss too.
+
+    On a local disk: temporary file, fsync, rename, fsync of the folder. Elsewhere one `open("wb")`, which object stores
+    publish on close. Raises WriteError, and then leaves no temporary file behind.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if disk := local(path):
+            _replace(disk, content)
+        else:
+            path.write_bytes(content)
+    except OSError as error:
+        raise WriteError(path, error) from error
+
+
+def local(path: UPath) -> Path | None:
+    """The same path where it is one of this machine's file system, else None."""
+    return Path(path.path) if path.protocol in ("", "file", "local") else None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in `folder` survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_name(name: str) -> str:
+    """Any name as a file name that stays readable; `plain_name` reads it back. No name hides, climbs or nests."""
+    quoted = quote(name, safe=" ,+=@")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def plain_name(file: str) -> str:
+    """The name that `file_name` was given."""
+    return unquote(file)
