@@ -10,7 +10,8 @@ NAMES = st.sampled_from(["Calculator", "QA", "WikiSearch", "MT", "Calendar"])
 INPUTS = st.text().filter(lambda text: "]" not in text and "->" not in text and text.splitlines() in ([], [text]))
 HOSTILE = [
     "]", "->", "a -> b] [QA(x) -> y]", "--]>", "-\u200e>", "-\x00>", "\n\n\r\n", "\x00\x1b[31mred\x1b[0m",
-    "\u202eevil\u202c",     "\u2028line\u2029", "Input: x\nOutput: [Calculator(1)]", "\ud800", "\ufeff\u200b", "a \x00 b", "x" * 1_000_000,
+    "\u202eevil\u202c", "\u2028line\u2029", "Input: x\nOutput: [Calculator(1)]", "\ud800", "\ufeff\u200b", "a \x00 b",
+    "x" * 1_000_000,
     "]\n" * 500_000, "می\u200cخواهم", "[" * 99,
 ]  # fmt: skip
 

@@ -1,0 +1,181 @@
+"""Reading shards: what is a document, what is not and why, and how much memory it takes."""
+
+import gzip
+import io
+import json
+import random
+import tracemalloc
+import zlib
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from upath import UPath
+
+from toolformer_dag.texts.ccnet import MAX_LINE_BYTES, Rejection, ShardError, read_shard
+from toolformer_dag.texts.document import Document
+from toolformer_dag.texts.gunzip import Gunzip
+
+
+def record(number: int, **changes: object) -> bytes:
+    fields = {
+        "url": f"https://example.org/2017/03/09/page-{number}/",
+        "date_download": "2019-01-01T00:00:00Z",
+        "digest": f"sha1:{number}",
+        "source_domain": "example.org",
+        "title": "",
+        "raw_content": f"Text {number}.\nSecond line.",
+        "language": "en",
+        "perplexity": None,
+        "line_ids": [0, 1],
+    } | changes
+    return json.dumps({name: value for name, value in fields.items() if value is not ...}).encode()
+
+
+def write(path: Path, lines: Iterable[bytes]) -> Path:
+    content = b"".join(line + b"\n" for line in lines)
+    path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
+    return path
+
+
+def read(path: Path | UPath | str) -> tuple[list[Document], list[tuple[int, str]]]:
+    items = list(read_shard(path, "a"))
+    rejected = [(item.line, item.reason) for item in items if isinstance(item, Rejection)]
+    return [item for item in items if isinstance(item, Document)], rejected
+
+
+@pytest.mark.parametrize("name", ["shard.json.gz", "shard.json", "shard.jsonl"])
+def test_documents_carry_what_the_record_holds(tmp_path: Path, name: str) -> None:
+    documents, rejected = read(
+        write(tmp_path / name, [record(1, title="A title"), record(2, url="https://example.org/")])
+    )
+    assert rejected == []
+    assert documents[0] == Document(
+        "a", "sha1:1", "https://example.org/2017/03/09/page-1/", "example.org", "A title", date(2017, 3, 9), "en",
+        "Text 1.\nSecond line.",
+    )  # fmt: skip
+    assert documents[1].date is None and documents[1].digest == "sha1:2"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "not_json"), (b"", "not_json"), (b"\x00", "not_json"), (b'{"url": "\\ud800"}', "not_json"),
+        (b"NaN", "not_json"), (b'{"url": "\xff"}', "not_utf8"), (b"\xff\xfe{}", "not_utf8"), (b"[]", "wrong_type"),
+        (b"1", "wrong_type"), (b"null", "wrong_type"), (b"{}", "missing_field"),
+        (record(1, raw_content=...), "missing_field"), (record(1, digest=...), "missing_field"),
+        (record(1, url=...), "missing_field"), (record(1, url=7), "wrong_type"),
+        (record(1, raw_content=None), "wrong_type"), (record(1, digest=["x"]), "wrong_type"),
+        (record(1, title={}), "wrong_type"), (record(1, raw_content=" \n"), "empty_text"),
+        (record(0), "duplicate_digest"), (b"[" * 100_000, "not_json"),
+        (b" " * (MAX_LINE_BYTES + 1), "line_too_long"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_bad_line_is_named_and_the_rest_goes_through(tmp_path: Path, line: bytes, reason: str) -> None:
+    documents, rejected = read(write(tmp_path / "shard.json.gz", [record(0), line, record(2)]))
+    assert [document.digest for document in documents] == ["sha1:0", "sha1:2"]
+    assert rejected == [(2, reason)]
+
+
+def test_a_rejected_record_does_not_make_its_digest_a_duplicate(tmp_path: Path) -> None:
+    documents, rejected = read(write(tmp_path / "shard.json", [record(1, raw_content=""), record(1)]))
+    assert len(documents) == 1 and rejected == [(1, "empty_text")]
+
+
+def test_a_last_line_without_newline_is_read(tmp_path: Path) -> None:
+    (tmp_path / "shard.json").write_bytes(record(1) + b"\r\n" + record(2))
+    assert [len(items) for items in read(tmp_path / "shard.json")] == [2, 0]
+
+
+def test_a_line_at_the_limit_is_read(tmp_path: Path) -> None:
+    fits = record(1, raw_content="x" * (MAX_LINE_BYTES - len(record(1, raw_content="")) - 1))
+    documents, rejected = read(write(tmp_path / "shard.json", [fits, record(2), fits[:-2] + b'x"}', record(3)]))
+    assert [document.digest for document in documents] == ["sha1:1", "sha1:2", "sha1:3"]
+    assert rejected == [(3, "line_too_long")]
+
+
+def test_a_shard_that_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.json.gz", tmp_path, str(tmp_path / "missing.json")):
+        with pytest.raises(ShardError, match=r"cannot be read .* correct its path"):
+            list(read_shard(path, "a"))
+
+
+def test_empty_shards(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(b"")
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / "c.json").write_bytes(b"")
+    for path in tmp_path.iterdir():
+        assert read(path) == ([], [(0, "empty_shard")])
+
+
+def test_a_plain_file_named_gz_and_a_gzip_file_named_json(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(record(1))
+    (tmp_path / "b.json").write_bytes(gzip.compress(record(1)))
+    assert read(tmp_path / "a.json.gz") == ([], [(0, "not_gzip")])
+    assert len(read(tmp_path / "b.json")[0]) == 1
+
+
+@pytest.mark.parametrize("keep", [0.999, 0.7, 0.5, 0.1])
+def test_a_truncated_shard_gives_every_whole_line_before_the_break(tmp_path: Path, keep: float) -> None:
+    noise = random.Random(0)
+    path = write(tmp_path / "shard.json.gz", [record(n, raw_content=noise.randbytes(500).hex()) for n in range(1000)])
+    data = path.read_bytes()[: int(path.stat().st_size * keep)]
+    path.write_bytes(data)
+    whole = zlib.decompressobj(31).decompress(data).count(b"\n")
+    documents, rejected = read(path)
+    assert [document.digest for document in documents] == [f"sha1:{n}" for n in range(whole)]
+    assert rejected in ([(whole, "truncated_gzip")], [(whole + 1, "truncated_gzip")])
+
+
+def test_a_damaged_shard_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "shard.json.gz", [record(n) for n in range(50)])
+    path.write_bytes(path.read_bytes()[:-8] + b"checksum")
+    assert read(path)[1][-1][1] == "corrupt_gzip"
+
+
+def test_several_gzip_members_and_padding_are_one_shard(tmp_path: Path) -> None:
+    path = tmp_path / "shard.json.gz"
+    path.write_bytes(b"".join(gzip.compress(record(n) + b"\n") for n in range(3)) + bytes(512))
+    documents, rejected = read(path)
+    assert len(documents) == 3 and rejected == []
+
+
+@pytest.mark.parametrize("size", [1, 100, 1 << 18])
+def test_the_stream_equals_the_standard_library_s(size: int) -> None:
+    plain = random.Random(1).randbytes(30_000) * 3
+    stream = io.BufferedReader(Gunzip(io.BytesIO(gzip.compress(plain[:50_000]) + gzip.compress(plain[50_000:]))), size)
+    assert stream.read() == plain
+
+
+def test_a_shard_on_another_file_system(tmp_path: Path) -> None:
+    remote = UPath("memory://bucket/shard.json.gz")
+    remote.write_bytes(gzip.compress(record(1)))
+    assert len(read(remote)[0]) == 1 and len(read(str(remote))[0]) == 1
+
+
+def test_memory_does_not_grow_with_a_line_or_with_the_shard(tmp_path: Path) -> None:
+    path = tmp_path / "shard.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as shard:
+        shard.write(record(1) + b"\n")
+        for _ in range(50):
+            shard.write(b"x" * 1_000_000)
+        shard.write(b"\n")
+        for number in range(2, 3000):
+            shard.write(record(number, raw_content="word " * 2000) + b"\n")
+    tracemalloc.start()
+    kinds = [type(item) for item in read_shard(path, "a")]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert kinds.count(Document) == 2999 and kinds.count(Rejection) == 1
+    assert peak < 3 * MAX_LINE_BYTES
+
+
+def test_the_real_shards(shared: Path) -> None:
+    items = [
+        item
+        for path in sorted((shared / "data" / "ccnet").glob("en_head_*.json.gz"))
+        for item in read_shard(path, path.name)
+    ]
+    assert len(items) == 4035 and all(isinstance(item, Document) for item in items)

@@ -1,0 +1,82 @@
+"""Segments: they fit, they cover the document, and no word is cut."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from toolformer_dag.texts.segment import Segment, TokenCounter, Unfit, segments
+
+
+def words(texts: Sequence[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
+
+
+def characters(texts: Sequence[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+def quarrelsome(texts: Sequence[str]) -> list[int]:
+    """Texts have more tokens together than apart, and another number without the space before them."""
+    return [len(text) + text.count(" ") ** 2 + (not text[:1].isspace()) for text in texts]
+
+
+COUNTERS = st.sampled_from([words, characters, quarrelsome])
+TEXTS = st.text() | st.lists(
+    st.sampled_from(["a", "bcd", " ", ". ", "\n", "\n\n", "。", ' "Go!" ', "\t", "x" * 9])
+).map("".join)
+
+
+@given(TEXTS, st.integers(1, 30), COUNTERS)
+@example("one two\nthree", 2, words)
+def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, limit: int, count: TokenCounter) -> None:
+    at = 0
+    found = segments(text, limit, count)
+    for piece in found:
+        length = len(piece.text) if isinstance(piece, Segment) else piece.length
+        end = piece.offset + length
+        assert text[at : piece.offset].strip() == ""
+        assert piece.offset == 0 or text[piece.offset - 1].isspace() or text[piece.offset - 1] in "。！？"
+        assert end == len(text) or text[end].isspace() or text[end - 1] in "。！？"
+        if isinstance(piece, Segment):
+            assert piece.text == text[piece.offset : end] == piece.text.strip() != ""
+            assert count([piece.text])[0] <= limit
+        else:
+            assert piece.tokens > limit and not re.search(r"\s", text[piece.offset : end])
+        at = end
+    assert text[at:].strip() == ""
+    assert [piece.index for piece in found if isinstance(piece, Segment)] == list(
+        range(sum(isinstance(piece, Segment) for piece in found))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [
+        ("", 5, []),
+        (" \n ", 5, []),
+        ("one two\n\nthree", 5, [(0, "one two\n\nthree")]),
+        ("one two\n\nthree\nfour", 3, [(0, "one two\n\nthree"), (15, "four")]),
+        ("one two\nthree four\n", 3, [(0, "one two"), (8, "three four")]),
+        ("One two. Three four. Five", 4, [(0, "One two. Three four."), (21, "Five")]),
+        ('"One two." Three four', 2, [(0, '"One two."'), (11, "Three four")]),
+        ("one two three four five", 2, [(0, "one two"), (8, "three four"), (19, "five")]),
+        ("  one", 1, [(2, "one")]),
+    ],
+)
+def test_cut_at_paragraphs_then_sentences_then_words(text: str, limit: int, expected: list[tuple[int, str]]) -> None:
+    assert segments(text, limit, words) == [Segment(index, *each) for index, each in enumerate(expected)]
+
+
+def test_a_word_that_does_not_fit_is_a_named_range_and_the_rest_stays() -> None:
+    found = segments("ab " + "c" * 50 + " de", 10, characters)
+    assert found == [Segment(0, 0, "ab"), Unfit(3, 50, 50), Segment(1, 54, "de")]
+
+
+def test_much_white_space_does_not_make_a_paragraph_too_long() -> None:
+    assert segments("ab" + "\n" * 10_000 + "cd" + " " * 10_000, 10, characters) == [
+        Segment(0, 0, "ab"),
+        Segment(1, 10_002, "cd"),
+    ]

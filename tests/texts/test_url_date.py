@@ -1,0 +1,107 @@
+"""Dates in URLs."""
+
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.texts.ccnet import read_shard
+from toolformer_dag.texts.document import Document
+from toolformer_dag.texts.url_date import MONTHS, date_from_url
+
+TODAY = date(2026, 11, 20)
+NINTH_OF_MARCH = date(2017, 3, 9)
+DATED = """
+    2017/03/09/ 2017/03/09 2017/3/9/a-title blog/2017/03/09/10-tips.html 2017/mar/9/ 2017/MAR/09/x
+    2017/March/9/ 2017-03-09 2017_03_09 2017-3-9-title weekly.2017-03-09.html a/2017-mar-09/
+    x?d=2017-03-09 20170309 news/20170309/title a-20170309.html 20170309_a 2017/03/09?page=2
+    2017/03/title-2017-03-09/ 2017/03/09/meeting-of-2015-01-02/ 2017/03/20170309.html
+    """
+UNDATED = """
+    about 2017/ 2017/03/ 2017/03/title 2017-03 2017-03-title 201703 2017/03/10-tips/
+    2012/10/25-questions/ 2017/02/30/ 2017-13-01 2017/00/10/ 20170230 2026/11/21/ 2027-01-01 20991231
+    1989/12/31/ 1017-03-09 3017-03-09 12017-03-09 2017-03-091 120170309 201703091 20170309123000
+    item20170309 20170309a ?id=20170309 cve-2022-21658 2017.03.09 09/03/2017/ 09-03-2017 mar-9-2017
+    2017/03-09/ 2017-03_09 2017/mars/9/ 2015/01/minutes-2014-12-16/ 2015/01/minutes-2014-dec-16/
+    #2017-03-09 2017/03/091/ 2017/ma/9/ a-2017-03- 2017/٠٣/09/
+    """
+DATES = st.dates(date(1990, 1, 1), TODAY)
+
+
+@pytest.mark.parametrize(
+    "path",
+    DATED.split(),
+)
+def test_every_form_is_read(path: str) -> None:
+    for start in ("https://example.org/", "http://a.b.example.org:8080/", "example.org/", "/"):
+        assert date_from_url(start + path, TODAY) == NINTH_OF_MARCH
+
+
+@pytest.mark.parametrize(
+    "path",
+    UNDATED.split(),
+)
+def test_what_is_no_date_is_not_taken_for_one(path: str) -> None:
+    assert date_from_url(f"https://example.org/{path}", TODAY) is None
+
+
+def test_a_date_in_the_host_is_not_the_document_s() -> None:
+    assert date_from_url("https://2017-03-09.example.org/title", TODAY) is None
+    assert date_from_url("https://20170309/title", TODAY) is None
+
+
+@given(
+    DATES,
+    st.sampled_from(
+        ["{0:%Y/%m/%d}/a", "{0:%Y-%m-%d}", "x/{0:%Y_%m_%d}-a", "{0:%Y%m%d}", "{0.year}/{0.month}/{0.day}/"]
+    ),
+)
+def test_every_day_is_read_until_today_and_none_after_it(day: date, form: str) -> None:
+    url = "https://example.org/" + form.format(day)
+    assert date_from_url(url, TODAY) == date_from_url(url, day) == day
+    assert date_from_url(url, day - timedelta(days=1)) is None
+
+
+@given(DATES)
+def test_months_by_name(day: date) -> None:
+    url = f"https://example.org/{day.year}/{MONTHS[day.month - 1]}/{day.day}/"
+    assert date_from_url(url, TODAY) == day
+
+
+@given(st.text(alphabet="0123456789/-_.?=#:ajn") | st.text())
+def test_any_text_gives_a_day_not_after_today_or_none(url: str) -> None:
+    day = date_from_url(url, TODAY)
+    assert day is None or date(1990, 1, 1) <= day <= TODAY
+
+
+def test_htmldate_agrees_on_real_urls_but_for_slugs(shared: Path) -> None:
+    """htmldate takes `/2012/10/25-questions/` for a day, takes slugs that contradict their folder, knows no names."""
+    from datetime import datetime
+
+    from htmldate.extractors import extract_url_date
+    from htmldate.utils import Extractor
+
+    options = Extractor(True, datetime(2026, 11, 20), datetime(1990, 1, 1), True, "%Y-%m-%d")
+    theirs, ours = set(), set()
+    for path in sorted((shared / "data" / "ccnet").glob("en_head_*.json.gz")):
+        for document in read_shard(path, path.name):
+            assert isinstance(document, Document)
+            found = extract_url_date(document.url, options)
+            if found != (document.date and document.date.isoformat()):
+                (ours if found is None else theirs).add(document.url.split("/", 4)[-1])
+    debriefings = (
+        "2015/02/-2015-01-27",
+        "2015/05/-2015-04-28",
+        "2015/06/-2015-05-26",
+        "2015/10/-2015-09-29",
+        "2015/11/-2015-10-27",
+    )
+    assert theirs == {slug.replace("/-", "/instructor-debriefing-") + "/" for slug in debriefings} | {
+        "2015/02/weekly-update-2015-01-30/",
+        "2012/10/25-questions/",
+        "2016/10/31-10-2016-SWC-Blog-summary/",
+        "2016/11/18-11-2016-SWC-Blog-summary/",
+    }
+    assert ours == {"2014/09/minutes-2014-sept-30/", "2014/10/minutes-2014-oct-14/", "2014/11/minutes-2014-nov-18/"}

@@ -1,0 +1,107 @@
+"""Segments: the pieces of a document that fit a model's context. The paper is silent on them (METHOD: Notation)."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+TokenCounter = Callable[[Sequence[str]], Sequence[int]]
+
+# Where a piece that does not fit may be cut, from coarse to fine: paragraphs, sentences, words.
+CUTS = (
+    re.compile(r"\n\s*"),
+    re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)\]]))\s+|(?<=[。！？])"),
+    re.compile(r"\s+"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`text` stands at character `offset` of the document; `index` counts the document's segments from 0."""
+
+    index: int
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A word of `tokens` tokens, too many for a segment: `length` characters from `offset` on stand in none."""
+
+    offset: int
+    length: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    start: int
+    end: int
+    tokens: int
+
+
+def segments(text: str, max_tokens: int, count_tokens: TokenCounter) -> list[Segment | Unfit]:
+    """The document in order, as few segments as a greedy packing of its paragraphs gives, each of 1 to `max_tokens`.
+
+    A paragraph that does not fit is cut at sentence ends, such a sentence between words, never inside a word. Outside
+    the segments stand only white space and what is Unfit. `count_tokens` gives the tokens of each text of a batch as
+    the model counts them; each text is counted about three times.
+    """
+    pieces = _pieces(text, [_strip(text, 0, len(text))], CUTS, max_tokens, count_tokens)
+    found: list[Segment | Unfit] = []
+    index = 0
+    for piece in _settled(text, _packed(pieces, max_tokens), max_tokens, count_tokens):
+        if piece.tokens > max_tokens:
+            found.append(Unfit(piece.start, piece.end - piece.start, piece.tokens))
+        else:
+            found.append(Segment(index, piece.start, text[piece.start : piece.end]))
+            index += 1
+    return found
+
+
+def _pieces(
+    text: str, spans: Sequence[tuple[int, int]], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
+) -> Iterator[_Piece]:
+    """The spans with their tokens, counted with the white space before them; cut finer where they do not fit."""
+    spans = [(start, end) for start, end in spans if start < end]
+    counts = count([text[max(start - 1, 0) : end] for start, end in spans])
+    for (start, end), tokens in zip(spans, counts, strict=True):
+        if tokens <= max_tokens or not cuts:
+            yield _Piece(start, end, tokens)
+        else:
+            yield from _pieces(text, list(_cut(text, start, end, cuts[0])), cuts[1:], max_tokens, count)
+
+
+def _cut(text: str, start: int, end: int, cut: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    for gap in cut.finditer(text, start, end):
+        yield _strip(text, start, gap.start())
+        start = gap.end()
+    yield _strip(text, start, end)
+
+
+def _strip(text: str, start: int, end: int) -> tuple[int, int]:
+    inner = text[start:end].lstrip()
+    start = end - len(inner)
+    return start, start + len(inner.rstrip())
+
+
+def _packed(pieces: Iterator[_Piece], max_tokens: int) -> list[list[_Piece]]:
+    groups: list[list[_Piece]] = []
+    room = 0
+    for piece in pieces:
+        if piece.tokens > room:
+            groups.append([])
+            room = max_tokens
+        groups[-1].append(piece)
+        room -= piece.tokens
+    return groups
+
+
+def _settled(text: str, groups: Sequence[Sequence[_Piece]], max_tokens: int, count: TokenCounter) -> Iterator[_Piece]:
+    """Each group as one piece; halved where together it has more tokens than its pieces had apart."""
+    counts = count([text[group[0].start : group[-1].end] for group in groups])
+    for group, tokens in zip(groups, counts, strict=True):
+        if tokens > max_tokens and len(group) > 1:
+            half = len(group) // 2
+            yield from _settled(text, [group[:half], group[half:]], max_tokens, count)
+        else:
+            yield _Piece(group[0].start, group[-1].end, tokens)

@@ -1,0 +1,49 @@
+"""The day on which a document was created, read from its URL (paper, appendix A.1, "Calendar")."""
+
+import re
+from datetime import date
+
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+NAMED = (
+    "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    "|nov(?:ember)?|dec(?:ember)?"
+)
+YEAR = "(?P<year>199[0-9]|20[0-9]{2})"
+MONTH = f"(?P<month>[0-9]{{1,2}}|{NAMED})"
+DAY = "(?P<day>[0-9]{1,2})"
+
+# What may not stand before the year is asked after it: a pattern that begins with a digit is found ten times faster.
+FOLDERS = re.compile(f"/{YEAR}/{MONTH}/{DAY}(?![^/?])")
+SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
+COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
+YEAR_AND_MONTH = re.compile(f"/{YEAR}/{MONTH}(?=/)")
+
+
+def date_from_url(url: str, today: date) -> date | None:
+    """The day from the first form that stands in the URL; None where it is impossible, later than `today`, or absent.
+
+    The forms, in order: folders `/2017/03/09/` or `/2017/mar/9/`; `2017-03-09`, `2017_3_9` or `2017-mar-9`;
+    `20170309` between `/`, `-`, `_` or `.`. One found in a slug is refused where the folders name another year or
+    month (`/2015/01/minutes-2014-12-16/`). Years 1990 to today. Not read: year and month alone, day first, dots as
+    separators, timestamps, the host, the fragment.
+    """
+    address = url.partition("#")[0].lower()
+    path = "/" + (address.partition("://")[2] or address).partition("/")[2]
+    found = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path)
+    day = found and _day(found)
+    if day is None or day > today:
+        return None
+    folders = YEAR_AND_MONTH.search(path)
+    return day if folders is None or _year_and_month(folders) == (day.year, day.month) else None
+
+
+def _day(found: re.Match[str]) -> date | None:
+    try:
+        return date(*_year_and_month(found), int(found["day"]))
+    except ValueError:  # such as February 30
+        return None
+
+
+def _year_and_month(found: re.Match[str]) -> tuple[int, int]:
+    month = found["month"]
+    return int(found["year"]), int(month) if month.isdecimal() else MONTHS.index(month[:3]) + 1
