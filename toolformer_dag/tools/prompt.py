@@ -9,7 +9,7 @@ from toolformer_dag.texts.call import MalformedCall, parse_call
 from toolformer_dag.texts.splice import take_out
 
 EMBEDDED = "embedded"
-_CALL_START = re.compile(r"\[(?=\w+\()")
+_CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
 
 
 class PromptError(UserError):

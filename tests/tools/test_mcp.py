@@ -1,0 +1,206 @@
+"""Tools of a real MCP server, started by the test, over both transports."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from toolformer_dag.tools.limits import ToolLimits
+from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.runner import run_calls
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
+
+SERVER = Path(__file__).with_name("mcp_server.py")
+COMMAND = [sys.executable, str(SERVER)]
+LIMITS = ToolLimits(retries=1, backoff_s=0.05)
+PROMPT = """Add calls to a weather service. Write "[Weather(city)]".
+Input: It is sunny in Rome.
+Output: It is [Weather(Rome)] sunny in Rome.
+"""
+Make = Callable[..., Tool]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The address of an HTTP server that lives as long as this module's tests."""
+    with served() as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def prompt(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("prompts") / "weather.txt"
+    file.write_text(PROMPT)
+    return str(file)
+
+
+@pytest.fixture
+def make(prompt: str) -> Iterator[Make]:
+    """Loads an MCP tool as the settings do, and closes its connection afterwards."""
+    with ExitStack() as stack:
+
+        def load(**options: object) -> Tool:
+            section = {"use": "mcp", "name": "Weather", "tool": "weather", "prompt": prompt} | options
+            tool = load_tool("weather", section)
+            stack.callback(tool.close)
+            return tool
+
+        yield load
+
+
+@contextmanager
+def served() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        await_port(port)
+        yield f"http://127.0.0.1:{port}/mcp", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def await_port(port: int) -> None:
+    for _ in range(400):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("the test's MCP server did not start")
+
+
+def outcomes(tool: Tool, *inputs: str) -> list[str | None]:
+    results = run_calls(tool, [ToolCall(text) for text in inputs], LIMITS)
+    return [result.result if result.reason is None else result.reason for result in results]
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_a_tool_answers_over_either_transport(make: Make, url: str, transport: str) -> None:
+    tool = make(command=COMMAND) if transport == "stdio" else make(url=url)
+    assert outcomes(tool, "Rome", '"Paris"', "Atlantis") == [
+        "Rome) → sunny in 0 days.",
+        "Paris) → sunny in 0 days.",
+        "tool_error",
+    ]
+
+
+def test_calls_run_at_once_over_one_connection(make: Make, url: str) -> None:
+    calls = [ToolCall(f"City {number}") for number in range(20)]
+    results = run_calls(make(url=url), calls, ToolLimits(concurrency=4))
+    assert [result.result for result in results] == [f"City {number}) → sunny in 0 days." for number in range(20)]
+
+
+def test_an_input_is_split_into_several_arguments_of_the_schema_s_types(make: Make, url: str) -> None:
+    tool = make(
+        url=url, tool="add", fields=r"(?P<a>.+) and (?P<b>.+)", arguments={"a": "{a}", "b": "{b}", "negative": True}
+    )
+    assert outcomes(tool, "1.5 and 2", "1 plus 2", "one and two", "nan and 1") == [
+        "-3.5",
+        "does_not_match_fields",
+        "bad_argument",
+        "bad_argument",
+    ]
+
+
+def test_a_template_goes_round_the_input(make: Make, url: str) -> None:
+    assert outcomes(make(url=url, arguments={"city": "{input}, Italy", "days": 2}), "Rome {input}") == [
+        "Rome {input}, Italy) → sunny in 2 days."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("picture", "no_text"),
+        ("texts", "one two"),
+        ("resource", "a note"),
+        ("structured", '{"zürich": 21}'),
+        ("nothing", "empty_result"),
+    ],
+)
+def test_what_a_server_sends_becomes_a_line_or_a_reason(make: Make, url: str, kind: str, outcome: str) -> None:
+    assert outcomes(make(url=url, tool="show"), kind) == [outcome]
+
+
+def test_variables_reach_the_command_only_when_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_SECRET", "s3")
+    assert outcomes(make(command=COMMAND, tool="secret"), "") == ["none"]
+    assert outcomes(make(command=COMMAND, tool="secret", env=["TEST_SECRET"]), "") == ["s3"]
+
+
+def test_a_missing_variable_stops_the_lane(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEST_SECRET", raising=False)
+    with pytest.raises(ToolDown, match="TEST_SECRET is not set"):
+        outcomes(make(command=COMMAND, env=["TEST_SECRET"]), "Rome")
+
+
+def test_a_server_that_falls_over_at_one_input_is_started_again(make: Make) -> None:
+    assert outcomes(make(command=COMMAND), "Rome", "Pompeii", "Oslo") == [
+        "Rome) → sunny in 0 days.",
+        "lost:unavailable",
+        "Oslo) → sunny in 0 days.",
+    ]
+
+
+def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
+    with served() as (address, process):
+        tool = make(url=address)
+        assert outcomes(tool, "Rome") == ["Rome) → sunny in 0 days."]
+        process.kill()
+        process.wait()
+        with pytest.raises(ToolDown, match=r"no MCP server answers at http://127.*start it"):
+            outcomes(tool, "Oslo")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"command": ["/no/such/program"]}, "'/no/such/program' does not start.*run the command by hand"),
+        ({"command": [sys.executable, "-c", "pass"]}, "does not start.*Connection closed"),
+        ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, secret, show, weather"),
+        ({"command": COMMAND, "tool": "add"}, r"takes a, b, negative; .*arguments = \{ a = \"\{input\}\" \}"),
+    ],
+)
+def test_a_server_that_cannot_serve_stops_the_lane(make: Make, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ToolDown, match=message):
+        outcomes(make(**options), "Rome")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either command = .* or url"),
+        ({"command": COMMAND, "url": "http://localhost/mcp"}, "either command = .* or url"),
+        ({"url": "localhost"}, "url: String should match"),
+        ({"url": "http://localhost", "name": "two words"}, "name: String should match"),
+        ({"url": "http://localhost", "fields": "("}, "fields: .*regular expression"),
+        ({"url": "http://localhost", "arguments": {"city": "{town}"}}, r"\{town\}.*named group"),
+        ({"url": "http://localhost", "argument": "x"}, "did you mean 'arguments'"),
+        ({"url": "http://localhost", "prompt": "no/such.txt"}, "no/such.txt: the prompt cannot be read"),
+    ],
+)
+def test_sections_that_cannot_be_are_refused_before_anything_starts(
+    make: Make, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ToolError, match=message):
+        make(**options)
+
+
+def test_the_section_s_key_is_missing(prompt: str) -> None:
+    with pytest.raises(ToolError, match=r"\[tools.weather\] tool: .*add it"):
+        load_tool("weather", {"use": "mcp", "name": "Weather", "prompt": prompt, "url": "http://localhost"})
+
+
+def test_only_what_determines_the_answers_is_in_the_identity(make: Make) -> None:
+    plain = make(url="http://localhost/mcp")
+    same = make(url="http://localhost/mcp", wants="rain", env=["A"], token_env="B")
+    other = make(url="http://localhost/mcp", arguments={"city": "{input}"})
+    assert plain.identity() == same.identity() != other.identity()
+    assert make(url="http://localhost/mcp", version="2").version == "2"
