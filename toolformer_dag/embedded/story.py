@@ -1,0 +1,55 @@
+"""Stories with a number to be worked out."""
+
+from random import Random
+
+from toolformer_dag.embedded.arithmetic import apply, number_text, operands
+from toolformer_dag.embedded.gold import Phenomenon
+from toolformer_dag.embedded.names import FIRST_NAMES, Part, name_pool
+from toolformer_dag.embedded.relation import WordingSet
+from toolformer_dag.embedded.wordings import sums
+from toolformer_dag.embedded.wordings.calendar import WEEK_DAYS
+
+QUESTION_SHARE = 0.45
+
+
+def story(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
+    """A story whose last number is the result of one operation on two numbers in it."""
+    schemes = sums.SCHEMES if wordings == "seen" else sums.UNSEEN_SCHEMES
+    scheme = random.choice(schemes)
+    a, b = operands(random, part, scheme.operation, scheme.numbers)
+    slots = _slots(random, part) | {"a": number_text(a), "b": number_text(b)}
+    setup = random.randrange(len(scheme.setups))
+    is_question = random.random() < QUESTION_SHARE
+    ends = scheme.questions if is_question else scheme.endings
+    end = random.randrange(len(ends))
+    template = scheme.setups[setup] + (f". {ends[end]} The answer is" if is_question else ends[end])
+    result = apply(a, scheme.operation, b)
+    return Phenomenon(
+        tool="calculator",
+        before=template.format(**slots),
+        after=f" {result}" + random.choice(sums.TAILS).format(unit=scheme.unit.format(**slots)),
+        input=f"{slots['a']} {scheme.operation} {slots['b']}",
+        result=result,
+        answer=result,
+        wording=f"calculator/{scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
+        is_question=is_question,
+    )
+
+
+def _slots(random: Random, part: Part) -> dict[str, str]:
+    n, m = random.sample(FIRST_NAMES, 2)
+    t, u, w = random.sample(name_pool("town", part), 3)
+    day, other = random.sample(WEEK_DAYS, 2)
+    things, box, event = (random.choice(words) for words in (sums.THINGS, sums.CONTAINERS, sums.EVENTS))
+    return {
+        "n": n,
+        "m": m,
+        "t": t,
+        "u": u,
+        "w": w,
+        "day": day,
+        "other": other,
+        "it": things,
+        "box": box,
+        "event": event,
+    }

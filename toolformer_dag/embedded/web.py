@@ -1,0 +1,81 @@
+"""The small web: CCNet records about the made world, the same bytes for the same seed."""
+
+import base64
+import datetime
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from toolformer_dag.embedded.address import dated_url, undated_url
+from toolformer_dag.embedded.filler import filler
+from toolformer_dag.embedded.names import Part
+from toolformer_dag.embedded.phenomenon import TOOLS, Phenomenon, phenomenon
+from toolformer_dag.embedded.today import day_of
+from toolformer_dag.embedded.world import the_world
+
+PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS = (0, 1, 2), (15, 55, 30)
+DATED_SHARE = 0.4  # of the pages without a calendar phenomenon
+BUCKETS = ("head", "middle", "tail")
+
+
+def records(seed: int, part: Part, documents: int) -> Iterator[dict[str, Any]]:
+    """CCNet records (16 fields, in CCNet's order) of one part, in seen wordings only."""
+    random, world = Random(f"web {seed} {part}"), the_world()
+    for number in range(documents):
+        found = [phenomenon(random, world, tool, part, "seen") for tool in _tools(random)]
+        text = document_text(random, found)
+        day = next((one.date for one in found if one.date), None)
+        if day is None and random.random() < DATED_SHARE:
+            day = day_of(random, part)
+        yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
+
+
+def document_text(random: Random, found: list[Phenomenon]) -> str:
+    """One to three paragraphs of plain sentences with the phenomena among them, 60-120 words."""
+    pieces = [*(one.text for one in found), *(filler(random, random.randint(1, 3)) for _ in range(4 - len(found)))]
+    random.shuffle(pieces)
+    return "".join(piece + random.choice((" ", " ", "\n")) for piece in pieces[:-1]) + pieces[-1]
+
+
+def write_shards(folder: Path, shards: int, documents: int, seed: int, part: Part = "corpus") -> list[Path]:
+    """Write `documents` records spread over so many gzip JSON-lines files, named as CCNet's; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, part, documents)]
+    paths = []
+    for number in range(shards):
+        path = folder / f"en_head_{number:04}.json.gz"
+        path.write_bytes(gzip.compress("".join(lines[number::shards]).encode(), compresslevel=6, mtime=0))
+        paths.append(path)
+    return paths
+
+
+def _tools(random: Random) -> list[str]:
+    return random.sample(TOOLS, random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
+
+
+def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:
+    title = " ".join(text.split()[: random.randint(3, 6)]).rstrip(",.:;?")
+    url = dated_url(random, title, day) if day else undated_url(random, title)
+    lines = text.count("\n") + 1
+    return {
+        "url": url,
+        "date_download": f"2024-0{random.randint(1, 9)}-{random.randint(10, 28)}T{random.randint(10, 23)}:00:00Z",
+        "digest": f"sha1:{base64.b32encode(hashlib.sha1(text.encode(), usedforsecurity=False).digest()).decode()}",
+        "length": len(text),
+        "nlines": lines,
+        "source_domain": url.split("/")[2],
+        "title": title,
+        "raw_content": text,
+        "cc_segment": segment,
+        "original_nlines": lines,
+        "original_length": len(text),
+        "line_ids": list(range(lines)),
+        "language": "en",
+        "language_score": round(random.uniform(0.9, 0.99), 2),
+        "perplexity": round(random.uniform(150, 900), 1),
+        "bucket": random.choice(BUCKETS),
+    }

@@ -1,0 +1,1 @@
+"""How the made world's web words its phenomena: data only, one file per family of phenomena."""
