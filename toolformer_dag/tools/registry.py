@@ -75,7 +75,7 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
 def _built_in(key: str, folder: str) -> type[Tool]:
     package = f"{BUILT_IN}.{folder}"
     if not (folder.isidentifier() and (Path(__file__).parent / folder / "__init__.py").is_file()):
-        known = ", ".join(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
+        known = ", ".join(sorted(path.parent.name for path in Path(__file__).parent.glob("*/tool.py")))
         raise ToolError(
             f"[tools.{key}]: there is no built-in tool {folder!r} ({known}); for one of your own add "
             'use = "my_package.tools:MyTool"'

@@ -1,0 +1,79 @@
+"""A prompt is checked before anything is annotated with it."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.texts.call import Call, format_call
+from toolformer_dag.tools.prompt import PromptError, PromptExample, check_prompt, parse_prompt
+
+SOURCE = Path("prompts/qa.txt")
+INSTRUCTION = 'Add calls to a QA API. Write "[QA(question)]". Here are some examples:\n'
+
+
+def prompt(*examples: tuple[str, str]) -> str:
+    return INSTRUCTION + "".join(f"Input: {text}\nOutput: {output}\n" for text, output in examples)
+
+
+BIDEN = ("Joe Biden was born in Scranton.", 'Joe Biden was born in [QA("Where was Joe Biden born?")] Scranton.')
+MT = ("il gatto is a cat.", "[QA(gatto)] il gatto is a cat.")
+
+
+def test_instruction_and_examples() -> None:
+    parsed = check_prompt(prompt(BIDEN, MT), "QA", SOURCE)
+    assert parsed.instruction == INSTRUCTION
+    assert parsed.examples == (PromptExample(1, *BIDEN), PromptExample(2, *MT))
+
+
+def test_texts_may_go_over_several_lines_and_hold_brackets() -> None:
+    check_prompt(prompt(("One [1].\n\nTwo [2].", "One [1].\n\nTwo [QA(x)] [2].")), "QA", SOURCE)
+
+
+def test_an_example_without_calls_is_fine_beside_others() -> None:
+    check_prompt(prompt(BIDEN, ("Nothing to ask.", "Nothing to ask.")), "QA", SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no instruction"),
+        ("Input: a\nOutput: [QA(x)] a\n", "no instruction"),
+        (INSTRUCTION, "no example"),
+        (INSTRUCTION + "Input: a\n", "example 1: write one"),
+        (INSTRUCTION + "Input: a\nOutput: a\nOutput: a\n", "example 1: write one"),
+        (INSTRUCTION + "Input:\nOutput: a\n", "example 1: write one"),
+        (prompt(("a", "a")), r"no example holds a call; write some as \[QA\(input\)\]"),
+        (prompt(BIDEN, ("a b", "a [Search(x)] b")), "example 2: .*calls 'Search'.*name is 'QA'; rename"),
+        (prompt(("a b", "a [QA(x -> y)] b")), "example 1: .*is no call.*arrow_in_input"),
+        (prompt(("a b", "a [QA(x]) b")), "example 1: .*is no call"),
+        (prompt(("a b", "a [QA(x)] c")), "example 1: without its calls the Output reads 'a c', not the Input 'a b'"),
+        (prompt(("a b", "a[QA(x)] b")), "with one space before it"),
+        (prompt(("a b", "a [QA x] b")), "without its calls"),
+    ],
+)
+def test_what_cannot_teach_is_refused_with_its_place_and_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(PromptError, match=rf"(?s)prompts/qa\.txt: .*{message}"):
+        check_prompt(text, "QA", SOURCE)
+
+
+WORDS = st.lists(st.from_regex(r"[a-zäß,.\d]{1,8}", fullmatch=True), min_size=1, max_size=6)
+
+
+@given(words=WORDS, at=st.integers(0, 6), asked=st.from_regex(r"[ \w\"'()*/%.,?-]{0,20}", fullmatch=True))
+def test_any_call_put_before_a_word_passes(words: list[str], at: int, asked: str) -> None:
+    at = min(at, len(words))
+    if "->" in asked or asked.splitlines() not in ([], [asked]):
+        return
+    call = format_call(Call("QA", asked))
+    output = " ".join(words[:at]) + call + "".join(f" {word}" for word in words[at:])
+    check_prompt(prompt((" ".join(words), output.strip())), "QA", SOURCE)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        parse_prompt(text, SOURCE)
+    except PromptError as error:
+        assert str(SOURCE) in str(error)

@@ -1,0 +1,112 @@
+"""From sections of toolformer.toml to tools, with every mistake named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolformer_dag.tools.registry import ToolError, load_tool, load_tools
+
+MODULE = """
+from pathlib import Path
+
+from toolformer_dag.tools.options import OptionPath, ToolOptions
+from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
+
+
+class EchoOptions(ToolOptions):
+    loud: bool = False
+    table: OptionPath | None = None
+
+
+class Echo(Tool):
+    name = "Echo"
+    version = "1"
+    defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
+    Options = EchoOptions
+
+    def run(self, calls):
+        return [ToolResult(call.input) for call in calls]
+
+
+class Unfinished(Tool):
+    pass
+
+
+class NoTool:
+    pass
+"""
+PROMPT = "Write [Echo(word)].\nInput: a b\nOutput: a [Echo(a)] b\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with toolformer.toml's neighbours: a module with a tool, and its prompt."""
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    (tmp_path / "loud.txt").write_text(PROMPT.replace("word", "WORD"))
+    return tmp_path
+
+
+@pytest.fixture
+def use(folder: Path) -> str:
+    """A module name of this test's own, for Python imports a name once."""
+    module = f"own_{abs(hash(folder))}"
+    (folder / f"{module}.py").write_text(MODULE)
+    return module
+
+
+def test_a_class_beside_the_settings_becomes_a_tool(folder: Path, use: str) -> None:
+    tool = load_tool("echo", {"use": f"{use}:Echo"}, root=folder)
+    assert (tool.key, tool.name, tool.prompt) == ("echo", "Echo", PROMPT)
+    assert tool.identity() == {"loud": False, "table": None}
+
+
+def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> None:
+    tool = load_tool("echo", {"use": f"{use}:Echo", "prompt": "loud.txt", "table": "t.csv"}, root=folder)
+    assert "WORD" in tool.prompt
+    assert tool.options.table == folder / "t.csv"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use": "{use}:Echo", "lod": True}, r"\[tools.echo\] lod: unknown key; did you mean 'loud'\?"),
+        ({"use": "{use}:Echo", "zzz": True}, "zzz: unknown key; known keys: loud, prompt, table"),
+        ({"use": "{use}:Echo", "loud": "perhaps"}, r"\[tools.echo\] loud: .*correct the value"),
+        ({"use": "{use}:Echo", "prompt": "none.txt"}, r"none.txt: the prompt cannot be read"),
+        ({"use": "{use}:Echoo"}, "names no tool"),
+        ({"use": "{use}:NoTool"}, "names no tool"),
+        ({"use": "{use}:Unfinished"}, "names no tool.*defines run"),
+        ({"use": "no_such_package.tools:Echo"}, "cannot be imported.*install the package"),
+        ({}, r"no built-in tool 'echo' \(.*mcp.*\); for one of your own add use ="),
+        ({"use": "../echo"}, "no built-in tool"),
+    ],
+)
+def test_mistakes_name_section_reason_and_remedy(
+    folder: Path, use: str, options: dict[str, object], message: str
+) -> None:
+    filled = {key: value.format(use=use) if isinstance(value, str) else value for key, value in options.items()}
+    with pytest.raises(ToolError, match=message):
+        load_tool("echo", filled, root=folder)
+
+
+def test_a_prompt_for_another_name_is_refused(folder: Path, use: str) -> None:
+    (folder / "prompt.txt").write_text(PROMPT.replace("Echo(a)", "QA(a)"))
+    with pytest.raises(ToolError, match=r"\[tools.echo\]: .*prompt.txt: example 1: .*calls 'QA'"):
+        load_tool("echo", {"use": f"{use}:Echo"}, root=folder)
+
+
+def test_two_tools_of_one_name_are_refused(folder: Path, use: str) -> None:
+    section = {"use": f"{use}:Echo"}
+    with pytest.raises(ToolError, match=r"\[tools.second\]: the name 'Echo' is already taken by \[tools.first\]"):
+        load_tools({"first": section, "second": section}, root=folder)
+
+
+def test_loading_imports_no_model_library() -> None:
+    """Definitions load every tool: that must stay cheap."""
+    code = (
+        "import sys; from toolformer_dag.tools.registry import load_tools; import toolformer_dag.tools.mcp, "
+        "toolformer_dag.tools.runner; sys.exit(bool({'torch', 'transformers', 'mcp'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
