@@ -34,6 +34,17 @@ class Unfinished(Tool):
     pass
 
 
+class Nameless(Tool):
+    version = "1"
+
+    def run(self, calls):
+        return []
+
+
+class TwoWords(Echo):
+    name = "My Echo"
+
+
 class NoTool:
     pass
 """
@@ -78,6 +89,8 @@ def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> N
         ({"use": "{use}:Echoo"}, "names no tool"),
         ({"use": "{use}:NoTool"}, "names no tool"),
         ({"use": "{use}:Unfinished"}, "names no tool.*defines run"),
+        ({"use": "{use}:Nameless"}, r"Nameless does not set name, defaults; .*ToolDefaults"),
+        ({"use": "{use}:TwoWords"}, "has the name 'My Echo', which no call can carry"),
         ({"use": "no_such_package.tools:Echo"}, "cannot be imported.*install the package"),
         ({}, r"no built-in tool 'echo' \(.*mcp.*\); for one of your own add use ="),
         ({"use": "../echo"}, "no built-in tool"),

@@ -207,6 +207,46 @@ def test_a_long_result_is_cut() -> None:
     assert result.result == "x" * 50
 
 
+def test_the_tool_is_prepared_once_before_its_first_call() -> None:
+    class Preparing(Answering):
+        prepared = 0
+
+        def prepare(self, progress: Callable[[int], None]) -> None:
+            assert not self.batches
+            self.prepared += 1
+
+    tool = Preparing()
+    runner = Runner(tool, ToolLimits())
+    runner.run([])
+    assert tool.prepared == 0
+    runner.run(calls_of("a"))
+    runner.run(calls_of("b"))
+    assert tool.prepared == 1
+
+
+def behaviour(text: str) -> str | ToolResult:
+    """By its last letter an input is answered, refused, or raises."""
+    if text.endswith("x"):
+        raise ValueError(text)
+    return ToolResult(None, "refused") if text.endswith("r") else text.upper()
+
+
+def one_by_one(texts: Sequence[str]) -> list[str | None]:
+    """The slow and obvious way: every call alone, none shared."""
+    endings = {"x": "lost:ValueError", "r": "refused"}
+    return [endings.get(text[-1], text.upper()) for text in texts]
+
+
+@given(
+    texts=st.lists(st.from_regex(r"[a-c]?[axr]", fullmatch=True), max_size=30),
+    batch_size=st.integers(1, 7),
+    concurrency=st.integers(1, 3),
+)
+def test_batches_and_threads_change_no_outcome(texts: list[str], batch_size: int, concurrency: int) -> None:
+    results = run_calls(Answering(behaviour, batch_size), calls_of(*texts), ToolLimits(concurrency=concurrency))
+    assert outcomes(results) == one_by_one(texts)
+
+
 PIECES = ["]", "[", "->", "-", ">", "\n", "\r", "\u2028", "\x00", "\u202e", " [Echo(", "a", " "]
 HOSTILE = st.text() | st.lists(st.sampled_from(PIECES)).map("".join)
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from pydantic import ValidationError
 
 from toolformer_dag.errors import UserError
+from toolformer_dag.texts.call import Call, fault
 from toolformer_dag.tools.options import ToolOptions, explain_options
 from toolformer_dag.tools.prompt import PromptError, check_prompt, read_prompt
 from toolformer_dag.tools.tool import Tool
@@ -44,12 +45,25 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     tool_class = _tool_class(key, str(options.get("use", key)), root)
     chosen = _options(key, tool_class, {name: value for name, value in options.items() if name != "use"}, root)
     try:
-        prompt, source = read_prompt(key, _folder(tool_class), chosen.prompt, root)
+        prompt, source = read_prompt(key, Path(inspect.getfile(tool_class)).parent, chosen.prompt, root)
         tool = tool_class(key, chosen, prompt)
+        _check_complete(tool)
         check_prompt(prompt, tool.name, source)
     except PromptError as error:
         raise ToolError(f"[tools.{key}]: {error}") from error
     return tool
+
+
+def _check_complete(tool: Tool) -> None:
+    missing = [name for name in ("name", "version", "defaults") if not hasattr(tool, name)]
+    if missing or fault(Call(tool.name, "")):
+        wrong = (
+            f"does not set {', '.join(missing)}" if missing else f"has the name {tool.name!r}, which no call can carry"
+        )
+        raise ToolError(
+            f'[tools.{tool.key}]: {type(tool).__name__} {wrong}; a tool has name = one word, version = "1" and '
+            "defaults = ToolDefaults(tau_s, k, m, tau_f)"
+        )
 
 
 def _options(key: str, tool_class: type[Tool], options: Mapping[str, object], root: Path) -> ToolOptions:
@@ -105,7 +119,3 @@ def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
             f"[tools.{key}]: use = {use!r} cannot be imported ({error}); install the package, or put the module beside "
             "toolformer.toml"
         ) from error
-
-
-def _folder(tool_class: type[Tool]) -> Path:
-    return Path(inspect.getfile(tool_class)).parent

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 
 from toolformer_dag.tools.attempt import Attempts
@@ -14,6 +16,7 @@ from toolformer_dag.tools.worker import Worker
 FAILURES_IN_A_ROW = 10  # as many calls lost one after the other are no accident: the tool is down
 
 Batch = Sequence[ToolCall]
+Workers = SimpleQueue[Worker[list[ToolResult]]]
 
 
 def run_calls(tool: Tool, calls: Batch, limits: ToolLimits) -> list[ToolResult]:
@@ -34,34 +37,33 @@ class Runner:
         self._limits = limits
         self._rate = Rate(limits.rate_per_s)
         self._lost_in_a_row = 0
+        self._prepared = False
 
     def run(self, calls: Batch) -> list[ToolResult]:
         """One result per call, in order, cleaned for e(c, r); equal calls share one run.
 
-        Raises ToolDown when the tool says so, breaks its interface, or loses FAILURES_IN_A_ROW calls in a row; the
-        results of that list are then given up, and at most `concurrency` batches are still waited for.
+        The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool says so,
+        breaks its interface, or loses FAILURES_IN_A_ROW calls in a row; the results of that list are then given up.
+        With a concurrency above 1, batches that have begun are waited for, at most to their time limit.
         """
+        if calls and not self._prepared:
+            self._tool.prepare(lambda done: None)
+            self._prepared = True
         distinct = list(dict.fromkeys(calls))
         found = dict(zip(distinct, self._run_distinct(distinct), strict=True))
         return [found[call] for call in calls]
 
     def _run_distinct(self, calls: Batch) -> list[ToolResult]:
-        size = self._tool.batch_size
-        workers: SimpleQueue[Worker[list[ToolResult]]] = SimpleQueue()
-        for _ in range(self._limits.concurrency):
-            workers.put(Worker())
-        pool = ThreadPoolExecutor(self._limits.concurrency)
-        try:
-            batches = [
-                pool.submit(self._run_batch, calls[at : at + size], workers) for at in range(0, len(calls), size)
-            ]
-            return [result for batch in batches for result in batch.result()]
-        finally:
-            pool.shutdown(cancel_futures=True)
-            for _ in range(self._limits.concurrency):
-                workers.get().close()
+        size, at_once = self._tool.batch_size, self._limits.concurrency
+        batches = [calls[at : at + size] for at in range(0, len(calls), size)]
+        with _idle_workers(at_once) as workers:
+            run = partial(self._run_batch, workers)
+            if at_once == 1:  # in this thread, which an interrupt then reaches at once
+                return [result for batch in batches for result in run(batch)]
+            with ThreadPoolExecutor(at_once) as pool:
+                return [result for results in pool.map(run, batches) for result in results]
 
-    def _run_batch(self, batch: Batch, workers: SimpleQueue[Worker[list[ToolResult]]]) -> list[ToolResult]:
+    def _run_batch(self, workers: Workers, batch: Batch) -> list[ToolResult]:
         worker = workers.get()
         try:
             return list(self._results(batch, Attempts(self._tool, self._limits, self._rate, worker)))
@@ -80,10 +82,22 @@ class Runner:
             yield self._lose(outcome)
 
     def _lose(self, why: str) -> ToolResult:
-        self._lost_in_a_row += 1
+        self._lost_in_a_row += 1  # where batches run at once, a race may miscount by a few
         if self._lost_in_a_row >= FAILURES_IN_A_ROW:
             raise ToolDown(
                 f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last one: {why}; see "
                 "the log for details, mend the backend or raise the section's limits, and run again"
             )
         return ToolResult(None, LOST + why)
+
+
+@contextmanager
+def _idle_workers(number: int) -> Iterator[Workers]:
+    workers: Workers = SimpleQueue()
+    for _ in range(number):
+        workers.put(Worker())
+    try:
+        yield workers
+    finally:
+        while not workers.empty():
+            workers.get().close()

@@ -14,6 +14,15 @@ from toolformer_dag.tools.options import OptionPath, ToolOptions
 class McpOptions(ToolOptions):
     """Which server, which of its tools, and how the input of a call becomes its arguments.
 
+        [tools.weather]
+        use = "mcp"
+        name = "Weather"
+        prompt = "prompts/weather.txt"
+        command = ["python", "weather_server.py"]        # or url = "http://localhost:8000/mcp"
+        tool = "get_weather"
+        fields = "(?P<city>.+), (?P<day>.+)"              # [Weather(Rome, Monday)]
+        arguments = { city = "{city}", day = "{day}", units = "metric" }
+
     name: as it stands in the text. tool: the server's name for it.
     command: the server as program and arguments, spoken to over stdio, started in `cwd`; or url: streamable HTTP.
     arguments: argument -> value, where `{input}` stands for the input of the call and `{group}` for a named group of

@@ -1,0 +1,101 @@
+"""From one text to a tool's arguments, without a server."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.tools.mcp.arguments import BadArgument, fill, only_argument, placeholders, split_fields
+from toolformer_dag.tools.mcp.options import McpOptions
+
+TEMPLATE = {"q": "{input}", "deep": {"list": ["<{input}>", 3]}, "n": 1, "on": True}
+
+
+@given(st.text())
+def test_the_input_goes_in_as_it_is(text: str) -> None:
+    filled = fill(TEMPLATE, {"input": text}, {})
+    assert filled == {"q": text, "deep": {"list": [f"<{text}>", 3]}, "n": 1, "on": True}
+
+
+@given(
+    st.text(),
+    st.recursive(
+        st.sampled_from([{"type": kind} for kind in ("string", "number", "integer", "boolean", "null")]) | st.just({}),
+        lambda kinds: st.lists(kinds, max_size=3).map(lambda choices: {"anyOf": choices}),
+    ),
+)
+def test_what_goes_out_is_json_of_a_type_the_schema_names(text: str, schema: dict[str, Any]) -> None:
+    try:
+        value = fill({"a": "{input}"}, {"input": text}, {"properties": {"a": schema}})["a"]
+    except BadArgument as error:
+        assert error.reason == "bad_argument"
+        return
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+    assert value == text or isinstance(value, int | float)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "12", 12),
+        ({"type": "number"}, "-1.5", -1.5),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "string"}, "12", "12"),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["integer", "null"]}, "12", 12),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "12", 12.0),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12", "12"),
+        ({"type": "array"}, "12", "12"),
+        ({}, "12", "12"),
+    ],
+)
+def test_types(schema: dict[str, Any], text: str, value: object) -> None:
+    filled = fill({"a": "{input}"}, {"input": text}, {"properties": {"a": schema}})
+    assert (filled["a"], type(filled["a"])) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("integer", "1.5"), ("number", "nan"), ("number", "1e999"), ("boolean", "yes")]
+)
+def test_a_text_that_is_not_of_the_type_is_a_bad_argument(kind: str, text: str) -> None:
+    with pytest.raises(BadArgument, match="bad_argument"):
+        fill({"a": "{input}"}, {"input": text}, {"properties": {"a": {"type": kind}}})
+
+
+def test_fields_split_the_whole_input() -> None:
+    fields = re.compile(r"(?P<city>[^,]+)(, (?P<day>\w+))?")
+    assert split_fields("Rome , Monday", fields) == {"input": "Rome , Monday", "city": "Rome", "day": "Monday"}
+    assert split_fields("Rome", fields)["day"] == ""
+    with pytest.raises(BadArgument, match="does_not_match_fields"):
+        split_fields("Rome, Monday!", fields)
+
+
+def test_braces_in_a_field_are_no_placeholders() -> None:
+    values = split_fields("{b} and x", re.compile(r"(?P<a>.+) and (?P<b>.+)"))
+    assert fill({"one": "{a}/{b}"}, values, {}) == {"one": "{b}/x"}
+    assert placeholders({"x": ["{a}", {"y": "{b} {c}"}], "z": 1}) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "required", "template"),
+    [
+        ([], [], {}),
+        (["a"], [], {"a": "{input}"}),
+        (["a", "b"], ["b"], {"b": "{input}"}),
+        (["a", "b"], [], None),
+        (["a", "b"], ["a", "b"], None),
+    ],
+)
+def test_a_tool_with_one_argument_needs_no_template(
+    properties: list[str], required: list[str], template: dict[str, str] | None
+) -> None:
+    assert only_argument({"properties": {key: {} for key in properties}, "required": required}) == template
+
+
+def test_the_identity_has_a_fingerprint() -> None:
+    options = McpOptions(prompt="p", name="W", tool="w", url="http://x", fields="(?P<a>.)", arguments={"a": ["{a}", 1]})
+    assert fingerprint(options.model_dump(mode="json", include={"fields", "arguments"}))
