@@ -100,6 +100,7 @@ def test_a_call_that_hangs_is_left_behind_and_the_lane_goes_on() -> None:
     finally:
         released.set()
     assert outcomes(results) == ["A", "lost:timeout", "B"]
+    assert results[1].seconds >= SOON.timeout_s
 
 
 def test_a_busy_backend_is_tried_again_with_growing_pauses() -> None:

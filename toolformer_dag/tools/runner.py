@@ -1,5 +1,6 @@
 """Running the calls of one tool: each distinct call once, under limits, every outcome a result or a named reason."""
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ class Runner:
             workers.put(worker)
 
     def _results(self, batch: Batch, attempts: Attempts) -> Iterator[ToolResult]:
+        began = time.monotonic()
         outcome = attempts.run(batch)
         if not isinstance(outcome, str):
             self._lost_in_a_row = 0
@@ -79,16 +81,16 @@ class Runner:
             for call in batch:
                 yield from self._results([call], attempts)
         else:
-            yield self._lose(outcome)
+            yield self._lose(outcome, time.monotonic() - began)
 
-    def _lose(self, why: str) -> ToolResult:
+    def _lose(self, why: str, seconds: float) -> ToolResult:
         self._lost_in_a_row += 1  # where batches run at once, a race may miscount by a few
         if self._lost_in_a_row >= FAILURES_IN_A_ROW:
             raise ToolDown(
                 f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last one: {why}; see "
                 "the log for details, mend the backend or raise the section's limits, and run again"
             )
-        return ToolResult(None, LOST + why)
+        return ToolResult(None, LOST + why, seconds)
 
 
 @contextmanager
