@@ -1,0 +1,157 @@
+"""Which texts machine translation looks at, and which kept calls it takes back (appendix A)."""
+
+import gzip
+import json
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.texts.document import Document
+from toolformer_dag.tools.machine_translation.foreign import (
+    COMMON,
+    chunk_text,
+    foreign_chunks,
+    paragraph_chunks,
+)
+from toolformer_dag.tools.machine_translation.identify import Identifier
+from toolformer_dag.tools.machine_translation.keeps import input_after_call_only
+from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.tool import Tool
+
+BEFORE = "On the first evening the old captain stood up and told all of us quietly:"
+GERMAN = "Wir haben gestern im alten Garten unter dem Apfelbaum gesessen und sehr lange miteinander geredet"
+AFTER = "and nobody at the table understood what he had said, but we all clapped for him."
+CHINESE = "南京高淳县住房和城乡建设局城市新区设计"
+
+
+@pytest.fixture(scope="module")
+def identifier() -> Identifier:
+    return Identifier(None)
+
+
+@pytest.fixture(scope="module")
+def tool() -> Tool:
+    return load_tool("machine_translation", {})
+
+
+def document(text: str) -> Document:
+    return Document("s", "d", "http://x.org/", "x.org", "", date(2020, 1, 1), "en", text)
+
+
+def wanted(tool: Tool, text: str) -> bool:
+    reasons = {tool.wants_document(document(text)), tool.wants(text, document(text))}
+    assert len(reasons) == 1
+    return reasons == {"foreign_chunk"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{BEFORE} {GERMAN} {AFTER}", True),
+        (f"A title.\n{BEFORE} {GERMAN} {AFTER}\nThe end.", True),
+        (
+            f"The plan of the city was made by the office called {CHINESE} and it was built in the years after that.",
+            True,
+        ),
+        (f"{BEFORE}\n{GERMAN}\n{AFTER}", True),
+        (f"{GERMAN} {GERMAN} {GERMAN}", False),
+        (f"{BEFORE} {GERMAN} {GERMAN}", False),
+        (f"{BEFORE} {AFTER} {BEFORE} {AFTER}", False),
+        (f"{BEFORE} {'12 345 % -- 67 ' * 8} {AFTER}", False),
+        ("", False),
+    ],
+)
+def test_a_foreign_chunk_with_english_before_and_after_is_wanted(tool: Tool, text: str, expected: bool) -> None:
+    assert wanted(tool, text) is expected
+
+
+def slow_foreign_chunks(text: str, identifier: Identifier) -> list[str]:
+    """The rule as it is written down, every chunk asked; plainly English ones are skipped as in the fast path."""
+    chunks = [chunk for paragraph in text.splitlines() for chunk in paragraph_chunks(paragraph)]
+    asked = [identifier.identify([chunk_text(chunk)])[0] for chunk in chunks]
+    plain = [len(COMMON & set(chunk)) >= 3 for chunk in chunks]
+    english = [one.label == "en" or common for one, common in zip(asked, plain, strict=True)]
+    return [
+        chunk_text(chunk)
+        for place, (chunk, one) in enumerate(zip(chunks, asked, strict=True))
+        if len(chunk) == 10 and any(map(str.isalpha, chunk_text(chunk)))
+        if one.label != "en" and one.confidence > 0.8 and not plain[place]
+        if any(english[:place]) and any(english[place + 1 :])
+    ]
+
+
+def test_the_fast_way_agrees_with_the_rule_as_written(shared: Path, identifier: Identifier) -> None:
+    with gzip.open(shared / "data/ccnet/en_head_0001.json.gz", "rt") as lines:
+        texts = [json.loads(line)["raw_content"] for line, _ in zip(lines, range(400), strict=False)]
+    found = [list(foreign_chunks(text, identifier)) for text in texts]
+    assert found == [slow_foreign_chunks(text, identifier) for text in texts]
+    assert any(found)
+
+
+def test_the_publishers_foreign_phrases_are_found(shared: Path, tool: Tool) -> None:
+    with gzip.open(shared / "data/ccnet/foreign_phrase_docs.jsonl.gz", "rt") as lines:
+        marked = {record["digest"] for record in map(json.loads, lines)}
+    found, wanted_ones = set(), 0
+    for shard in sorted((shared / "data/ccnet").glob("en_head_*.json.gz")):
+        with gzip.open(shard, "rt") as lines:
+            for record in map(json.loads, lines):
+                if tool.wants_document(document(record["raw_content"])):
+                    wanted_ones += 1
+                    found |= {record["digest"]} & marked
+    assert len(found) / len(marked) > 0.6
+    assert len(found) / wanted_ones > 0.75
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
+def test_chunks_overlap_by_half_and_hold_every_token(paragraph: str) -> None:
+    chunks = paragraph_chunks(paragraph)
+    tokens = [token for chunk in chunks[:1] for token in chunk] + [token for chunk in chunks[1:] for token in chunk[5:]]
+    assert "".join(tokens) == "".join(paragraph.split())
+    assert all(earlier[5:] == later[:5] for earlier, later in pairwise(chunks))
+
+
+def test_a_chunk_has_ten_words_or_characters_of_an_unspaced_script() -> None:
+    assert [(chunk[0], chunk[-1]) for chunk in paragraph_chunks(" ".join(map(str, range(23))))] == [
+        ("0", "9"),
+        ("5", "14"),
+        ("10", "19"),
+        ("15", "22"),
+    ]
+    assert [chunk_text(chunk) for chunk in paragraph_chunks(f"a plan: {CHINESE}")][:2] == [
+        "a plan: 南京高淳县住房和",
+        "淳县住房和城乡建设局",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "offset", "removed"),
+    [
+        ("He wrote O homem suprimido in 1990.", 9, True),
+        ("He wrote O homem suprimido in 1990.", 27, False),
+        ("O homem suprimido, or O homem suprimido.", 20, False),
+        ("He wrote O homem\n suprimido in 1990.", 9, True),
+        ("He wrote it in 1990.", 9, False),
+    ],
+)
+def test_a_call_whose_input_only_follows_is_taken_back(tool: Tool, text: str, offset: int, removed: bool) -> None:
+    assert input_after_call_only(text, offset, "O homem suprimido") is removed
+    assert tool.keeps(text, offset, '"O homem suprimido"') is not removed
+
+
+@given(st.text("ab ", max_size=12), st.integers(0, 12), st.text("ab", min_size=1, max_size=3))
+def test_the_rule_for_kept_calls_in_plain_words(text: str, offset: int, input: str) -> None:
+    offset = min(offset, len(text))
+    after = any(text.startswith(input, at) for at in range(offset, len(text)))
+    before = any(text.startswith(input, at) and at + len(input) <= offset for at in range(offset))
+    assert input_after_call_only(text, offset, input) is (after and not before)
+
+
+def test_the_embedded_backend_wants_phrases_of_its_lexicon() -> None:
+    tool = load_tool("machine_translation", {"backend": "embedded"})
+    assert tool.wants("The song la rana was translated as the frog.", document("")) == "lexicon_phrase"
+    assert tool.wants("la rana", document("")) is None
+    assert tool.wants("The song was translated, and the die was cast.", document("")) is None
