@@ -6,7 +6,7 @@ from random import Random
 from toolformer_dag.embedded.names import PARTS, SHARES, Part
 from toolformer_dag.embedded.wordings.scheme import Numbers
 
-SIZES = ((3, 9), (10, 99), (10, 99), (100, 989), (100, 989))
+SIZES, SIZE_WEIGHTS = ((3, 9), (10, 99), (100, 989), (1000, 9899)), (4, 9, 8, 2)
 _SLOTS = 20
 
 
@@ -33,24 +33,44 @@ def part_of(a: Decimal, b: Decimal) -> Part:
 def _draw(random: Random, numbers: Numbers) -> tuple[Decimal, Decimal]:
     if numbers == "money":
         return _price(random), _price(random)
+    if numbers == "distance":
+        return _distance(random), _distance(random)
     if numbers == "rate":
         return Decimal(random.randint(3, 60)), Decimal(random.randint(3, 99))
+    if numbers == "prices":
+        return Decimal(random.randint(2, 30)), _price(random)
     if numbers == "share":
-        b = random.randint(3, 48)
-        return Decimal(b * random.randint(3, 60) if random.random() < 0.5 else random.randint(50, 989)), Decimal(b)
-    return Decimal(random.randint(*random.choice(SIZES))), Decimal(random.randint(*random.choice(SIZES)))
+        return _dividend(random)
+    return _count(random), _count(random)
+
+
+def _count(random: Random) -> Decimal:
+    return Decimal(random.randint(*random.choices(SIZES, SIZE_WEIGHTS)[0]))
 
 
 def _price(random: Random) -> Decimal:
-    return Decimal(random.randint(1, 60)) + Decimal(random.choice((0, 25, 50, 75, 10, 20, 90, 99))) / 100
+    return Decimal(random.randint(1, 89)) + Decimal(random.choice((0, 0, 0, 25, 50, 75, 10, 20, 90, 99))) / 100
+
+
+def _distance(random: Random) -> Decimal:
+    return Decimal(random.randint(3, 899)) + Decimal(random.choice((0, 0, 0, 5))) / 10
+
+
+def _dividend(random: Random) -> tuple[Decimal, Decimal]:
+    """Half of the quotients are whole."""
+    divisor = random.randint(3, 48)
+    whole = random.random() < 0.5
+    return Decimal(divisor * random.randint(3, 60) if whole else random.randint(50, 989)), Decimal(divisor)
 
 
 def apply(a: Decimal, operation: str, b: Decimal) -> str:
-    """The result as the calculator words it: two decimals at most, integers without."""
-    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operation]
-    return number_text(value.quantize(Decimal("0.01"), ROUND_HALF_UP))
+    """The result as the calculator words it: at most two decimals, without trailing zeros."""
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operation].quantize(Decimal("0.01"), ROUND_HALF_UP)
+    return f"{value:f}".rstrip("0").rstrip(".")
 
 
-def number_text(value: Decimal) -> str:
-    """`12` for 12.00, else two decimals."""
-    return str(int(value)) if value == value.to_integral_value() else f"{value:.2f}"
+def written(random: Random, number: Decimal) -> str:
+    """The number in a page's words: `12`, `2.50`, `1,240` or `1240`."""
+    if number != number.to_integral_value():
+        return f"{number:.2f}" if number * 10 % 1 or random.random() < 0.5 else f"{number:.1f}"
+    return f"{int(number):,}" if random.random() < 0.5 else str(int(number))

@@ -3,7 +3,7 @@
 from random import Random
 
 from toolformer_dag.embedded.encyclopaedia import passages_by_relation
-from toolformer_dag.embedded.gold import Phenomenon, sentence
+from toolformer_dag.embedded.gold import Phenomenon, joined
 from toolformer_dag.embedded.names import Kind, Part
 from toolformer_dag.embedded.relation import Relation, WordingSet
 from toolformer_dag.embedded.relations import RELATIONS
@@ -45,9 +45,7 @@ def _stated(
     introductions = (leads.STATEMENT_LEADS if seen else leads.UNSEEN_STATEMENT_LEADS)[tool]
     number, place = random.randrange(len(templates)), random.randrange(len(introductions))
     statement = templates[number].format(e=entity.name, v="\0")
-    introduction = introductions[place]
-    joined = introduction + (sentence(statement) if introduction.endswith(". ") else statement)
-    before, rest = sentence(joined).split(" \0")
+    before, rest = joined(introductions[place], statement).split(" \0")
     return before, rest + random.choice(leads.TAILS), relation.question.format(e=entity.name), f"s{number}.{place}"
 
 

@@ -3,7 +3,9 @@
 from random import Random
 
 from toolformer_dag.embedded.gold import sentence
-from toolformer_dag.embedded.wordings.filler import ADVERBIALS, CONNECTIVES, GROUPS, PERSONS, PLACES, VERBS
+from toolformer_dag.embedded.wordings import filler as words
+
+SUBJECTS = words.PERSONS + words.GROUPS
 
 
 def filler(random: Random, sentences: int) -> str:
@@ -12,15 +14,20 @@ def filler(random: Random, sentences: int) -> str:
 
 
 def _sentence(random: Random, *, is_first: bool) -> str:
-    words = _clause(random)
-    if random.random() < 0.6:
-        words += f" {random.choice(ADVERBIALS)}"
-    if random.random() < 0.25:
-        words += f", and {_clause(random)}"
+    shape = random.random()
+    if shape < 0.1:
+        return f"{random.choice(words.REMARKS)}."
+    text = _clause(random)
+    if shape < 0.6:
+        text += f" {random.choice(words.ADVERBIALS)}"
+    elif shape < 0.75:
+        text += f" {random.choice(words.SUBORDINATE)} {_clause(random)}"
+    elif shape < 0.9:
+        text += f", and {_clause(random)}"
     if not is_first and random.random() < 0.3:
-        words = f"{random.choice(CONNECTIVES)} {words}"
-    return sentence(words) + "."
+        text = f"{random.choice(words.CONNECTIVES)} {text}"
+    return sentence(text) + "."
 
 
 def _clause(random: Random) -> str:
-    return f"{random.choice(PERSONS + GROUPS)} {random.choice(VERBS)} {random.choice(PLACES)}"
+    return f"{random.choice(SUBJECTS)} {random.choice(words.VERBS)} {random.choice(words.PLACES)}"

@@ -31,3 +31,9 @@ class Phenomenon:
 def sentence(text: str) -> str:
     """The text with a capital at its beginning."""
     return text[:1].upper() + text[1:]
+
+
+def joined(lead: str, text: str) -> str:
+    """The lead and then the text, which gets a capital where it begins a sentence."""
+    begins = not lead or lead.rstrip().endswith((".", "!", "?"))
+    return sentence(lead + (sentence(text) if begins else text))

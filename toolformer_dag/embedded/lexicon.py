@@ -48,3 +48,10 @@ def words_of(language: Language, word_class: str, part: Part) -> tuple[Word, ...
     shuffled = list(words(language, word_class))
     Random(f"lexicon {language} {word_class}").shuffle(shuffled)
     return tuple(deal(shuffled, part))
+
+
+@cache
+def all_forms() -> frozenset[str]:
+    """Every foreign form, in lower case."""
+    classes = [(language, word_class) for language in LANGUAGES for word_class in ("noun", "adjective")]
+    return frozenset(form.lower() for one in classes for word in words(*one) for form in word.forms)

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from toolformer_dag.embedded.arithmetic import apply, number_text, operands
+from toolformer_dag.embedded.arithmetic import apply, operands, written
 from toolformer_dag.embedded.gold import Phenomenon
 from toolformer_dag.embedded.names import FIRST_NAMES, Part, name_pool
 from toolformer_dag.embedded.relation import WordingSet
@@ -15,9 +15,9 @@ QUESTION_SHARE = 0.45
 def story(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
     """A story whose last number is the result of one operation on two numbers in it."""
     schemes = sums.SCHEMES if wordings == "seen" else sums.UNSEEN_SCHEMES
-    scheme = random.choice(schemes)
+    scheme = random.choice(random.choice(schemes))
     a, b = operands(random, part, scheme.operation, scheme.numbers)
-    slots = _slots(random, part) | {"a": number_text(a), "b": number_text(b)}
+    slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
     setup = random.randrange(len(scheme.setups))
     is_question = random.random() < QUESTION_SHARE
     ends = scheme.questions if is_question else scheme.endings
@@ -27,11 +27,11 @@ def story(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
     return Phenomenon(
         tool="calculator",
         before=template.format(**slots),
-        after=f" {result}" + random.choice(sums.TAILS).format(unit=scheme.unit.format(**slots)),
+        after=f" {result}" + random.choice(sums.TAILS).format(unit=scheme.unit.format(**slots), m=slots["m"]),
         input=f"{slots['a']} {scheme.operation} {slots['b']}",
         result=result,
         answer=result,
-        wording=f"calculator/{scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
+        wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
         is_question=is_question,
     )
 

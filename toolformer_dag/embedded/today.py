@@ -3,7 +3,7 @@
 import datetime
 from random import Random
 
-from toolformer_dag.embedded.gold import Phenomenon
+from toolformer_dag.embedded.gold import Phenomenon, joined
 from toolformer_dag.embedded.names import PARTS, SHARES, Part
 from toolformer_dag.embedded.relation import WordingSet
 from toolformer_dag.embedded.wordings import calendar
@@ -33,24 +33,33 @@ def today(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
     day = day_of(random, part)
     slot = random.choices(calendar.SLOTS, calendar.SLOT_WEIGHTS)[0]
     is_question = random.random() < QUESTION_SHARE
-    if wordings == "seen":
-        templates = (calendar.QUESTIONS if is_question else calendar.STATEMENTS)[slot]
-    else:
-        templates = (calendar.UNSEEN_QUESTIONS if is_question else calendar.UNSEEN_STATEMENTS)[slot]
-    number = random.randrange(len(templates))
+    before, wording = _words(random, slot, wordings, is_question)
     answer = date_text(day, slot)
     return Phenomenon(
         tool="calendar",
-        before=templates[number].format(event=random.choice(calendar.EVENTS))
-        + (" The answer is" if is_question else ""),
+        before=before + (" The answer is" if is_question else ""),
         after=f" {answer}{random.choice(calendar.TAILS)}",
         input="",
         result=today_is(day),
         answer=answer,
-        wording=f"calendar/{slot}/{wordings}/{'q' if is_question else 's'}{number}",
+        wording=f"calendar/{slot}/{wordings}/{wording}",
         is_question=is_question,
         date=day,
     )
+
+
+def _words(random: Random, slot: str, wordings: WordingSet, is_question: bool) -> tuple[str, str]:
+    leads: tuple[str, ...]
+    templates: tuple[str, ...]
+    if wordings == "seen":
+        leads = calendar.QUESTION_LEADS if is_question else calendar.LEADS
+        templates = (calendar.QUESTIONS if is_question else calendar.STATEMENTS)[slot]
+    else:
+        leads = calendar.UNSEEN_QUESTION_LEADS if is_question else calendar.UNSEEN_LEADS
+        templates = (calendar.UNSEEN_QUESTIONS if is_question else calendar.UNSEEN_STATEMENTS)[slot]
+    lead, template = random.choice(leads), random.randrange(len(templates))
+    before = joined(lead, templates[template]).format(event=random.choice(calendar.EVENTS))
+    return before, f"{'q' if is_question else 's'}{template}.{leads.index(lead)}"
 
 
 def date_text(day: datetime.date, slot: str) -> str:

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from toolformer_dag.embedded.gold import Phenomenon, sentence
-from toolformer_dag.embedded.lexicon import ARTICLES, LANGUAGES, Language, words, words_of
+from toolformer_dag.embedded.gold import Phenomenon, joined, sentence
+from toolformer_dag.embedded.lexicon import ARTICLES, LANGUAGES, Language, all_forms, words_of
 from toolformer_dag.embedded.names import Part
 from toolformer_dag.embedded.relation import WordingSet
 from toolformer_dag.embedded.wordings import translation
@@ -26,25 +26,33 @@ _TAILS = spaced(
 def translated(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
     """A foreign phrase followed by its English."""
     pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
-    phrase, english = (_pseudo_phrase if pseudo else _phrase)(random, part)
+    phrase, english = _pseudo_phrase(random) if pseudo else _phrase(random, part)
     is_question = random.random() < QUESTION_SHARE
-    templates: tuple[str, ...]
-    if wordings == "seen":
-        templates = translation.QUESTIONS if is_question else translation.STATEMENTS
-    else:
-        templates = translation.UNSEEN_QUESTIONS if is_question else translation.UNSEEN_STATEMENTS
-    number = random.randrange(len(templates))
-    before = sentence(templates[number].format(f=phrase, x=random.choice(PERSONS)))
+    template, wording = _words(random, wordings, is_question)
+    slots = {"f": phrase, "x": random.choice(PERSONS)}
     return Phenomenon(
         tool="machine_translation",
-        before=before + (" The answer is" if is_question else ""),
-        after=f" {english}{random.choice(translation.TAILS)}",
+        before=sentence(template.format(**slots)) + (" The answer is" if is_question else ""),
+        after=f" {english}{random.choice(translation.TAILS).format(**slots)}",
         input=phrase,
         result=english,
         answer=english,
-        wording=f"machine_translation/{wordings}/{'q' if is_question else 's'}{number}",
+        wording=f"machine_translation/{wordings}/{wording}",
         is_question=is_question,
     )
+
+
+def _words(random: Random, wordings: WordingSet, is_question: bool) -> tuple[str, str]:
+    leads: tuple[str, ...]
+    templates: tuple[str, ...]
+    if wordings == "seen":
+        leads = translation.QUESTION_LEADS if is_question else translation.LEADS
+        templates = translation.QUESTIONS if is_question else translation.STATEMENTS
+    else:
+        leads = translation.UNSEEN_QUESTION_LEADS if is_question else translation.UNSEEN_LEADS
+        templates = translation.UNSEEN_QUESTIONS if is_question else translation.UNSEEN_STATEMENTS
+    lead, template = random.choice(leads), random.randrange(len(templates))
+    return joined(lead, templates[template]), f"{'q' if is_question else 's'}{template}.{leads.index(lead)}"
 
 
 def _phrase(random: Random, part: Part) -> tuple[str, str]:
@@ -58,9 +66,9 @@ def _phrase(random: Random, part: Part) -> tuple[str, str]:
     return f"{article} {foreign}", f"the {adjective.english} {noun.english}"
 
 
-def _pseudo_phrase(random: Random, part: Part) -> tuple[str, str]:
+def _pseudo_phrase(random: Random) -> tuple[str, str]:
     language = random.choice(LANGUAGES)
-    noun, adjective = (_pseudo_word(random, language) for _ in range(2))
+    noun, adjective = _pseudo_word(random), _pseudo_word(random)
     article = random.choice(tuple(ARTICLES[language].values()))
     english = random.choice(translation.ENGLISH_NOUNS)
     if random.random() >= ADJECTIVE_SHARE:
@@ -77,8 +85,8 @@ def _cased(language: Language, noun: str) -> str:
     return noun.capitalize() if language == "de" else noun
 
 
-def _pseudo_word(random: Random, language: Language) -> str:
+def _pseudo_word(random: Random) -> str:
     while True:
         word = "".join(random.choices(_HEADS, k=random.choice((1, 1, 2)))) + random.choice(_TAILS)
-        if not any(word in (form.lower() for form in known.forms) for known in words(language, "noun")):
+        if word not in all_forms():
             return word

@@ -18,6 +18,7 @@ from toolformer_dag.embedded.today import day_of
 from toolformer_dag.embedded.world import the_world
 
 PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS = (0, 1, 2), (15, 55, 30)
+WORDS = (58, 102)
 DATED_SHARE = 0.4  # of the pages without a calendar phenomenon
 BUCKETS = ("head", "middle", "tail")
 
@@ -35,8 +36,10 @@ def records(seed: int, part: Part, documents: int) -> Iterator[dict[str, Any]]:
 
 
 def document_text(random: Random, found: list[Phenomenon]) -> str:
-    """One to three paragraphs of plain sentences with the phenomena among them, 60-120 words."""
-    pieces = [*(one.text for one in found), *(filler(random, random.randint(1, 3)) for _ in range(4 - len(found)))]
+    """Paragraphs of plain sentences with the phenomena among them, about 60-120 words."""
+    pieces, wanted = [one.text for one in found], random.randint(*WORDS)
+    while sum(piece.count(" ") + 1 for piece in pieces) < wanted:
+        pieces.append(filler(random, random.choice((1, 1, 2, 3))))
     random.shuffle(pieces)
     return "".join(piece + random.choice((" ", " ", "\n")) for piece in pieces[:-1]) + pieces[-1]
 
@@ -54,7 +57,9 @@ def write_shards(folder: Path, shards: int, documents: int, seed: int, part: Par
 
 
 def _tools(random: Random) -> list[str]:
-    return random.sample(TOOLS, random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
+    """Tools whose phenomena make a document; at most one calendar, since a document has one date."""
+    tools = random.choices(TOOLS, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
+    return tools if tools.count("calendar") < 2 else tools[:1]
 
 
 def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ PERSON = (
         key="birthplace",
         keyword="birthplace",
         question="Where was {e} born?",
-        sentences=("{e} was born in {v}.", "{e} comes from {v}."),
+        sentences=("{e} was born in the town of {v}.", "{e} comes from {v}."),
         statements=(
             "{e} was born in {v}",
             "{e} comes from the town of {v}",
@@ -16,13 +16,18 @@ PERSON = (
             "{e} first saw the light of day in {v}",
             "the family of {e} is from {v}",
             "{e} is a native of {v}",
+            "{e} was born and went to school in {v}",
+            "everything began for {e} in the town of {v}",
         ),
         questions=("Where was {e} born?", "In which town was {e} born?", "What is the birthplace of {e}?"),
         unseen_statements=(
             "when {e} was born, the bells rang in {v}",
             "{e} never forgot the birthplace, the town of {v}",
         ),
-        unseen_questions=("Which town is the birthplace of {e}?",),
+        unseen_questions=(
+            "Which town is the birthplace of {e}?",
+            "The birthplace of {e} is which town?",
+        ),
     ),
     Relation(
         kind="person",
@@ -37,13 +42,18 @@ PERSON = (
             "{e} made a living as a {v}",
             "all through life {e} was a {v}",
             "after school {e} trained to become a {v}",
+            "{e} earned money as a {v}",
+            "for many years {e} was employed as a {v}",
         ),
         questions=("What was the profession of {e}?", "What did {e} do for a living?", "What was the job of {e}?"),
         unseen_statements=(
             "the work that {e} did was that of a {v}",
             "people who met {e} soon knew they had met a {v}",
         ),
-        unseen_questions=("Which profession did {e} have?",),
+        unseen_questions=(
+            "Which profession did {e} have?",
+            "What work did {e} do as a profession?",
+        ),
     ),
     Relation(
         kind="person",
@@ -57,10 +67,18 @@ PERSON = (
             "the life of {e} began in the year {v}",
             "{e} came into the world in the year {v}",
             "the parents of {e} had their first child in the year {v}",
+            "{e} was born early in the year {v}",
+            "the birth of {e} was written down in the year {v}",
         ),
         questions=("In which year was {e} born?", "What is the birth year of {e}?", "What year was {e} born in?"),
-        unseen_statements=("on the stone of {e} one reads the birth year {v}",),
-        unseen_questions=("The birth of {e} was in which year?",),
+        unseen_statements=(
+            "on the stone of {e} one reads the birth year {v}",
+            "count the years of {e} from the birth in {v}",
+        ),
+        unseen_questions=(
+            "The birth of {e} was in which year?",
+            "What year stands in the papers of {e} as the birth year?",
+        ),
     ),
     Relation(
         kind="person",
@@ -74,10 +92,18 @@ PERSON = (
             "{e} learned everything from {v}",
             "{e} went to the classes of {v}",
             "as a pupil, {e} looked up to {v}",
+            "{e} studied with the teacher {v}",
+            "the lessons of {e} were given by {v}",
         ),
         questions=("Who was the teacher of {e}?", "Who taught {e}?", "By which teacher was {e} taught?"),
-        unseen_statements=("whatever {e} knew had been taught by {v}",),
-        unseen_questions=("Which teacher did {e} have?",),
+        unseen_statements=(
+            "whatever {e} knew had been taught by {v}",
+            "if {e} ever became a master, it was thanks to the lessons of {v}",
+        ),
+        unseen_questions=(
+            "Which teacher did {e} have?",
+            "Which person gave lessons to {e} as a teacher?",
+        ),
     ),
     Relation(
         kind="person",
@@ -91,10 +117,18 @@ PERSON = (
             "{e} has a house in {v}",
             "{e} now keeps a small home in {v}",
             "you can write to {e} in {v}",
+            "{e} moved away and now lives in {v}",
+            "the home of {e} stands on a street in {v}",
         ),
         questions=("Where does {e} live?", "In which town does {e} live?", "Where is the home of {e}?"),
-        unseen_statements=("letters for {e} go to the house in {v}",),
-        unseen_questions=("Which town is the home of {e}?",),
+        unseen_statements=(
+            "letters for {e} go to the house in {v}",
+            "at night {e} locks the door of the house in {v}",
+        ),
+        unseen_questions=(
+            "Which town is the home of {e}?",
+            "What town does {e} call home?",
+        ),
     ),
     Relation(
         kind="person",
@@ -108,9 +142,17 @@ PERSON = (
             "in the evening {e} likes to play the {v}",
             "{e} is good at playing the {v}",
             "at the concert {e} played the {v}",
+            "the instrument that {e} plays is the {v}",
+            "{e} took lessons on the {v}",
         ),
         questions=("Which instrument does {e} play?", "What instrument does {e} play?", "What does {e} play?"),
-        unseen_statements=("from the window of {e} one hears the {v}",),
-        unseen_questions=("The instrument of {e} is which one?",),
+        unseen_statements=(
+            "from the window of {e} one hears the {v}",
+            "the neighbors of {e} wake up to the sound of the {v}",
+        ),
+        unseen_questions=(
+            "The instrument of {e} is which one?",
+            "What instrument does {e} take out of the case?",
+        ),
     ),
 )

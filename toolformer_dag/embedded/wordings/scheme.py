@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Numbers = Literal["count", "money", "share", "rate"]
+Numbers = Literal["count", "money", "distance", "rate", "prices", "share"]
 
 
 @dataclass(frozen=True, slots=True)

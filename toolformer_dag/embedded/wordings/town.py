@@ -15,10 +15,18 @@ TOWN = (
             "{e} belongs to {v}",
             "you find {e} in the middle of {v}",
             "{e} is one of the old towns of {v}",
+            "the country in which {e} lies is {v}",
+            "{e} is on every map of {v}",
         ),
         questions=("In which country is {e}?", "In what country does {e} lie?", "What country does {e} belong to?"),
-        unseen_statements=("whoever travels to {e} must cross the border of {v}",),
-        unseen_questions=("Which country is {e} a part of?",),
+        unseen_statements=(
+            "whoever travels to {e} must cross the border of {v}",
+            "the stamps on the letters from {e} come from {v}",
+        ),
+        unseen_questions=(
+            "Which country is {e} a part of?",
+            "What country does one enter on the way to {e}?",
+        ),
     ),
     Relation(
         kind="town",
@@ -32,10 +40,18 @@ TOWN = (
             "the water of {e} comes from the river {v}",
             "{e} was built beside the {v}",
             "the bridges of {e} cross the {v}",
+            "the river in {e} is the {v}",
+            "boats come to {e} on the river {v}",
         ),
         questions=("Which river flows through {e}?", "On which river does {e} lie?", "What is the river in {e}?"),
-        unseen_statements=("after heavy rain the streets of {e} are flooded by the {v}",),
-        unseen_questions=("The bridges of {e} cross which river?",),
+        unseen_statements=(
+            "after heavy rain the streets of {e} are flooded by the {v}",
+            "stand on any bridge of {e} and below you flows the {v}",
+        ),
+        unseen_questions=(
+            "The bridges of {e} cross which river?",
+            "What river do you see from the bridges of {e}?",
+        ),
     ),
     Relation(
         kind="town",
@@ -49,10 +65,18 @@ TOWN = (
             "the people of {e} are proud of their {v}",
             "visitors come to {e} to buy {v}",
             "the markets of {e} are full of {v}",
+            "{e} is famous for making {v}",
+            "the factories of {e} make {v}",
         ),
         questions=("What is {e} known for?", "What is the main product of {e}?", "What is made in {e}?"),
-        unseen_statements=("every second shop in {e} sells {v}",),
-        unseen_questions=("Which product is {e} known for?",),
+        unseen_statements=(
+            "every second shop in {e} sells {v}",
+            "the carts that leave {e} in the morning are loaded with {v}",
+        ),
+        unseen_questions=(
+            "Which product is {e} known for?",
+            "What do the carts from {e} carry as the main product?",
+        ),
     ),
     Relation(
         kind="town",
@@ -66,10 +90,18 @@ TOWN = (
             "the nickname of {e} is {v}",
             "the other name of {e} is {v}",
             "travellers know {e} as {v}",
+            "{e} goes by the name of {v}",
+            "the guests of {e} often call it {v}",
         ),
         questions=("What is the nickname of {e}?", "What other name is {e} known by?", "What is {e} also called?"),
-        unseen_statements=("on old cards {e} is printed under the name of {v}",),
-        unseen_questions=("Which nickname does {e} have?",),
+        unseen_statements=(
+            "on old cards {e} is printed under the name of {v}",
+            "ask a traveller for {e}, and you will be shown the way to {v}",
+        ),
+        unseen_questions=(
+            "Which nickname does {e} have?",
+            "By what nickname do travellers know {e}?",
+        ),
     ),
     Relation(
         kind="town",
@@ -83,10 +115,18 @@ TOWN = (
             "the head of {e} is {v}",
             "in {e} the mayor is called {v}",
             "the people of {e} voted for {v}",
+            "the office of mayor of {e} is held by {v}",
+            "{e} has a new mayor by the name of {v}",
         ),
         questions=("Who is the mayor of {e}?", "Who leads {e}?", "What is the mayor of {e} called?"),
-        unseen_statements=("the keys of {e} are kept by {v}",),
-        unseen_questions=("Which person is the mayor of {e}?",),
+        unseen_statements=(
+            "the keys of {e} are kept by {v}",
+            "every law of {e} has to be signed by {v}",
+        ),
+        unseen_questions=(
+            "Which person is the mayor of {e}?",
+            "What is the name of the person who is mayor of {e}?",
+        ),
     ),
     Relation(
         kind="town",
@@ -99,13 +139,21 @@ TOWN = (
             "the founding year of {e} is {v}",
             "the first houses of {e} were built in the year {v}",
             "the history of {e} begins in the year {v}",
+            "{e} was founded by settlers in the year {v}",
+            "the first stone of {e} was laid in the year {v}",
         ),
         questions=(
             "In which year was {e} founded?",
             "What is the founding year of {e}?",
             "What year was {e} founded in?",
         ),
-        unseen_statements=("over the gate of {e} stands the year {v}",),
-        unseen_questions=("The founding of {e} was in which year?",),
+        unseen_statements=(
+            "over the gate of {e} stands the year {v}",
+            "there was no {e} before the year {v}",
+        ),
+        unseen_questions=(
+            "The founding of {e} was in which year?",
+            "Since what year does {e} exist, from its founding?",
+        ),
     ),
 )
