@@ -1,126 +1,122 @@
-"""Positions, samples and losses of a causal language model, exactly as the paper defines them."""
+"""Positions, samples and losses of a causal language model, exactly as the paper defines them.
+
+What follows from the definitions without approximation is used: the prompt's head is run once for all texts, a text
+once for all its positions, samples go on from the text's keys, L_i(empty) of all i is one pass, e(c, r) and x one pass
+for every i, and no pass goes further than the last token that somebody reads.
+"""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from toolformer_dag.language_model.backbone import Backbone
 from toolformer_dag.language_model.counts import TokenCounts
 from toolformer_dag.language_model.encoding import TextTokens
+from toolformer_dag.language_model.heads import Head, choose_head
+from toolformer_dag.language_model.judge import Judge
 from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.language_model.losses import UNFIT, WINDOW_WEIGHTS, CallLosses, LossRequest
-from toolformer_dag.language_model.positions import select_positions
-from toolformer_dag.language_model.proposal import Proposal, ProposalRequest, SampledCall, refused
+from toolformer_dag.language_model.losses import CallLosses, LossRequest
+from toolformer_dag.language_model.memory import TokenBudget, free_token_budget
+from toolformer_dag.language_model.proposal import Proposal, ProposalRequest, refused
+from toolformer_dag.language_model.propose import Item, Selection, propose
+from toolformer_dag.language_model.runtime import Runtime
 from toolformer_dag.language_model.sampling import Sampling
-from toolformer_dag.language_model.streams import uniforms
-from toolformer_dag.texts.call import Call, format_call
+
+HELD = 8
+"""Texts are held for sampling up to this many times the tokens of one pass: decoding wants many rows at once."""
 
 
 class Engine:
-    """Runs the language-model work; `counts` says what it cost."""
+    """Runs the language-model work of many texts together.
 
+    `token_budget` bounds the tokens of a pass (padding counted); by default it follows from the free memory, and it is
+    halved where memory runs out. `counts` says what went through the model. The device, the budget and the order of
+    requests change results by rounding only.
+    """
+
+    @torch.inference_mode()
     def __init__(self, language_model: LanguageModel, *, token_budget: int | None = None) -> None:
         self.language_model = language_model
         self.encoding = language_model.encoding
         self.counts = TokenCounts()
+        backbone = Backbone(language_model.model)
+        self.runtime = Runtime(
+            backbone=backbone,
+            encoding=self.encoding,
+            context_length=language_model.context_length,
+            budget=TokenBudget(token_budget or free_token_budget(language_model.model, backbone.device)),
+            counts=self.counts,
+            head_type=choose_head(backbone),
+        )
+        self._head: tuple[list[int], Head] | None = None
 
     def position_at(self, text: str, offset: int) -> int:
         """The position i whose token begins at a character of the text; raises OffsetError where none does."""
         return self.encoding.texts([text])[0].position_at(offset)
 
+    @torch.inference_mode()
     def propose(
-        self,
-        prompt: str,
-        requests: Sequence[ProposalRequest],
-        *,
-        tau_s: float,
-        k: int,
-        m: int,
-        sampling: Sampling,
+        self, prompt: str, requests: Sequence[ProposalRequest], *, tau_s: float, k: int, m: int, sampling: Sampling
     ) -> list[Proposal]:
-        """p_i for every position of every text, and samples at the selected ones; in the order of `requests`."""
-        head = self.encoding.head(prompt)
+        """p_i before every token of every text, and samples at the selected ones; in the order of `requests`.
+
+        Raises ModelError where a single text does not fit into memory. A text that does not fit the context is refused
+        in its proposal. Only the last prompt's head is kept for the next call.
+        """
+        selection = Selection(tau_s, k, m)
+        ids = self.encoding.head(prompt)
         texts = self.encoding.texts([request.text for request in requests])
-        return [self._propose(head, r, t, tau_s, k, m, sampling) for r, t in zip(requests, texts, strict=True)]
+        results = {}
+        items = {}
+        for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
+            answer = self._without_model(len(ids), request, text, selection, sampling)
+            if isinstance(answer, Proposal):
+                results[number] = answer
+            else:
+                items[number] = answer
+        if items:
+            done = self._propose(ids, list(items.values()), selection, sampling)
+            results |= dict(zip(items, done, strict=True))
+        return [results[number] for number in range(len(requests))]
 
+    @torch.inference_mode()
     def losses(self, requests: Sequence[LossRequest], *, skip_hopeless: bool = False) -> list[CallLosses]:
-        """The three losses of every call; in the order of `requests`."""
-        return [self._losses(request, skip_hopeless) for request in requests]
+        """The three losses of every call; in the order of `requests`.
 
-    def _propose(
-        self,
-        head: list[int],
-        request: ProposalRequest,
-        text: TextTokens,
-        tau_s: float,
-        k: int,
-        m: int,
-        sampling: Sampling,
-    ) -> Proposal:
-        prefix = head + text.ids + self.encoding.output
-        longest = len(prefix) + len(text.ids) + len(self.encoding.start) + sampling.max_call_tokens
-        if not text.ids:
+        Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
+        """
+        return Judge(self.runtime, requests).losses(skip_hopeless)
+
+    def _without_model(
+        self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection, sampling: Sampling
+    ) -> Proposal | Item:
+        """The proposal, where it needs no model, else what is to be done."""
+        n = len(text.ids)
+        longest = head + 2 * n + len(self.encoding.output) + len(self.encoding.start) + sampling.max_call_tokens
+        if not n:
             return refused("empty")
         if longest > self.language_model.context_length:
             return refused("does_not_fit")
-        probabilities = request.probabilities
-        if probabilities is None:
-            probabilities = self._probabilities(prefix, text)
-        samples = []
-        for i in select_positions(probabilities, tau_s, k):
-            for j in range(m):
-                if (i, j) not in request.stored:
-                    stream = uniforms(sampling.seed, request.digest, i, j, sampling.max_call_tokens)
-                    body = self._sample(prefix + text.ids[:i] + self.encoding.start, stream, sampling)
-                    samples.append(SampledCall(i, j, body, None if body is not None else "no_end"))
-        return Proposal(probabilities, text.offsets, tuple(samples))
+        if request.probabilities is None:
+            return Item(request, text, None)
+        if len(request.probabilities) != n:
+            raise ValueError(f"{len(request.probabilities)} probabilities were given for a text of {n} tokens")
+        wanted = selection.wanted(request, request.probabilities)
+        return Item(request, text, wanted) if wanted else Proposal(request.probabilities, text.offsets, ())
 
-    def _probabilities(self, prefix: list[int], text: TextTokens) -> NDArray[np.float32]:
-        start = self.encoding.start
-        result = np.zeros(len(text.ids), np.float32)
-        for i in np.flatnonzero(~text.inside):
-            before = prefix + text.ids[:i]
-            rows = self._log_probabilities(before + start[:-1], "positions")[len(before) - 1 :]
-            result[i] = sum(float(row[token]) for row, token in zip(rows, start, strict=True))
-            result[i] = np.exp(result[i])
-        return result
+    def _propose(
+        self, ids: list[int], items: Sequence[Item], selection: Selection, sampling: Sampling
+    ) -> list[Proposal]:
+        if self._head is None or self._head[0] != ids:
+            self._head = (ids, self.runtime.head(ids))
+        head = self._head[1]
+        own = selection.k * selection.m * sampling.max_call_tokens
+        lengths = [len(item.sequence(self.encoding.output)) + own for item in items]
+        results: dict[int, Proposal] = {}
 
-    def _sample(self, prefix: list[int], stream: NDArray[np.float64], sampling: Sampling) -> str | None:
-        sampled: list[int] = []
-        for uniform in stream:
-            log_probabilities = self._log_probabilities(prefix + sampled, "samples")[-1] / sampling.temperature
-            cumulative = log_probabilities.softmax(-1).double().cumsum(-1)
-            sampled.append(int(torch.searchsorted(cumulative, float(uniform) * cumulative[-1], right=True)))
-            if self.encoding.ends[sampled[-1]]:
-                break
-        return self.encoding.body(sampled)
+        def work(batch: list[int]) -> None:
+            chosen = [items[number] for number in batch]
+            results.update(zip(batch, propose(self.runtime, head, chosen, selection, sampling), strict=True))
 
-    def _losses(self, request: LossRequest, skip_hopeless: bool) -> CallLosses:
-        call = Call(request.tool, request.input)
-        text = self.encoding.texts([request.text])[0].ids
-        with_call, with_result = self.encoding.calls([format_call(call), format_call(call, request.result)])
-        if (
-            len(self.encoding.bos + with_result) + min(request.position + 4, len(text) - 1)
-            > self.language_model.context_length
-        ):
-            return UNFIT
-        return CallLosses(
-            self._loss([], text, request.position, "loss_empty"),
-            self._loss(with_call, text, request.position, "loss_call"),
-            self._loss(with_result, text, request.position, "loss_result"),
-        )
-
-    def _loss(self, z: list[int], text: list[int], position: int, kind: str) -> float:
-        prefix = self.encoding.bos + z
-        rows = self._log_probabilities(prefix + text, kind)
-        places = [(w, j) for w, j in zip(WINDOW_WEIGHTS, range(position, len(text)), strict=False) if prefix or j]
-        return -sum(w * float(rows[len(prefix) + j - 1, text[j]]) for w, j in places)
-
-    @torch.inference_mode()
-    def _log_probabilities(self, ids: list[int], kind: str) -> torch.Tensor:
-        self.counts.add(kind, len(ids))
-        logits: torch.Tensor = self.language_model.model(torch.tensor([ids], device=self.language_model.device)).logits[
-            0
-        ]
-        return logits.float().log_softmax(-1).cpu()
+        self.runtime.budget.run(lengths, work, share=HELD)
+        return [results[number] for number in range(len(items))]

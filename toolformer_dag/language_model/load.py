@@ -57,10 +57,10 @@ def load_language_model(
     """
     target = _device(device)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer = _from_hub(AutoTokenizer, name, common)
-    config = _from_hub(AutoConfig, name, common)
+    tokenizer = from_hub(AutoTokenizer, name, common)
+    config = from_hub(AutoConfig, name, common)
     options = {**common, "config": config, "use_safetensors": True, "dtype": _dtype(dtype, target)}
-    model = _from_hub(AutoModelForCausalLM, name, options)
+    model = from_hub(AutoModelForCausalLM, name, options)
     return wrap_language_model(name, model.to(target), tokenizer)
 
 
@@ -87,7 +87,8 @@ def context_length(config: Any) -> int:
     return int(min(positions, window or UNLIMITED))
 
 
-def _from_hub(auto_class: Any, name: str, options: dict[str, Any]) -> Any:
+def from_hub(auto_class: Any, name: str, options: dict[str, Any]) -> Any:
+    """What `auto_class` loads of a folder or hub id; raises ModelError with the remedy."""
     try:
         return auto_class.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
     except Exception as error:

@@ -1,0 +1,200 @@
+"""Tiny random models with tokenizers made on the spot, and a slow, obvious reference for what the engine computes."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTJConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+)
+
+from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.language_model.load import LanguageModel, wrap_language_model
+from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.language_model.streams import uniforms
+
+PROMPT = "Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is [Add(1 + 2)] 3.\n"
+TEXTS = (
+    "I had 35 pens and bought 26 more, so now I have 61 pens.",
+    "Prices rose by 5 € – 中文 😀 since 2001.",
+    "one two three four",
+    "a",
+    " leading space, and a\nnew line",
+)
+CORPUS = [PROMPT, *TEXTS[:1], "so [Add(1)] and [Add(2)] are (3)] or [4]", " [ [ [ )] )] )] pens have more bought"] * 3
+
+
+def byte_level(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Like GPT-2's. With merges, " [" and ")]" are one token each; with a vocabulary of bytes " [" is two."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>")
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    """Like Llama's: "▁" for spaces, unknown characters as bytes, and a BOS before every text."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = content["added_tokens"][:3]
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+WIDE = {"initializer_range": 0.3}
+ARCHITECTURES: dict[str, Callable[[int], Any]] = {
+    "gpt2": lambda v: GPT2Config(vocab_size=v, n_positions=512, **GPT, **WIDE),
+    "gpt2_bytes": lambda v: GPT2Config(vocab_size=v, n_positions=512, **GPT, **WIDE),
+    "gptj": lambda v: GPTJConfig(vocab_size=v, n_positions=512, rotary_dim=4, **GPT, **WIDE),
+    "llama": lambda v: LlamaConfig(vocab_size=v, max_position_embeddings=512, num_key_value_heads=2, **SIZES, **WIDE),
+    "mistral": lambda v: MistralConfig(vocab_size=v, sliding_window=400, num_key_value_heads=2, **SIZES, **WIDE),
+    "gemma2": lambda v: Gemma2Config(vocab_size=v, head_dim=8, num_key_value_heads=2, **SIZES, **WIDE),
+    "bloom": lambda v: BloomConfig(vocab_size=v, **GPT, **WIDE),
+}
+SHARING = ("gpt2", "gpt2_bytes", "gptj", "llama", "mistral")
+"""These run with shared keys; soft caps (gemma2) and ALiBi (bloom) are recomputed."""
+
+
+def tiny(name: str) -> LanguageModel:
+    torch.manual_seed(1)
+    tokenizer = byte_level({"gpt2_bytes": 257}.get(name, 320)) if name.startswith("gpt") else metaspace()
+    model = AutoModelForCausalLM.from_config(ARCHITECTURES[name](len(tokenizer)))
+    return wrap_language_model(name, model.float(), tokenizer)
+
+
+@dataclass
+class Reference:
+    """The definitions written down: one plain forward pass of the whole sequence for every number."""
+
+    model: Any
+    tokenizer: Any
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    @property
+    def bos(self) -> list[int]:
+        return [i for i in self.tokenizer("").input_ids if i == self.tokenizer.bos_token_id]
+
+    @torch.no_grad()
+    def log_probabilities(self, ids: Sequence[int]) -> np.ndarray[Any, Any]:
+        """[T, V]: row t is the distribution of token t + 1."""
+        return self.model(torch.tensor([list(ids)])).logits[0].float().log_softmax(-1).double().numpy()
+
+    def prefix(self, prompt: str, text: str, i: int) -> list[int]:
+        x = self.tokens(text)
+        return self.bos + self.tokens(prompt + "Input: ") + x + self.tokens("\nOutput: ") + x[:i]
+
+    def probability(self, prompt: str, text: str, i: int) -> float:
+        before, start = self.prefix(prompt, text, i), self.tokens(" [")
+        rows = self.log_probabilities(before + start)
+        return float(np.exp(sum(rows[len(before) - 1 + t, token] for t, token in enumerate(start))))
+
+    def sample(self, prompt: str, text: str, i: int, stream: Sequence[float], temperature: float = 1.0) -> str | None:
+        sampled: list[int] = []
+        for uniform in stream:
+            logits = self.log_probabilities(self.prefix(prompt, text, i) + self.tokens(" [") + sampled)[-1]
+            weights = np.exp(logits / temperature)
+            sampled.append(int(np.searchsorted(np.cumsum(weights / weights.sum()), uniform, side="right")))
+            body = self.tokenizer.decode(self.tokens(" [") + sampled).partition("[")[2]
+            if "]" in body:
+                return str(body.partition("]")[0])
+            if sampled[-1] == self.tokenizer.eos_token_id:
+                return None
+        return None
+
+    def loss(self, text: str, i: int, z: str) -> float:
+        """L_i(z) with z tokenized apart; a first token with nothing before it has no term."""
+        before, x = self.bos + (self.tokens(z) if z else []), self.tokens(text)
+        rows = self.log_probabilities(before + x)
+        unnormalised = [max(0.0, 1 - 0.2 * t) for t in range(len(x))]
+        total = sum(max(0.0, 1 - 0.2 * t) for t in range(100))
+        loss = 0.0
+        for j in range(i, len(x)):
+            if len(before) + j > 0:
+                loss -= unnormalised[j - i] / total * rows[len(before) + j - 1, x[j]]
+        return float(loss)
+
+
+@dataclass
+class Case:
+    """A tiny model, its reference, and engines over it."""
+
+    name: str
+    language_model: LanguageModel
+    reference: Reference
+
+    def engine(self, token_budget: int | None = None) -> Engine:
+        return Engine(self.language_model, token_budget=token_budget)
+
+
+@pytest.fixture(scope="session")
+def cases() -> Callable[[str], Case]:
+    made: dict[str, Case] = {}
+
+    def case(name: str) -> Case:
+        if name not in made:
+            language_model = tiny(name)
+            made[name] = Case(name, language_model, Reference(language_model.model, language_model.tokenizer))
+        return made[name]
+
+    return case
+
+
+@pytest.fixture(params=SHARING)
+def case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
+    return cases(request.param)
+
+
+@pytest.fixture(params=["gpt2", "gemma2", "bloom"])
+def any_case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
+    return cases(request.param)
+
+
+@pytest.fixture
+def gpt2(cases: Callable[[str], Case]) -> Case:
+    return cases("gpt2")
+
+
+@pytest.fixture(scope="session")
+def texts() -> tuple[str, ...]:
+    return TEXTS
+
+
+@pytest.fixture(scope="session")
+def prompt() -> str:
+    return PROMPT
+
+
+@pytest.fixture(scope="session")
+def stream() -> Callable[..., Any]:
+    def of(sampling: Sampling, digest: str, i: int, j: int) -> Any:
+        return uniforms(sampling.seed, digest, i, j, sampling.max_call_tokens)
+
+    return of

@@ -1,0 +1,124 @@
+"""The three losses against the definitions."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toolformer_dag.language_model.losses import WINDOW_WEIGHTS, CallLosses, LossRequest
+
+CALLS = [("Add", "35 + 26", "61"), ("QA", "¿dónde? 中", "a b"), ("Calendar", "", "")]
+
+
+def requests_for(case: Any, texts: tuple[str, ...]) -> list[LossRequest]:
+    """Every call before the first, the second, a middle and the last tokens of every text."""
+    requests = []
+    for text in texts:
+        n = len(case.reference.tokens(text))
+        for i in sorted({0, 1, n // 2, max(0, n - 5), n - 2, n - 1} & set(range(n))):
+            requests += [LossRequest(text, i, *call) for call in CALLS]
+    return requests
+
+
+def expected(case: Any, request: LossRequest) -> tuple[float, float, float]:
+    call = f" [{request.tool}({request.input})]"
+    answered = f" [{request.tool}({request.input}) -> {request.result}]"
+    return tuple(case.reference.loss(request.text, request.position, z) for z in ("", call, answered))
+
+
+def as_rows(losses: list[CallLosses]) -> list[tuple[float, float, float]]:
+    return [(each.loss_empty, each.loss_call, each.loss_result) for each in losses]
+
+
+@pytest.mark.parametrize("token_budget", [1, 90, 4096])
+def test_losses_are_the_definitions(case: Any, texts: tuple[str, ...], token_budget: int) -> None:
+    requests = requests_for(case, texts)
+    found = as_rows(case.engine(token_budget).losses(requests))
+    assert np.allclose(found, [expected(case, each) for each in requests], rtol=0, atol=1e-5)
+
+
+def test_losses_of_models_whose_attention_is_their_own(any_case: Any, texts: tuple[str, ...]) -> None:
+    requests = requests_for(any_case, texts[:2])
+    found = as_rows(any_case.engine().losses(requests))
+    assert np.allclose(found, [expected(any_case, each) for each in requests], rtol=0, atol=1e-5)
+
+
+def test_order_and_company_change_nothing(case: Any, texts: tuple[str, ...]) -> None:
+    requests = requests_for(case, texts)
+    together = as_rows(case.engine().losses(requests))
+    backwards = as_rows(case.engine().losses(requests[::-1]))[::-1]
+    alone = [as_rows(case.engine().losses([each]))[0] for each in requests[::7]]
+    assert np.allclose(together, backwards, rtol=0, atol=1e-5)
+    assert np.allclose(together[::7], alone, rtol=0, atol=1e-5)
+
+
+def test_every_distinct_sequence_is_one_pass_up_to_the_last_token_read(gpt2: Any, texts: tuple[str, ...]) -> None:
+    text, tokens = texts[0], gpt2.reference.tokens
+    n = len(tokens(text))
+    engine = gpt2.engine(10_000)
+    requests = [LossRequest(text, i, "Add", "1", result) for i in (3, 5) for result in ("7", "8")]
+    engine.losses(requests * 2)
+    assert n > 5 + 4
+    assert engine.counts.loss_empty == 5 + 4
+    assert engine.counts.loss_call == len(tokens(" [Add(1)]")) + 5 + 4
+    assert engine.counts.loss_result == sum(len(tokens(f" [Add(1) -> {r}]")) + 5 + 4 for r in "78")
+    assert engine.counts.passes == 1
+
+
+def test_near_the_end_nothing_is_renormalised(gpt2: Any, texts: tuple[str, ...]) -> None:
+    text, tokens = texts[0], gpt2.reference.tokens(texts[0])
+    last = len(tokens) - 1
+    row = gpt2.reference.log_probabilities(tokens)[last - 1]
+    found = gpt2.engine().losses([LossRequest(text, last, "Add", "1", "2")])[0].loss_empty
+    assert found == pytest.approx(-row[tokens[last]] / 3, abs=1e-5)
+
+
+def test_the_first_token_counts_only_where_something_stands_before_it(cases: Any) -> None:
+    request = LossRequest("a", 0, "Add", "1", "2")
+    assert len(cases("gpt2").reference.tokens("a")) == 1
+    assert cases("gpt2").engine().losses([request])[0].loss_empty == 0
+    assert cases("llama").engine().losses([request])[0].loss_empty > 0
+
+
+def test_window_weights_are_the_papers() -> None:
+    raw = [max(0, 1 - 0.2 * t) for t in range(5)]
+    assert pytest.approx([w / sum(raw) for w in raw]) == WINDOW_WEIGHTS
+
+
+def test_a_hopeless_call_is_not_run_without_its_result(case: Any, texts: tuple[str, ...]) -> None:
+    requests = requests_for(case, texts)
+    full = case.engine().losses(requests)
+    engine = case.engine()
+    short = engine.losses(requests, skip_hopeless=True)
+    assert [each.upper_bound for each in short] == [each.loss_empty < each.loss_result for each in full]
+    assert 0 < sum(each.upper_bound for each in short) < len(short)
+    for one, other in zip(full, short, strict=True):
+        if other.upper_bound:
+            assert math.isnan(other.loss_call) and one.delta <= other.delta + 1e-5 and other.delta < 0
+        else:
+            assert other.delta == pytest.approx(one.delta, abs=1e-5)
+
+
+def test_a_call_that_does_not_fit_is_refused_and_the_rest_goes_on(gpt2: Any, texts: tuple[str, ...]) -> None:
+    requests = [LossRequest(texts[0], 2, "Add", "1", "9 " * 600), LossRequest(texts[0], 2, "Add", "1", "9")]
+    refused, judged = gpt2.engine().losses(requests)
+    assert refused.reason == "does_not_fit" and math.isnan(refused.delta)
+    assert judged.reason is None and math.isfinite(judged.delta)
+
+
+def test_only_what_is_read_must_fit(gpt2: Any) -> None:
+    text = "pens " * 600
+    assert len(gpt2.reference.tokens(text)) > 512
+    early, late = gpt2.engine().losses([LossRequest(text, i, "Add", "1", "2") for i in (3, 590)])
+    assert early.reason is None and late.reason == "does_not_fit"
+
+
+def test_a_position_outside_the_text_is_an_error(gpt2: Any) -> None:
+    with pytest.raises(ValueError, match="position 99 is not in a text of 1 tokens"):
+        gpt2.engine().losses([LossRequest("a", 99, "Add", "1", "2")])
+
+
+def test_nothing_asked_nothing_run(gpt2: Any) -> None:
+    engine = gpt2.engine()
+    assert engine.losses([]) == [] and engine.counts.passes == 0

@@ -1,0 +1,165 @@
+"""Positions and samples against the definitions."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toolformer_dag.language_model.cached import CachedHead
+from toolformer_dag.language_model.positions import select_positions
+from toolformer_dag.language_model.proposal import Proposal, ProposalRequest
+from toolformer_dag.language_model.recomputed import RecomputedHead
+from toolformer_dag.language_model.sampling import Sampling
+
+SAMPLING = Sampling(max_call_tokens=12, seed=3)
+
+
+def requests_for(texts: tuple[str, ...]) -> list[ProposalRequest]:
+    return [ProposalRequest(text, f"digest{number}") for number, text in enumerate(texts)]
+
+
+def samples(proposals: list[Proposal]) -> list[tuple[int, int, int, str | None]]:
+    return [(n, s.position, s.sample, s.body) for n, proposal in enumerate(proposals) for s in proposal.samples]
+
+
+def propose(engine: Any, prompt: str, requests: list[ProposalRequest], **options: Any) -> list[Proposal]:
+    settings = {"tau_s": 0.0, "k": 3, "m": 2, "sampling": SAMPLING, **options}
+    found: list[Proposal] = engine.propose(prompt, requests, **settings)
+    return found
+
+
+def check(case: Any, prompt: str, texts: tuple[str, ...], proposals: list[Proposal], stream: Any) -> None:
+    for number, (text, proposal) in enumerate(zip(texts, proposals, strict=True)):
+        n = len(case.reference.tokens(text))
+        places = [i for i in range(n) if i == 0 or proposal.offsets[i] > proposal.offsets[i - 1]]
+        expected = [case.reference.probability(prompt, text, i) for i in places]
+        assert np.allclose(proposal.probabilities[places], expected, rtol=1e-4, atol=1e-6)
+        for each in proposal.samples:
+            numbers = stream(SAMPLING, f"digest{number}", each.position, each.sample)
+            assert each.body == case.reference.sample(prompt, text, each.position, numbers)
+            assert each.reason == (None if each.body is not None else "no_end")
+
+
+def test_the_families_of_the_paper_run_with_shared_keys(case: Any) -> None:
+    assert case.engine().runtime.head_type is CachedHead
+
+
+@pytest.mark.parametrize("token_budget", [16, 4096])
+def test_positions_and_samples_are_the_definitions(
+    case: Any, prompt: str, texts: tuple[str, ...], stream: Any, token_budget: int
+) -> None:
+    proposals = propose(case.engine(token_budget), prompt, requests_for(texts))
+    check(case, prompt, texts, proposals, stream)
+    assert all(len(proposal.samples) >= 2 for proposal in proposals)
+
+
+def test_positions_and_samples_without_shared_keys(
+    cases: Any, prompt: str, texts: tuple[str, ...], stream: Any
+) -> None:
+    for name in ("gemma2", "bloom"):
+        engine = cases(name).engine()
+        assert engine.runtime.head_type is RecomputedHead
+        check(cases(name), prompt, texts[:2], propose(engine, prompt, requests_for(texts[:2])), stream)
+
+
+def test_the_calls_sampled_hold_some_ends(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    long = Sampling(max_call_tokens=64)
+    found = samples(propose(case.engine(), prompt, requests_for(texts), k=4, m=6, sampling=long))
+    bodies = [body for *_, body in found]
+    assert any(body is not None for body in bodies) and all("]" not in (body or "") for body in bodies)
+
+
+def test_order_company_and_budget_change_no_sample(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    requests = requests_for(texts)
+    together = propose(case.engine(), prompt, requests)
+    backwards = propose(case.engine(100), prompt, requests[::-1])[::-1]
+    alone = [propose(case.engine(), prompt, [each])[0] for each in requests]
+    assert samples(together) == samples(backwards) == samples(alone)
+
+
+def test_two_runs_give_the_same_rows(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    one, other = (propose(case.engine(), prompt, requests_for(texts)) for _ in range(2))
+    assert samples(one) == samples(other)
+    assert all(np.array_equal(a.probabilities, b.probabilities) for a, b in zip(one, other, strict=True))
+
+
+def test_more_samples_begin_with_the_fewer(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    few, many = (samples(propose(case.engine(), prompt, requests_for(texts), m=m)) for m in (2, 5))
+    assert [each for each in many if each[2] < 2] == few
+
+
+def test_what_is_stored_is_not_sampled_again(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    requests = requests_for(texts)
+    first, everything = (propose(case.engine(), prompt, requests, m=m) for m in (2, 4))
+    again = [
+        ProposalRequest(r.text, r.digest, p.probabilities, frozenset((s.position, s.sample) for s in p.samples))
+        for r, p in zip(requests, first, strict=True)
+    ]
+    engine = case.engine()
+    assert samples(propose(engine, prompt, again, m=2)) == [] and engine.counts.passes == 0
+    more = samples(propose(engine, prompt, again, m=4))
+    assert sorted(more + samples(first)) == sorted(samples(everything))
+    assert engine.counts.positions == 0 and engine.counts.samples > 0
+
+
+def test_seed_and_digest_change_samples(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    one = samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "a")]))
+    assert one != samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "b")]))
+    seeded = Sampling(max_call_tokens=12, seed=4)
+    assert one != samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "a")], sampling=seeded))
+
+
+def test_no_call_stands_inside_a_character(cases: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    proposal = propose(cases("gpt2_bytes").engine(), prompt, requests_for(texts[1:2]))[0]
+    inside = np.flatnonzero(np.diff(proposal.offsets) == 0) + 1
+    assert len(inside) > 5 and not proposal.probabilities[inside].any()
+    assert (np.delete(proposal.probabilities, inside) > 0).all()
+
+
+def test_tokens_are_counted_by_kind(cases: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    for name, more in (("gpt2", 0), ("gpt2_bytes", 1)):
+        case = cases(name)
+        tokens, engine = case.reference.tokens, case.engine()
+        head, output = len(tokens(f"{prompt}Input: ")), len(tokens("\nOutput: "))
+        assert len(tokens(" [")) == 1 + more
+        for _ in range(2):
+            propose(engine, prompt, requests_for(texts), m=0)
+        lengths = [len(tokens(text)) for text in texts]
+        assert engine.counts.prompt == head
+        assert engine.counts.positions == 2 * sum(2 * n + output - 1 + more * n for n in lengths)
+        assert engine.counts.samples == 0
+
+
+def test_samples_that_agree_so_far_are_one_sequence(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    engine = gpt2.engine()
+    cold = Sampling(temperature=0.01, max_call_tokens=6)
+    found = propose(engine, prompt, requests_for(texts[:1]), k=1, m=9, sampling=cold)[0]
+    assert len({each.body for each in found.samples}) == 1
+    assert engine.counts.samples <= 6
+
+
+def test_texts_that_do_not_fit_or_are_empty_are_refused(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    long, empty, fine = propose(gpt2.engine(), prompt, [ProposalRequest(t, "d") for t in (texts[0] * 20, "", texts[0])])
+    assert (long.reason, empty.reason, fine.reason) == ("does_not_fit", "empty", None)
+    assert not len(long.probabilities) and not long.samples and len(fine.probabilities)
+
+
+def test_the_longest_text_that_fits_is_taken(gpt2: Any, prompt: str) -> None:
+    tokens = gpt2.reference.tokens
+    room = 512 - len(tokens(f"{prompt}Input: ")) - len(tokens("\nOutput: ")) - 1 - SAMPLING.max_call_tokens
+    longest = "€" * (room // 2 // 3)
+    fits, too_long = propose(gpt2.engine(), prompt, [ProposalRequest(t, "d") for t in (longest, longest + "€€")], k=1)
+    assert (fits.reason, too_long.reason) == (None, "does_not_fit")
+
+
+def test_probabilities_of_another_text_are_an_error(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="3 probabilities were given for a text of"):
+        propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "d", np.ones(3, np.float32))])
+
+
+def test_select_positions() -> None:
+    probabilities = np.array([0.1, 0.5, 0.05, 0.5, 0.2, 0.0], np.float32)
+    assert select_positions(probabilities, 0.05, 9) == [0, 1, 3, 4]
+    assert select_positions(probabilities, 0.0, 3) == [1, 3, 4]
+    assert select_positions(probabilities, 0.0, 1) == [1]
+    assert select_positions(probabilities, 0.9, 5) == []

@@ -1,0 +1,78 @@
+"""Batches as large as memory allows: a budget of tokens, halved where it turns out too large."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from toolformer_dag.language_model.errors import ModelError
+
+CPU_TOKENS = 2048
+"""What stays in a processor's cache; more made passes slower (benchmarks/LOG.md)."""
+
+
+class TokenBudget:
+    """`tokens` is what one pass may hold, padding counted."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def run(self, lengths: Sequence[int], work: Callable[[list[int]], None], *, share: int = 1) -> None:
+        """Calls `work` on batches of indices, sorted by length, none over `share` budgets unless it is a single one.
+
+        Where `work` runs out of memory, the budget is halved and the batch cut again; `work` must bear repetition.
+        Raises ModelError where a single sequence does not fit into memory.
+        """
+        waiting = sorted(range(len(lengths)), key=lengths.__getitem__)
+        while waiting:
+            batch = next(batches(waiting, lengths, self.tokens * share))
+            try:
+                work(batch)
+            except RuntimeError as error:
+                self._shrink(error, len(batch), lengths[batch[-1]])
+            else:
+                waiting = waiting[len(batch) :]
+
+    def _shrink(self, error: RuntimeError, batch: int, length: int) -> None:
+        if not is_out_of_memory(error):
+            raise error
+        if batch == 1:
+            raise ModelError(
+                f"out of memory with a single sequence of {length} tokens; use a smaller model, dtype bfloat16, "
+                "shorter segments or a device with more memory"
+            ) from error
+        self.tokens = max(1, self.tokens // 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """On a GPU torch has a class for it, on a CPU only words."""
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def free_token_budget(model: Any, device: torch.device) -> int:
+    """Tokens for one pass: half of a GPU's free memory by a rough estimate of what a token takes, else CPU_TOKENS."""
+    if device.type != "cuda":
+        return CPU_TOKENS
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(CPU_TOKENS, int(free / 2 / _bytes_per_token(model)))
+
+
+def _bytes_per_token(model: Any) -> int:
+    """Keys and values of all layers, eight times (`propose` holds several passes), and one layer's activations."""
+    config = model.config
+    width, layers = int(config.hidden_size), int(config.num_hidden_layers)
+    return (8 * 2 * layers + 32) * width * int(next(model.parameters()).element_size())
+
+
+def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Cuts indices that are ordered by length so that no batch, padded, is over `tokens`, unless it is a single one."""
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * lengths[index] > tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,141 @@
+"""Positions and samples of texts that go through the model together (paper, section 2, "Sampling API Calls")."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from toolformer_dag.language_model.encoding import TextTokens
+from toolformer_dag.language_model.heads import Head, Texts
+from toolformer_dag.language_model.memory import batches
+from toolformer_dag.language_model.positions import select_positions
+from toolformer_dag.language_model.proposal import Proposal, ProposalRequest, SampledCall
+from toolformer_dag.language_model.runtime import Runtime
+from toolformer_dag.language_model.samples import Place, sample
+from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.language_model.streams import uniforms
+
+Wanted = list[tuple[int, int]]
+"""Pairs of position and sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which positions get how many samples."""
+
+    tau_s: float
+    k: int
+    m: int
+
+    def wanted(self, request: ProposalRequest, probabilities: NDArray[np.float32]) -> Wanted:
+        """What is to be sampled and has not been."""
+        positions = select_positions(probabilities, self.tau_s, self.k)
+        return [(i, j) for i in positions for j in range(self.m) if (i, j) not in request.stored]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """A request and its tokens; `wanted` is what is known to be missing, None where positions come first."""
+
+    request: ProposalRequest
+    text: TextTokens
+    wanted: Wanted | None
+
+    def sequence(self, output: list[int]) -> list[int]:
+        """x, "Output:", and x again as far as somebody asks for what comes after."""
+        last = len(self.text.ids) - 1 if self.wanted is None else max(i for i, _ in self.wanted)
+        return self.text.ids + output + self.text.ids[:last]
+
+
+def propose(
+    runtime: Runtime, head: Head, items: Sequence[Item], selection: Selection, sampling: Sampling
+) -> list[Proposal]:
+    """Proposals for items ordered by the length of their sequences, which share the memory."""
+    texts = head.texts([item.sequence(runtime.encoding.output) for item in items])
+    probabilities = _probabilities(runtime, texts, items)
+    wanted = [
+        selection.wanted(item.request, p) if item.wanted is None else item.wanted
+        for item, p in zip(items, probabilities, strict=True)
+    ]
+    samples = _samples(runtime, texts, items, wanted, sampling)
+    return [
+        Proposal(p, item.text.offsets, tuple(calls))
+        for item, p, calls in zip(items, probabilities, samples, strict=True)
+    ]
+
+
+def _probabilities(runtime: Runtime, texts: Texts, items: Sequence[Item]) -> list[NDArray[np.float32]]:
+    """p_i of every item; runs all texts, those with known p_i for their keys alone."""
+    lengths = [len(item.sequence(runtime.encoding.output)) for item in items]
+    result: list[NDArray[np.float32]] = []
+    for batch in batches(range(len(items)), lengths, runtime.budget.tokens):
+        features = texts.features(batch)
+        runtime.counts.passes += 1
+        for row, number in zip(features, batch, strict=True):
+            item = items[number]
+            runtime.counts.add("samples" if item.wanted is not None else "positions", lengths[number])
+            if item.request.probabilities is not None:
+                result.append(item.request.probabilities)
+            else:
+                result.append(_first_token(runtime, row, item.text))
+    asked = [number for number, item in enumerate(items) if item.wanted is None]
+    if len(runtime.encoding.start) > 1 and asked:
+        _further_tokens(runtime, texts, items, asked, result)
+    return result
+
+
+def _first_token(runtime: Runtime, features: torch.Tensor, text: TextTokens) -> NDArray[np.float32]:
+    """The probability of the first token of " [" before every x_i; 0 where x_i begins inside a character."""
+    n = len(text.ids)
+    first = n + len(runtime.encoding.output) - 1
+    start = torch.full((n,), runtime.encoding.start[0], device=features.device)
+    probabilities = runtime.backbone.log_probabilities(features[first : first + n], start).exp()
+    return np.where(text.inside, np.float32(0), probabilities.cpu().numpy())
+
+
+def _further_tokens(
+    runtime: Runtime, texts: Texts, items: Sequence[Item], asked: Sequence[int], result: list[NDArray[np.float32]]
+) -> None:
+    """Multiplies in the other tokens of " [", where it has several: a branch of each text before every x_i."""
+    start, output = runtime.encoding.start, len(runtime.encoding.output)
+    for number in asked:
+        n = len(items[number].text.ids)
+        branches = texts.branches([number] * n, [n + output + i for i in range(n)], room=len(start), capacity=n)
+        for token, following in pairwise(start):
+            features = branches.step(torch.full((n,), token, device=runtime.backbone.device))
+            runtime.counts.add("positions", n)
+            runtime.counts.passes += 1
+            targets = torch.full((n,), following, device=runtime.backbone.device)
+            result[number] *= runtime.backbone.log_probabilities(features, targets).exp().cpu().numpy()
+
+
+def _samples(
+    runtime: Runtime, texts: Texts, items: Sequence[Item], wanted: Sequence[Wanted], sampling: Sampling
+) -> list[list[SampledCall]]:
+    result: list[list[SampledCall]] = [[] for _ in items]
+    keys = [(number, i) for number, pairs in enumerate(wanted) for i in dict.fromkeys(i for i, _ in pairs)]
+    if not keys:
+        return result
+    numbers = {key: [j for i, j in wanted[key[0]] if i == key[1]] for key in keys}
+    places = [_place(runtime, items, number, i, numbers[number, i], sampling) for number, i in keys]
+    drawn = iter(sample(runtime, texts, places, sampling))
+    for number, i in keys:
+        result[number] += [_call(runtime, i, j, next(drawn)) for j in numbers[number, i]]
+    return result
+
+
+def _place(
+    runtime: Runtime, items: Sequence[Item], number: int, i: int, samples: Sequence[int], sampling: Sampling
+) -> Place:
+    item = items[number]
+    kept = len(item.text.ids) + len(runtime.encoding.output) + i
+    count = sampling.max_call_tokens
+    return Place(number, kept, np.stack([uniforms(sampling.seed, item.request.digest, i, j, count) for j in samples]))
+
+
+def _call(runtime: Runtime, position: int, sample_number: int, tokens: Sequence[int]) -> SampledCall:
+    body = runtime.encoding.body(tokens)
+    return SampledCall(position, sample_number, body, "no_end" if body is None else None)

@@ -1,0 +1,58 @@
+"""Log-probabilities of the few tokens that losses need, one pass per distinct sequence (paper, section 2)."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from toolformer_dag.language_model.backbone import on_device, padded
+from toolformer_dag.language_model.losses import WINDOW_WEIGHTS
+from toolformer_dag.language_model.runtime import Runtime
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """The sequence [BOS], z, x; `found` maps j to log p(x_j | z, x_<j) for every j that a loss needs."""
+
+    kind: str
+    prefix: list[int]
+    text: list[int]
+    found: dict[int, float] = field(default_factory=dict)
+
+    def want(self, position: int) -> None:
+        """Asks for the five tokens from x_i on, as far as they exist and anything stands before them."""
+        last = min(position + len(WINDOW_WEIGHTS), len(self.text))
+        self.found = {j: math.nan for j in range(position, last) if self.prefix or j} | self.found
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing that was asked for is missing."""
+        return not any(map(math.isnan, self.found.values()))
+
+    def loss(self, position: int) -> float:
+        """L_i: minus the weighted sum. A term that does not exist is zero; the weights stay as they are."""
+        terms = ((w, self.found.get(position + t)) for t, w in enumerate(WINDOW_WEIGHTS))
+        return -sum(weight * term for weight, term in terms if term is not None)
+
+    @property
+    def sequence(self) -> list[int]:
+        """What goes through the model: nothing after the token before the last x_j asked for."""
+        return self.prefix + self.text[: max(self.found, default=0)]
+
+
+def run_passes(runtime: Runtime, passes: Iterable[Pass]) -> None:
+    """Fills in what was asked for."""
+    waiting = [each for each in passes if not each.done]
+    lengths = [len(each.sequence) for each in waiting]
+    runtime.budget.run(lengths, lambda batch: _run(runtime, [waiting[number] for number in batch]))
+
+
+def _run(runtime: Runtime, batch: Sequence[Pass]) -> None:
+    device = runtime.backbone.device
+    features = runtime.backbone.features(padded([each.sequence for each in batch], device))
+    asked = [(row, len(each.prefix) + j - 1, each.text[j]) for row, each in enumerate(batch) for j in each.found]
+    rows, columns, targets = on_device(asked, device).T
+    values = iter(runtime.backbone.log_probabilities(features[rows, columns], targets).tolist())
+    for each in batch:
+        each.found = {j: next(values) for j in each.found}
+        runtime.counts.add(each.kind, len(each.sequence))
+    runtime.counts.passes += 1

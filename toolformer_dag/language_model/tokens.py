@@ -1,0 +1,32 @@
+"""Counting tokens without loading weights: what cutting documents into texts needs of a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transformers import AutoConfig, AutoTokenizer
+
+from toolformer_dag.language_model.encoding import Encoding
+from toolformer_dag.language_model.load import context_length, from_hub
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A model's tokenizer and its `context_length` in tokens."""
+
+    encoding: Encoding = field(repr=False)
+    context_length: int
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """n for every text, without special tokens."""
+        return [len(text.ids) for text in self.encoding.texts(texts)]
+
+    def prompt(self, prompt: str) -> int:
+        """How many tokens P(x) holds besides the text, which it holds twice."""
+        return len(self.encoding.head(prompt)) + len(self.encoding.output)
+
+
+def load_tokens(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokens:
+    """The tokenizer and context length of a folder or hub id. Raises ModelError."""
+    common = {"revision": revision, "trust_remote_code": trust_remote_code}
+    tokenizer = from_hub(AutoTokenizer, name, common)
+    return Tokens(Encoding(tokenizer), context_length(from_hub(AutoConfig, name, common)))
