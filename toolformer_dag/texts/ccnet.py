@@ -11,6 +11,7 @@ from typing import cast
 import orjson
 from upath import UPath
 
+from toolformer_dag.errors import UserError
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.gunzip import Gunzip
 from toolformer_dag.texts.url_date import date_from_url
@@ -33,7 +34,7 @@ class Rejection:
     detail: str
 
 
-class ShardError(RuntimeError):
+class ShardError(UserError):
     """A shard that cannot be opened at all."""
 
 

@@ -1,0 +1,123 @@
+"""The numbers of a text, where they stand, and whether one is the result of an operation on two others near it."""
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+WINDOW = 100
+"""Tokens within which the three numbers must stand (paper, appendix A.1)."""
+
+UNIT = 10**6
+HUNDREDTH = 10**4
+MAX_WHOLE_DIGITS = 15
+MAX_DECIMALS = 4  # two more are left for the percent sign
+
+# Possessive, so that of `10.5kg` no part is taken; what may not stand before is asked after the first digit, because a
+# pattern that begins with a set of characters is found many times faster.
+RUN = re.compile(r"[0-9](?<![\w.,].)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
+SINGLE = re.compile(
+    rf"([0-9]{{1,{MAX_WHOLE_DIGITS}}}|[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,4}})(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)"
+)
+TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+class Number(NamedTuple):
+    """`value` in millionths, with `%` as a hundredth; characters `start` to `end` of the text."""
+
+    start: int
+    end: int
+    value: int
+
+
+def numbers(text: str) -> list[Number]:
+    """Numbers such as 7, 2017, 1,234.5, 11.4% and each of 1,2,3.
+
+    Not numbers: what is joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
+    more than 15 digits before or 4 after the point. Signs are not read: in prose they are mostly dashes.
+    """
+    found: list[Number] = []
+    for run in RUN.finditer(text):
+        for piece in _pieces(run[0]):
+            if single := SINGLE.fullmatch(piece):
+                found.append(Number(run.start(), run.end(), _value(*single.groups(""))))
+    return found
+
+
+def _pieces(run: str) -> Sequence[str]:
+    return run.split(",") if "," in run and not SINGLE.fullmatch(run) and "." not in run else (run,)
+
+
+def _value(whole: str, decimals: str, percent: str) -> int:
+    millionths = int(whole.replace(",", "") + decimals.ljust(6, "0"))
+    return millionths // 100 if percent else millionths
+
+
+def holds_operation(text: str, found: Sequence[Number]) -> bool:
+    """Whether of three numbers within WINDOW tokens one is +, -, * or / of the other two.
+
+    The result may be exact or rounded as the calculator rounds. A number is one token, and so is each other word or
+    mark. At most WINDOW pairs per number are tried.
+    """
+    at = _token_positions(text, found)
+    places: dict[int, list[int]] = defaultdict(list)
+    for number, position in zip(found, at, strict=True):
+        places[number.value].append(position)
+    largest = max(places, default=0)
+    return any(
+        _third(at[first], at[second], places[result])
+        for first, second in _near_pairs(at)
+        for result in _results(found[first].value, found[second].value, largest)
+        if result in places
+    )
+
+
+def _token_positions(text: str, found: Sequence[Number]) -> list[int]:
+    """The token at which each number stands; of a gap that no window spans, only the beginning is counted."""
+    at, position, end = [], 0, 0
+    for number in found:
+        position += 1 + _tokens(text, end, number.start)
+        end = number.end
+        at.append(position)
+    return at
+
+
+def _tokens(text: str, start: int, end: int) -> int:
+    near = min(end, start + 10 * WINDOW)
+    count = len(TOKEN.findall(text, start, near))
+    return count if count >= WINDOW or near == end else len(TOKEN.findall(text, start, end))
+
+
+def _near_pairs(at: Sequence[int]) -> Iterator[tuple[int, int]]:
+    nearest = 0
+    for second, position in enumerate(at):
+        while position - at[nearest] >= WINDOW:
+            nearest += 1
+        for first in range(nearest, second):
+            yield first, second
+
+
+def _third(first: int, second: int, candidates: Sequence[int]) -> bool:
+    """Whether a third number stands within one window with the two; all are token positions."""
+    nearest = bisect_right(candidates, second - WINDOW)
+    return any(each not in (first, second) and each < first + WINDOW for each in candidates[nearest : nearest + 3])
+
+
+def _results(a: int, b: int, largest: int) -> Iterator[int]:
+    """Sum, difference, product and quotients of two values up to `largest`, exact and as the calculator rounds."""
+    yield a + b
+    yield abs(a - b)
+    if a * b <= (largest + HUNDREDTH) * UNIT:
+        yield from _exact_and_rounded(a * b, UNIT)
+    if b:
+        yield from _exact_and_rounded(a * UNIT, b)
+    if a:
+        yield from _exact_and_rounded(b * UNIT, a)
+
+
+def _exact_and_rounded(numerator: int, denominator: int) -> tuple[int, int]:
+    """In millionths; the first is rounded instead where there is no exact value."""
+    value, rest = divmod(numerator, denominator)
+    rounded = (value + HUNDREDTH // 2) // HUNDREDTH * HUNDREDTH
+    return (rounded if rest else value), rounded
