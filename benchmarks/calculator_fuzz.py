@@ -2,8 +2,8 @@
 
     python -m benchmarks.calculator_fuzz [COUNT] [SEED]
 
-A quarter each: expressions of the grammar, such with characters changed, deep parentheses, random characters. Prints the rate,
-the slowest inputs (wall time, so a pause of the machine counts too; the slowest are timed again) and counts by outcome.
+A quarter each: expressions of the grammar, such with characters changed, deep parentheses, random characters. Prints
+the rate, the slowest inputs (wall time, so a pause of the machine counts; they are timed again) and counts by outcome.
 """
 
 import random
