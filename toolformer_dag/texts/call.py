@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from unicodedata import category
 
 API_START = " ["
 RESULT_ARROW = "->"
@@ -10,9 +11,9 @@ API_END = "]"
 
 NAME = r"[^\s\[\]()]+"
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
-JOINERS = (
-    "\u200c\u200d"  # category Cf like the marks that go, but without them Persian, Hindi and emoji read differently
-)
+INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
+# Of category Cf as well, but without them Persian, Hindi and some emoji read differently.
+JOINERS = "\u200c\u200d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,9 @@ def fault(call: Call) -> str | None:
 def clean_result(result: str, max_characters: int) -> str:
     """Whatever a tool returned as one line that e(c, r) can hold; "" where nothing visible is left.
 
-    White space is collapsed, control characters and invisible marks go (bidirectional ones too), square brackets become
-    round, `->` becomes `→`, and the rest is cut to `max_characters`. Cleaning twice changes nothing more.
+    White space is collapsed; control characters, invisible marks (bidirectional ones too) and lone surrogates go;
+    square brackets become round and `->` becomes `→`; the rest is cut to `max_characters`. Cleaning twice changes
+    nothing more.
     """
     visible = result if result.isprintable() else "".join(filter(_stays, result))
     line = " ".join(visible.split()).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
@@ -79,7 +81,7 @@ def clean_result(result: str, max_characters: int) -> str:
 
 
 def _stays(character: str) -> bool:
-    return character.isprintable() or character.isspace() or character in JOINERS
+    return character.isspace() or character in JOINERS or category(character) not in INVISIBLE
 
 
 def call_opening(tools: Collection[str]) -> re.Pattern[str]:
