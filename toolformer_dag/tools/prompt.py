@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolformer_dag.embedded.folder import PROMPTS
 from toolformer_dag.errors import UserError
 from toolformer_dag.texts.call import MalformedCall, parse_call
 from toolformer_dag.texts.splice import take_out
@@ -49,7 +50,7 @@ def _prompt_file(key: str, folder: Path, option: str | None, root: Path) -> Path
     if option is None:
         return folder / "prompt.txt"
     if option == EMBEDDED:
-        return Path(__file__).parents[1] / "embedded" / "prompts" / f"{key}.txt"
+        return PROMPTS / f"{key}.txt"
     return root / option
 
 
