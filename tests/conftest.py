@@ -1,8 +1,15 @@
 """Fixtures that every room's tests share."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from toolformer_dag.language_model.load import LanguageModel
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +19,59 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("../shared (real data for tests) is not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> "Callable[..., LanguageModel]":
+    """Makes random models of some 50,000 parameters: `tiny_model("gptj", one_token_start=True, bos=False, seed=0)`."""
+    return make_tiny_model
+
+
+def make_tiny_model(
+    kind: str, *, one_token_start: bool = True, bos: bool = False, seed: int = 0, positions: int = 256, width: int = 32
+) -> "LanguageModel":
+    """`one_token_start`: whether ` [` is one token of the vocabulary, or a space and a bracket."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from toolformer_dag.language_model.load import wrap_language_model
+
+    tokenizer = make_tiny_tokenizer(one_token_start, bos)
+    sizes = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0}
+    shapes = {
+        "gptj": {"n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": positions, "rotary_dim": 8},
+        "gpt2": {"n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": positions},
+        "llama": {
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": positions,
+        },
+    }
+    torch.set_num_threads(1)  # models this small only wait for each other on more
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **shapes[kind]))
+    return wrap_language_model(kind, model, tokenizer)
+
+
+def make_tiny_tokenizer(one_token_start: bool, bos: bool) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE of at most 400 tokens whose digits stand alone."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    alone = r"\d" if one_token_start else r"[\d\[\]]"
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(alone), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = ["Ada had 17 apples and got 25 more, so there were [Calculator(17 + 25) -> 42] 42 apples."] * 4
+    texts += [
+        'The river of Oslo is [QA("Which river?") -> Akerselva] long. Today is [Calendar() -> Monday] Monday.'
+    ] * 4
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<end>", eos_token="<end>")

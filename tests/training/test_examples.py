@@ -1,0 +1,72 @@
+"""Texts to sequences, sequences to batches: nothing is lost, nothing depends on how the work is spread."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.language_model.load import LanguageModel
+from toolformer_dag.training.arguments import device_batch
+from toolformer_dag.training.errors import TrainingError
+from toolformer_dag.training.examples import examples, windows
+from toolformer_dag.training.order import batch_order, steps_of
+from toolformer_dag.training.settings import TrainingSettings
+
+
+@given(st.lists(st.integers(), min_size=2, max_size=60), st.integers(2, 20))
+def test_windows_predict_every_token_once(ids: list[int], length: int) -> None:
+    found = list(windows(ids, length))
+    assert all(2 <= len(window) <= length for window in found)
+    assert [token for window in found for token in window[1:]] == ids[1:]
+    assert found[0][0] == ids[0]
+    assert all(after[0] == before[-1] for before, after in pairwise(found))
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_text_is_a_sequence_with_its_ends(tiny_model: Callable[..., LanguageModel], bos: bool) -> None:
+    encoding = tiny_model("gptj", bos=bos).encoding
+    text = "Ada had 17 apples."
+    plain = encoding.tokenizer(text, add_special_tokens=False).input_ids
+    made = examples(encoding, [text, "", text * 10], 64)
+    assert made.sequences[0] == [0] * bos + plain + [0]
+    assert (made.texts, made.split, made.empty) == (3, 1, 1)
+    assert made.tokens == sum(map(len, made.sequences))
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=80), st.integers(1, 16), st.integers(1, 4), st.integers(0, 9))
+def test_every_sequence_is_in_every_epoch(lengths: list[int], batch_size: int, epochs: int, seed: int) -> None:
+    steps = steps_of(len(lengths), batch_size, 10_000, epochs)
+    order = batch_order(lengths, batch_size, steps, seed)
+    assert len(order) == steps * batch_size
+    counts = Counter(order)
+    assert set(counts) == set(range(len(lengths)))
+    assert min(counts.values()) >= epochs
+    assert order == batch_order(lengths, batch_size, steps, seed)
+
+
+def test_batches_hold_like_lengths_in_shuffled_order() -> None:
+    lengths = [(7 * at) % 101 for at in range(400)]
+    order = batch_order(lengths, 8, 50, 0)
+    batches = [[lengths[at] for at in order[start : start + 8]] for start in range(0, 400, 8)]
+    assert max(max(batch) - min(batch) for batch in batches) <= 3
+    means = [sum(batch) for batch in batches]
+    assert means != sorted(means)
+    assert order != batch_order(lengths, 8, 50, 1)
+
+
+def test_the_run_ends_with_epochs_or_steps() -> None:
+    assert steps_of(100, 32, 2000, None) == 2000
+    assert steps_of(100, 32, 2000, 3) == 12
+    assert steps_of(100, 32, 5, 3) == 5
+    assert steps_of(1, 32, 2000, 0.1) == 1
+
+
+def test_a_batch_is_shared_exactly() -> None:
+    settings = TrainingSettings(batch_size=24, device_batch_size=7)
+    assert device_batch(settings, 1) == 6
+    assert device_batch(settings, 8) == 3
+    with pytest.raises(TrainingError, match="5 processes"):
+        device_batch(settings, 5)

@@ -1,0 +1,173 @@
+"""Finetuning: what is learnt, what is kept, and what happens after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.training.errors import TrainingError
+from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.identity import partial_folder, run_identity
+from toolformer_dag.training.report import read_report
+from toolformer_dag.training.settings import TrainingSettings
+
+TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
+HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]
+SETTINGS = TrainingSettings(batch_size=8, device_batch_size=8, learning_rate=1e-2, max_steps=12, eval_steps=4)
+
+ONE_THREAD = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+KILLED = """
+import os, signal, sys
+from toolformer_dag.training.__main__ import main
+from pathlib import Path
+import toolformer_dag.training.watch as watch
+step = watch.Watch.on_step_end
+def dies(self, args, state, control, **rest):
+    if state.global_step == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, args, state, control, **rest)
+watch.Watch.on_step_end = dies
+main(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base") / "model"
+    tiny = tiny_model("gptj", bos=True)
+    tiny.model.save_pretrained(folder)
+    tiny.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = weights(one), weights(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def perplexity_by_hand(folder: Path, texts: list[str]) -> float:
+    """Token by token, one text at a time, with EOS at its end."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    losses = []
+    for text in texts:
+        ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+        with torch.no_grad():
+            scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        losses += [-float(scores[at - 1, ids[at]]) for at in range(1, len(ids))]
+    return float(torch.tensor(losses).mean().exp())
+
+
+def job(folder: Path, base: Path, settings: dict[str, object], out: Path) -> Path:
+    for name, texts in (("texts", TEXTS), ("heldout", HELDOUT)):
+        (folder / name).write_text("".join(json.dumps(text) + "\n" for text in texts))
+    file = folder / "job.json"
+    paths = {"texts": str(folder / "texts"), "heldout": str(folder / "heldout")}
+    file.write_text(json.dumps({"base": str(base), "out": str(out), "settings": settings, **paths}))
+    return file
+
+
+def test_best_checkpoint_is_published(base: Path, tmp_path: Path) -> None:
+    steps = []
+    report = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out", lambda done, total: steps.append((done, total)))
+    assert steps == [(step, 12) for step in range(1, 13)]
+    assert [point.step for point in report.heldout] == [0, 4, 8, 12]
+    assert report.losses[-1].loss < 0.7 * report.losses[0].loss
+    best = min(report.heldout[1:], key=lambda point: point.perplexity)
+    assert (report.best_step, report.perplexity) == (best.step, best.perplexity)
+    assert perplexity_by_hand(base, HELDOUT) == pytest.approx(report.heldout[0].perplexity, rel=1e-4)
+    assert perplexity_by_hand(tmp_path / "out", HELDOUT) == pytest.approx(best.perplexity, rel=1e-4)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not list((tmp_path / "out").glob("*.bin"))
+    assert load_language_model(str(tmp_path / "out"), device="cpu").model.config.use_cache
+
+
+def test_held_out_texts_decide_which_checkpoint_wins(base: Path, tmp_path: Path) -> None:
+    """Held-out texts unlike the training texts grow less likely while training goes on."""
+    unlike = ["zzz qqq xxx " * 5]
+    report = finetune(base, TEXTS, unlike, SETTINGS, tmp_path / "out")
+    assert 0 < report.best_step < report.steps
+    assert report.perplexity < report.heldout[-1].perplexity
+    assert perplexity_by_hand(tmp_path / "out", unlike) == pytest.approx(report.perplexity, rel=1e-4)
+
+
+def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = finetune(base, TEXTS, HELDOUT, SETTINGS, out)
+    written = (out / "model.safetensors").stat().st_mtime_ns
+    again = finetune(base, TEXTS, HELDOUT, TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 2}), out)
+    assert again.reused and again.fingerprint == first.fingerprint and again.heldout == first.heldout
+    assert (out / "model.safetensors").stat().st_mtime_ns == written
+    other = finetune(base, TEXTS[1:], HELDOUT, SETTINGS, out)
+    assert not other.reused and other.fingerprint != first.fingerprint
+    assert read_report(out) == other
+
+
+def fields(settings: TrainingSettings) -> dict[str, object]:
+    return {**settings.determining(), "device_batch_size": settings.device_batch_size}
+
+
+def test_accumulated_batches_train_the_same_model(base: Path, tmp_path: Path) -> None:
+    finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "whole")
+    small = TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 3})  # 2 at a time: the largest that divides 8
+    finetune(base, TEXTS, HELDOUT, small, tmp_path / "accumulated")
+    first, second = weights(tmp_path / "whole"), weights(tmp_path / "accumulated")
+    assert max(float((first[name] - second[name]).abs().max()) for name in first) < 2e-3
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_weights(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    file = job(tmp_path, base, {"batch_size": 8, "learning_rate": 1e-2, "max_steps": 12, "eval_steps": 4}, out)
+    command = [sys.executable, "-c", KILLED, str(file)]
+    run = subprocess.run(command, capture_output=True, check=False, env=ONE_THREAD)
+    assert run.returncode == -signal.SIGKILL and not out.exists()
+    [partial] = tmp_path.glob("killed.partial-*")
+    (partial / "checkpoint-9").mkdir()  # as if it had died while saving: no state was written yet
+    seen = []
+    resumed = finetune(base, TEXTS, HELDOUT, SETTINGS, out, lambda done, _: seen.append(done))
+    assert seen == list(range(5, 13))
+    whole = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "whole")
+    assert same_weights(out, tmp_path / "whole")
+    assert resumed.heldout == whole.heldout
+    assert not list(tmp_path.glob("*.partial-*"))
+
+
+def test_checkpoints_of_another_run_are_refused(base: Path, tmp_path: Path) -> None:
+    identity = dict(run_identity(str(base), TEXTS, HELDOUT, SETTINGS))
+    folder = partial_folder(tmp_path / "out", fingerprint(identity))
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({**identity, "texts": "0" * 16}))
+    with pytest.raises(TrainingError, match=r"differs in texts; .* remove the folder"):
+        finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
+
+
+def test_nothing_to_train_on_is_an_error(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="lower tau_f"):
+        finetune(base, [], HELDOUT, SETTINGS, tmp_path / "out")
+
+
+def test_two_processes_train_what_one_does(base: Path, tmp_path: Path) -> None:
+    settings = {"batch_size": 8, "device_batch_size": 4, "learning_rate": 1e-2, "max_steps": 3, "eval_steps": 3}
+    file = job(tmp_path, base, settings, tmp_path / "two")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["-m", "toolformer_dag.training", str(file)]
+    subprocess.run(command, check=True, capture_output=True, env=ONE_THREAD)
+    one = finetune(base, TEXTS, HELDOUT, TrainingSettings(**settings), tmp_path / "one")
+    two = read_report(tmp_path / "two")
+    assert two is not None and two.fingerprint == one.fingerprint
+    assert two.perplexity == pytest.approx(one.perplexity, rel=2e-3)
+    first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert max(float((first[name] - second[name]).abs().max()) for name in first) < 2e-3

@@ -1,0 +1,76 @@
+"""Greedy decoding of many rows, with the top-k trigger of section 4.2."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from toolformer_dag.decoding.batch import Batch
+from toolformer_dag.decoding.row import Row
+from toolformer_dag.language_model.load import LanguageModel
+
+BATCH_ROWS = 64
+BATCH_TOKENS = 16_384  # longest sequence times rows
+
+
+@torch.inference_mode()
+def write(language_model: LanguageModel, rows: Sequence[Row]) -> None:
+    """Writes every row until it stops. What comes out does not depend on which rows share a batch."""
+    open_rows = sorted((row for row in rows if row.stop is None), key=lambda row: len(row.prefix))
+    for batch in _batches(open_rows):
+        _write_batch(Batch(language_model, [row.prefix for row in batch]), batch)
+
+
+def _batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows in order of length, as many at once as the limits allow."""
+    batch: list[Row] = []
+    for row in rows:
+        longest = len(row.prefix) + row.budget + row.rules.max_call_tokens
+        if batch and (len(batch) == BATCH_ROWS or (len(batch) + 1) * longest > BATCH_TOKENS):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _write_batch(batch: Batch, rows: list[Row]) -> None:
+    while True:
+        tokens = _next_tokens(batch, rows)
+        for row, token in zip(rows, tokens, strict=True):
+            row.take(token)
+        going = [at for at, row in enumerate(rows) if row.stop is None]
+        if not going:
+            return
+        if len(going) < len(rows):
+            batch.keep(going)
+        rows = [rows[at] for at in going]
+        batch.step([tokens[at] for at in going])
+
+
+def _next_tokens(batch: Batch, rows: Sequence[Row]) -> list[int]:
+    for at, row in enumerate(rows):
+        if not row.forced and _calls(batch, at, row):
+            row.begin_call()
+        row.constrain(batch.scores[at])
+    best: list[int] = batch.scores.argmax(-1).tolist()
+    return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
+
+
+def _calls(batch: Batch, at: int, row: Row) -> bool:
+    """Whether ` [` is among the k most likely next tokens of an open row.
+
+    Where ` [` is several tokens its probability is their product, and it competes with every token but its own first.
+    """
+    start, k = row.rules.vocabulary.start, row.rules.k
+    if not row.may_call or row.body is not None:
+        return False
+    scores = batch.scores[at].log_softmax(-1)
+    likely = float(scores[start[0]])
+    if len(start) > 1 and _rank(scores, likely, start[0]) < k:
+        likely = batch.log_probability(at, start)
+    return _rank(scores, likely, start[0]) < k
+
+
+def _rank(scores: torch.Tensor, likely: float, apart_from: int) -> int:
+    """How many tokens beside `apart_from` are more likely."""
+    return int((scores > likely).sum()) - int(scores[apart_from] > likely)

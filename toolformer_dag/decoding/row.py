@@ -1,0 +1,130 @@
+"""One text while it is being written: which token comes next, and when writing stops. Knows no batches."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+
+from toolformer_dag.decoding.vocabulary import Vocabulary
+from toolformer_dag.texts.call import API_END, RESULT_ARROW
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for all rows. k = 0: no calls. `names`: the tools that may be named, None for no constraint."""
+
+    vocabulary: Vocabulary
+    k: int
+    max_call_tokens: int
+    names: Collection[str] | None
+
+
+@dataclass(slots=True)
+class Row:
+    """`prefix`: tokens that stand fixed, the prompt's among them; `budget`: tokens it may write outside of a call;
+    `room`: tokens that the context still holds.
+
+    `written`: tokens written before a call, or all; `body`: the tokens of an open call after ` [`, None while there is
+    none; `forced`: tokens that come next whatever the model says. `stop`: None while it is being written, `arrow`,
+    `no_arrow`, `no_end` or `end_of_text` in a call, `done` outside of one.
+    """
+
+    rules: Rules
+    prefix: list[int]
+    budget: int
+    room: int
+    may_call: bool
+    written: list[int] = field(default_factory=list)
+    body: list[int] | None = None
+    forced: list[int] = field(default_factory=list)
+    stop: str | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.budget, self.room) <= 0 or not self.prefix:
+            self.stop = "done"
+
+    @property
+    def in_call(self) -> bool:
+        """Whether it stopped, or stands, inside of a call."""
+        return self.body is not None
+
+    def refusal(self) -> str | None:
+        """Why nothing could be written at all; None where something could."""
+        if not self.prefix:
+            return "empty_prompt"
+        return "does_not_fit" if self.room <= 0 else None
+
+    def tokens(self) -> int:
+        """How many tokens were written, those of an open call included."""
+        call = 0 if self.body is None else len(self.rules.vocabulary.start) + len(self.body)
+        return len(self.written) + call
+
+    def written_text(self) -> str:
+        """What was written outside of the call."""
+        return self.rules.vocabulary.text(self.written, self.prefix)
+
+    def body_text(self) -> str:
+        """What was written after ` [`."""
+        return self.rules.vocabulary.text(self.body or [], self.rules.vocabulary.start)
+
+    def forbidden(self) -> list[int]:
+        """Tokens that may not come next: the last of ` [` where the others stand and no call may begin."""
+        start = self.rules.vocabulary.start
+        begun = start[:-1]
+        before = [*self.prefix[-len(start) :], *self.written]
+        stands = before[len(before) - len(begun) :] == begun
+        return [start[-1]] if self.body is None and not self.may_call and stands else []
+
+    def permitted(self) -> list[int] | None:
+        """The only tokens that may come next, None for all: in a call whose tool's name is not written yet."""
+        if self.body is None or self.rules.names is None:
+            return None
+        name = self.body_text()
+        return None if "(" in name else self.rules.vocabulary.name_tokens(name, self.rules.names)
+
+    def constrain(self, scores: torch.Tensor) -> None:
+        """Sets the scores [vocabulary] of tokens that may not come next to -inf, in place."""
+        if (permitted := self.permitted()) is not None:
+            allowed = scores[permitted].clone()
+            scores.fill_(-torch.inf)
+            scores[permitted] = allowed
+        scores[self.forbidden()] = -torch.inf
+
+    def begin_call(self) -> None:
+        """` [` comes next."""
+        self.forced = list(self.rules.vocabulary.start)
+
+    def take(self, token: int) -> None:
+        """Writes a token and decides whether that ends the row or opens a call."""
+        self.forced = self.forced[1:]
+        if self.body is not None:
+            self._take_in_call(self.body, token)
+        elif token in self.rules.vocabulary.ends:
+            self.stop = "done"
+        else:
+            self.written.append(token)
+            self._after_token()
+
+    def _after_token(self) -> None:
+        start = self.rules.vocabulary.start
+        if self.may_call and self.written[-len(start) :] == start:
+            del self.written[-len(start) :]
+            self.body = []
+        elif len(self.written) >= min(self.budget, self.room) and not self.forced:
+            self.stop = "done"
+
+    def _take_in_call(self, body: list[int], token: int) -> None:
+        if token in self.rules.vocabulary.ends:
+            self.stop = "end_of_text"
+            return
+        body.append(token)
+        text = self.body_text()
+        if RESULT_ARROW in text:
+            self.stop = "arrow"
+        elif API_END in text:
+            self.stop = "no_arrow"
+        elif len(body) >= min(self.rules.max_call_tokens, self._room_in_call()):
+            self.stop = "no_end"
+
+    def _room_in_call(self) -> int:
+        return self.room - len(self.written) - len(self.rules.vocabulary.start)

@@ -1,0 +1,87 @@
+"""Plain language modelling on C* (paper, section 2 "Model Finetuning", section 4.1, appendix B)."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.training.checkpoint import last_complete
+from toolformer_dag.training.errors import TrainingError
+from toolformer_dag.training.identity import claim, partial_folder, run_identity, versions
+from toolformer_dag.training.publish import publish, remove_partial
+from toolformer_dag.training.report import TrainingReport, curves, read_report, write_record
+from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.trainer import Prepared, prepare
+from toolformer_dag.training.watch import Progress
+
+
+def finetune(
+    base: Path | str,
+    texts: Sequence[str],
+    heldout: Sequence[str],
+    settings: TrainingSettings,
+    out: Path,
+    progress: Progress | None = None,
+) -> TrainingReport:
+    """Trains `base` on `texts` and puts the checkpoint of lowest perplexity on `heldout` into the folder `out`.
+
+    `out` gets safetensors, tokenizer and training.json. A run that `out` already holds is not repeated; a killed one
+    goes on from its last checkpoint; another run replaces `out` once it is finished. On a CPU, with the same number of
+    threads, an interrupted run ends in the same weights as one that was not. Under torchrun every process calls this
+    and process 0 publishes. Raises TrainingError, and ModelError where `base` is no model folder.
+    """
+    if not texts or not heldout:
+        raise TrainingError(
+            f"nothing to finetune on: {len(texts)} texts and {len(heldout)} held-out texts; lower tau_f or add shards"
+        )
+    identity = run_identity(str(base), texts, heldout, settings)
+    name = fingerprint(identity)
+    finished = read_report(out)
+    if finished and finished.fingerprint == name:
+        return replace(finished, reused=True)
+    folder = partial_folder(out, name)
+    claim(folder, identity)
+    began = time.monotonic()
+    prepared = prepare(str(base), texts, heldout, settings, folder, progress)
+    checkpoint = last_complete(folder)
+    prepared.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    report = _report(prepared, name, time.monotonic() - began)
+    _finish(prepared.trainer, folder / "final", out, report, {"fingerprint": name, **identity})
+    return report
+
+
+def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
+    state = prepared.trainer.state
+    losses, heldout = curves(state.log_history)
+    if state.best_global_step is None:
+        raise TrainingError(
+            f"held-out perplexity was never a number in {state.global_step} steps; lower training.learning_rate"
+        )
+    return TrainingReport(
+        fingerprint=name,
+        steps=state.global_step,
+        best_step=state.best_global_step,
+        texts=prepared.train.texts,
+        examples=len(prepared.train.sequences),
+        split_texts=prepared.train.split,
+        empty_texts=prepared.train.empty,
+        tokens=prepared.train.tokens,
+        seconds=seconds,
+        device=str(prepared.trainer.args.device),
+        losses=losses,
+        heldout=heldout,
+    )
+
+
+def _finish(trainer: Any, final: Path, out: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
+    trainer.model.config.use_cache = True
+    trainer.save_model(str(final))  # every process: ZeRO-3 gathers the weights from all of them
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        (final / "training_args.bin").unlink(missing_ok=True)  # a pickle that loading the model does not need
+        write_record(final, report, {**identity, "versions": versions()})
+        publish(final, out)
+        remove_partial(out)
+    trainer.accelerator.wait_for_everyone()

@@ -1,0 +1,80 @@
+"""What came of a finetuning run, and its record beside the weights. Imports no torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+RECORD = "training.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """The mean training loss (nats per token) of the steps up to `step`."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldoutPoint:
+    """Held-out perplexity after `step` steps; step 0 is the base model."""
+
+    step: int
+    perplexity: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """`best_step`: the checkpoint that was kept. `tokens`: of one pass over the examples. `seconds`: of the last start.
+
+    `reused`: the run was finished before and nothing was trained. `examples`: sequences; `split_texts`: texts longer
+    than a sequence, which became several; `empty_texts`: left out.
+    """
+
+    fingerprint: str
+    steps: int
+    best_step: int
+    texts: int
+    examples: int
+    split_texts: int
+    empty_texts: int
+    tokens: int
+    seconds: float
+    device: str
+    losses: tuple[LossPoint, ...]
+    heldout: tuple[HeldoutPoint, ...]
+    reused: bool = False
+
+    @property
+    def perplexity(self) -> float:
+        """Held-out perplexity of the checkpoint that was kept."""
+        return next(point.perplexity for point in self.heldout if point.step == self.best_step)
+
+
+def curves(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[LossPoint, ...], tuple[HeldoutPoint, ...]]:
+    """Both curves out of the Trainer's log history; a step that was measured again counts once."""
+    losses = {entry["step"]: entry["loss"] for entry in log if "loss" in entry}
+    heldout = {entry["step"]: entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry}
+    return (
+        tuple(LossPoint(step, loss) for step, loss in sorted(losses.items())),
+        tuple(HeldoutPoint(step, perplexity) for step, perplexity in sorted(heldout.items())),
+    )
+
+
+def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
+    """training.json: the report, and what the run was made of (settings, base, texts, versions)."""
+    record = {"report": asdict(report), **identity}
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def read_report(folder: Path) -> TrainingReport | None:
+    """The report of a finished run; None where the folder holds none."""
+    file = folder / RECORD
+    if not file.is_file():
+        return None
+    values = json.loads(file.read_text(encoding="utf-8"))["report"]
+    losses = tuple(LossPoint(**point) for point in values.pop("losses"))
+    heldout = tuple(HeldoutPoint(**point) for point in values.pop("heldout"))
+    return TrainingReport(**values, losses=losses, heldout=heldout)

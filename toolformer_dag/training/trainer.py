@@ -1,0 +1,77 @@
+"""The Trainer of a run: examples in their order, arguments, model, in the sequence that ZeRO-3 needs."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PrinterCallback, Trainer, set_seed
+from transformers.utils.logging import disable_progress_bar
+
+from toolformer_dag.language_model.encoding import Encoding
+from toolformer_dag.language_model.load import context_length
+from toolformer_dag.training.arguments import training_arguments
+from toolformer_dag.training.checkpoint import last_complete
+from toolformer_dag.training.collate import collate
+from toolformer_dag.training.errors import TrainingError
+from toolformer_dag.training.examples import Examples, examples
+from toolformer_dag.training.heldout import row_losses, token_perplexity
+from toolformer_dag.training.order import batch_order, steps_of
+from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.watch import Progress, Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A Trainer that is ready to start, and what it trains on."""
+
+    trainer: Any
+    train: Examples
+
+
+def prepare(
+    base: str,
+    texts: Sequence[str],
+    heldout: Sequence[str],
+    settings: TrainingSettings,
+    folder: Path,
+    progress: Progress | None,
+) -> Prepared:
+    """Weights are held in float32, also where the passes run in bfloat16. Raises TrainingError."""
+    set_seed(settings.seed)
+    disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    encoding = Encoding(tokenizer)
+    length = min(settings.sequence_length, context_length(AutoConfig.from_pretrained(base)))
+    train, held = examples(encoding, texts, length), examples(encoding, heldout, length)
+    if not train.sequences or not held.sequences:
+        raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; give longer ones")
+    steps = steps_of(len(train.sequences), settings.batch_size, settings.max_steps, settings.epochs)
+    order = batch_order([len(ids) for ids in train.sequences], settings.batch_size, steps, settings.seed)
+    arguments = training_arguments(settings, folder, steps, world_size(), last_complete(folder) is not None)
+    trainer = Trainer(
+        model=_model(base),  # after the arguments: they tell from_pretrained that ZeRO-3 will share the weights
+        args=arguments,
+        train_dataset=[{"input_ids": train.sequences[at]} for at in order],
+        eval_dataset=[{"input_ids": ids} for ids in sorted(held.sequences, key=len)],
+        data_collator=collate,
+        processing_class=tokenizer,
+        preprocess_logits_for_metrics=row_losses,
+        compute_metrics=token_perplexity,
+        callbacks=[Watch(progress)],
+    )
+    trainer.remove_callback(PrinterCallback)  # the report holds the curves; a caller who wants to watch gets `progress`
+    return Prepared(trainer, train)
+
+
+def world_size() -> int:
+    """How many shares a batch is cut into: torchrun's processes, or the GPUs of the only one."""
+    return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
+
+
+def _model(base: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+    model.config.use_cache = False
+    return model
