@@ -80,3 +80,11 @@ def test_much_white_space_does_not_make_a_paragraph_too_long() -> None:
         Segment(0, 0, "ab"),
         Segment(1, 10_002, "cd"),
     ]
+
+
+def test_a_document_that_fits_stays_whole_though_each_piece_apart_has_a_token_more() -> None:
+    def marked(texts: Sequence[str]) -> list[int]:
+        return [1 + len(text.split()) for text in texts]
+
+    assert segments("one two\nthree\nfour", 5, marked) == [Segment(0, 0, "one two\nthree\nfour")]
+    assert len(segments("one two\nthree\nfour", 4, marked)) == 2

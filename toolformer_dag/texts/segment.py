@@ -42,14 +42,15 @@ class _Piece:
 def segments(text: str, max_tokens: int, count_tokens: TokenCounter) -> list[Segment | Unfit]:
     """The document in order, as few segments as a greedy packing of its paragraphs gives, each of 1 to `max_tokens`.
 
-    A paragraph that does not fit is cut at sentence ends, such a sentence between words, never inside a word. Outside
-    the segments stand only white space and what is Unfit. `count_tokens` gives the tokens of each text of a batch as
-    the model counts them; each text is counted about three times.
+    A document that fits stays whole. A paragraph that does not fit is cut at sentence ends, such a sentence between
+    words, never inside a word. Outside the segments stand only white space and what is Unfit. `count_tokens` gives the
+    tokens of each text of a batch as the model counts them; it sees the document about twice.
     """
-    pieces = _pieces(text, [_strip(text, 0, len(text))], CUTS, max_tokens, count_tokens)
+    paragraphs = list(_cut(text, 0, len(text), CUTS[0]))
+    pieces = list(_pieces(text, paragraphs, CUTS[1:], max_tokens, count_tokens))
     found: list[Segment | Unfit] = []
     index = 0
-    for piece in _settled(text, _packed(pieces, max_tokens), max_tokens, count_tokens):
+    for piece in _settled(text, _groups(text, pieces, max_tokens, count_tokens), max_tokens, count_tokens):
         if piece.tokens > max_tokens:
             found.append(Unfit(piece.start, piece.end - piece.start, piece.tokens))
         else:
@@ -84,7 +85,15 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int]:
     return start, start + len(inner.rstrip())
 
 
-def _packed(pieces: Iterator[_Piece], max_tokens: int) -> list[list[_Piece]]:
+def _groups(text: str, pieces: list[_Piece], max_tokens: int, count: TokenCounter) -> list[list[_Piece]]:
+    """Greedily packed; all in one where they fit together though not apart: many a tokenizer adds a token to each."""
+    seem = sum(piece.tokens for piece in pieces)
+    if max_tokens < seem <= 2 * max_tokens and count([text[pieces[0].start : pieces[-1].end]])[0] <= max_tokens:
+        return [pieces]
+    return _packed(pieces, max_tokens)
+
+
+def _packed(pieces: Sequence[_Piece], max_tokens: int) -> list[list[_Piece]]:
     groups: list[list[_Piece]] = []
     room = 0
     for piece in pieces:
