@@ -12,7 +12,10 @@ from toolformer_dag.language_model.load import LanguageModel
 
 
 class Batch:
-    """Sequences of different lengths, padded on the left; padding is masked and takes no position. Call it in inference mode."""
+    """Sequences of different lengths, padded on the left; padding is masked and takes no position.
+
+    To be used in inference mode.
+    """
 
     def __init__(self, language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> None:
         self._model = language_model.model

@@ -1,0 +1,297 @@
+"""Decoding with tools against a slow reference, on random models and on one that has learnt to misbehave."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toolformer_dag.decoding.generate import generate
+from toolformer_dag.decoding.generation import Generation, MadeCall
+from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.texts.call import MalformedCall, parse_call
+from toolformer_dag.tools.options import ToolOptions
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
+from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.settings import TrainingSettings
+
+
+class Adder(Tool):
+    """Adds two numbers."""
+
+    name, version, defaults = "Calculator", "1", ToolDefaults(0.0, 20, 10, 0.5)
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return [self._add(call.input.split(" + ")) for call in calls]
+
+    def _add(self, terms: list[str]) -> ToolResult:
+        if not all(term.isdigit() for term in terms):
+            return ToolResult(None, "not_a_sum")
+        return ToolResult(str(sum(map(int, terms))))
+
+
+class Today(Tool):
+    """Gives the date that the prompt came with."""
+
+    name, version, defaults = "Calendar", "1", ToolDefaults(0.0, 20, 10, 0.5)
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return [ToolResult(f"Today is {call.context}.") for call in calls]
+
+
+class Dead(Tool):
+    """A search whose index is gone."""
+
+    name, version, defaults = "WikiSearch", "1", ToolDefaults(0.0, 20, 10, 0.5)
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        raise ToolDown("[tools.wiki_search]: the index is gone; build it again")
+
+
+TOOLS: dict[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        Adder("calculator", ToolOptions(), ""),
+        Today("calendar", ToolOptions(), ""),
+        Dead("s", ToolOptions(), ""),
+    )
+}
+
+SCRIPTS = {
+    "Bo had 3 and 4, so": " [Calculator(3 + 4) -> 7] 7 in all.",
+    "Di had 3 and some, so": " [Calculator(3 + x) -> 9] nobody knows.",
+    "A town named Foo": " [Maps(Foo) -> far] is far away.",
+    "A stray bracket": " [see the note -> below] was here.",
+    "No arrow and": " [Calculator(1 + 1)] still it goes on.",
+    "No end, there were": " [Calculator(" + "1 + " * 20,
+    "The end is": " [Calculator(2 + 2",
+    "Twice, first": " [Calculator(1 + 2) -> 3] 3 and then [Calculator(2 + 3) -> 5] 5.",
+    "It is now": " [Calendar() -> Today is Monday.] Monday.",
+    "About Oslo": " [WikiSearch(Oslo) -> a city] it is a city.",
+    "No call here": " at all, only words.",
+}
+PROMPTS = list(SCRIPTS)
+
+
+@dataclass
+class Reference:
+    """One row, no cache, no batch: what section 4.2 says, step by step."""
+
+    model: LanguageModel
+    tools: Mapping[str, Tool]
+    k: int
+    withheld: frozenset[str]
+    new: int
+    call_tokens: int
+
+    def run(self, prompt: str, context: str) -> Generation:
+        tokenizer = self.model.tokenizer
+        self.start = tokenizer(" [", add_special_tokens=False).input_ids
+        ids = tokenizer(prompt).input_ids
+        before, body, why = self.write(ids, self.new, may_call=self.k > 0 and not set(self.tools) <= self.withheld)
+        if body is None:
+            text = self.text(ids, before)
+            return Generation(text, text, (), len(before))
+        call, inserted = self.answer(self.text(self.start, body), why, context)
+        full = ids + before + tokenizer(inserted, add_special_tokens=False).input_ids
+        after, _, _ = self.write(full, self.new - len(before), may_call=False)
+        tokens = len(before) + len(self.start) + len(body) + len(after)
+        head, tail = self.text(ids, before), self.text(full, after)
+        return Generation(head + inserted + tail, head + tail, (call,), tokens)
+
+    def write(self, ids: list[int], budget: int, may_call: bool) -> tuple[list[int], list[int] | None, str]:
+        written: list[int] = []
+        while len(written) < budget:
+            scores = self.scores(ids + written)
+            if may_call and self.triggered(ids + written, scores):
+                body, why = self.call(ids + written + self.start)
+                return written, body, why
+            if not may_call and (ids + written + [self.start[-1]])[-len(self.start) :] == self.start:
+                scores[self.start[-1]] = -math.inf
+            token = int(scores.argmax())
+            if token == self.model.tokenizer.eos_token_id:
+                break
+            written.append(token)
+            if may_call and written[-len(self.start) :] == self.start:
+                del written[-len(self.start) :]
+                body, why = self.call(ids + written + self.start)
+                return written, body, why
+        return written, None, ""
+
+    def triggered(self, ids: list[int], scores: torch.Tensor) -> bool:
+        probability = scores.softmax(-1)
+        start = float(probability[self.start[0]])
+        for at in range(1, len(self.start)):
+            start *= float(self.scores(ids + self.start[:at]).softmax(-1)[self.start[at]])
+        better = [token for token, p in enumerate(probability.tolist()) if p > start and token != self.start[0]]
+        return len(better) < self.k
+
+    def call(self, ids: list[int]) -> tuple[list[int], str]:
+        body: list[int] = []
+        while len(body) < self.call_tokens:
+            scores = self.scores(ids + body)
+            written = self.text(self.start, body)
+            if self.withheld and "(" not in written:
+                for token in range(len(scores)):
+                    if not self.leads_to_a_name(written + self.model.tokenizer.decode([token]), written, token):
+                        scores[token] = -math.inf
+            token = int(scores.argmax())
+            if token == self.model.tokenizer.eos_token_id:
+                return body, "end_of_text"
+            body.append(token)
+            written = self.text(self.start, body)
+            if "->" in written:
+                return body, "arrow"
+            if "]" in written:
+                return body, "no_arrow"
+        return body, "no_end"
+
+    def leads_to_a_name(self, longer: str, written: str, token: int) -> bool:
+        names = [f"{name}(" for name in self.tools if name not in self.withheld]
+        special = token in self.model.tokenizer.all_special_ids
+        return not special and longer != written and any(n.startswith(longer) or longer.startswith(n) for n in names)
+
+    def answer(self, written: str, why: str, context: str) -> tuple[MadeCall, str]:
+        body = written.split("->")[0].split("]")[0].rstrip()
+        try:
+            call = parse_call(body)
+        except MalformedCall as error:
+            return MadeCall("", body, None, f"malformed:{error.reason}" if why == "arrow" else why), f" [{body}]"
+        closed = f" [{call.tool}({call.input})]"
+        if why != "arrow":
+            return MadeCall(call.tool, call.input, None, why), closed
+        if call.tool not in self.tools:
+            return MadeCall(call.tool, call.input, None, "unknown_tool"), closed
+        try:
+            [found] = self.tools[call.tool].run([ToolCall(call.input, context)])
+        except ToolDown:
+            found = ToolResult(None, "tool_down")
+        made = MadeCall(call.tool, call.input, found.result, found.reason)
+        return made, closed if found.result is None else f" [{call.tool}({call.input}) -> {found.result}]"
+
+    def text(self, before: list[int], ids: list[int]) -> str:
+        decode = self.model.tokenizer.decode
+        return str(decode(before + ids, skip_special_tokens=True))[len(decode(before, skip_special_tokens=True)) :]
+
+    def scores(self, ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return self.model.model(torch.tensor([ids])).logits[0, -1].double()
+
+
+def check(model: LanguageModel, prompts: Sequence[str], k: int, withheld: frozenset[str] = frozenset()) -> Any:
+    contexts = [f"2023-01-{at + 10}" for at in range(len(prompts))]
+    options = {"k": k, "withheld": withheld, "max_new_tokens": 20, "max_call_tokens": 16}
+    found = generate(model, prompts, TOOLS, contexts=contexts, **options)
+    reference = Reference(model, TOOLS, k, withheld, 20, 16)
+    assert found == [reference.run(prompt, date) for prompt, date in zip(prompts, contexts, strict=True)]
+    return dict(zip(prompts, found, strict=True))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["one_token_start", "two_token_start"])
+def scripted(
+    request: pytest.FixtureRequest, tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory
+) -> LanguageModel:
+    """A model that knows SCRIPTS by heart: bad calls are its own, not made up by the test."""
+    folder = tmp_path_factory.mktemp("scripted")
+    tiny = tiny_model("gptj", one_token_start=request.param, width=64)
+    tiny.model.save_pretrained(folder / "base")
+    tiny.tokenizer.save_pretrained(folder / "base")
+    texts = [prompt + script for prompt, script in SCRIPTS.items()]
+    settings = TrainingSettings(
+        batch_size=len(texts), device_batch_size=len(texts), learning_rate=1e-2, max_steps=120, eval_steps=60
+    )
+    finetune(folder / "base", texts, texts, settings, folder / "out")
+    return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+
+
+def test_every_call_ends_and_every_text_goes_on(scripted: LanguageModel) -> None:
+    found = check(scripted, PROMPTS, k=1)
+    calls = {prompt: generation.calls[0] for prompt, generation in found.items() if generation.calls}
+    assert calls == {
+        "Bo had 3 and 4, so": MadeCall("Calculator", "3 + 4", "7", None),
+        "Di had 3 and some, so": MadeCall("Calculator", "3 + x", None, "not_a_sum"),
+        "A town named Foo": MadeCall("Maps", "Foo", None, "unknown_tool"),
+        "A stray bracket": MadeCall("", "see the note", None, "malformed:not_a_call"),
+        "No arrow and": MadeCall("Calculator", "1 + 1", None, "no_arrow"),
+        "No end, there were": calls["No end, there were"],
+        "The end is": calls["The end is"],
+        "Twice, first": MadeCall("Calculator", "1 + 2", "3", None),
+        "It is now": MadeCall("Calendar", "", "Today is 2023-01-18.", None),
+        "About Oslo": MadeCall("WikiSearch", "Oslo", None, "tool_down"),
+    }
+    assert calls["No end, there were"].reason == "no_end"
+    assert calls["The end is"].reason in ("end_of_text", "no_end")
+    assert found["Bo had 3 and 4, so"].text == SCRIPTS["Bo had 3 and 4, so"]
+    assert found["Bo had 3 and 4, so"].plain == " 7 in all."
+    assert found["No call here"].text == SCRIPTS["No call here"]
+    assert all(len(generation.plain) > 2 for generation in found.values())
+    assert all(generation.text.count(" [") == len(generation.calls) for generation in found.values())
+
+
+def test_no_calls_when_disabled_or_k_is_zero(scripted: LanguageModel) -> None:
+    disabled = generate(scripted, PROMPTS, TOOLS, disabled=True, max_new_tokens=20)
+    assert disabled == generate(scripted, PROMPTS, TOOLS, k=0, max_new_tokens=20)
+    assert disabled == list(check(scripted, PROMPTS, k=0).values())
+    assert all(" [" not in generation.text and not generation.calls for generation in disabled)
+
+
+@pytest.mark.parametrize("withheld", [{"Calculator"}, {"WikiSearch", "Calendar"}, set(TOOLS)], ids=len)
+def test_withheld_tools_are_never_called(scripted: LanguageModel, withheld: set[str]) -> None:
+    found = check(scripted, PROMPTS, k=1, withheld=frozenset(withheld))
+    called = {call.tool for generation in found.values() for call in generation.calls}
+    assert not called & withheld
+    assert called <= set(TOOLS) | {""}
+    assert bool(called) == (len(withheld) < len(TOOLS))
+
+
+def test_a_larger_k_calls_more_often(scripted: LanguageModel) -> None:
+    shares = [sum(bool(g.calls) for g in check(scripted, PROMPTS, k=k).values()) for k in (0, 1, 3, 10, 100)]
+    assert shares == sorted(shares)
+    assert shares[0] == 0 and shares[1] >= 10 and shares[-1] == len(PROMPTS)
+
+
+@pytest.mark.parametrize("kind", ["gptj", "gpt2", "llama"])
+@pytest.mark.parametrize("one_token_start", [True, False])
+def test_random_models_agree_with_the_reference(
+    tiny_model: Callable[..., LanguageModel], kind: str, one_token_start: bool
+) -> None:
+    prompts = [
+        "Ada had 17 apples and got",
+        "The river of Oslo",
+        "Today",
+        "so there were " * 6,
+        "Ünïcode 东西 [not a call",
+    ]
+    model = tiny_model(kind, one_token_start=one_token_start, bos=kind == "llama", seed=3)
+    for k in (0, 1, 3, 20, 150):
+        check(model, prompts, k)
+    check(model, prompts, 150, withheld=frozenset({"WikiSearch"}))
+
+
+def test_a_prompt_that_fills_the_context_is_refused_by_name(tiny_model: Callable[..., LanguageModel]) -> None:
+    model = tiny_model("gpt2", positions=16)
+    long, short, empty = generate(model, ["apples " * 40, "Ada had", ""], TOOLS, k=400, max_new_tokens=40)
+    assert (long.reason, long.text, long.tokens) == ("does_not_fit", "", 0)
+    assert (empty.reason, empty.text) == ("empty_prompt", "")
+    assert short.reason is None
+    assert len(model.tokenizer("Ada had").input_ids) + short.tokens == 16
+    assert generate(model, [], TOOLS, max_new_tokens=4) == []
+
+
+def test_many_rows_and_few_give_the_same(tiny_model: Callable[..., LanguageModel]) -> None:
+    model = tiny_model("llama", seed=5)
+    prompts = [f"Ada had {at} apples" + " and more" * (at % 7) for at in range(70)]
+    together = generate(model, prompts, TOOLS, k=30, max_new_tokens=8, max_call_tokens=8)
+    assert together == [
+        generate(model, [prompt], TOOLS, k=30, max_new_tokens=8, max_call_tokens=8)[0] for prompt in prompts
+    ]
+    assert any(generation.calls for generation in together)
+
+
+def test_the_model_is_as_it_was(scripted: LanguageModel, tmp_path: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in scripted.model.state_dict().items()}
+    generate(scripted, PROMPTS, TOOLS, max_new_tokens=4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in scripted.model.state_dict().items())
