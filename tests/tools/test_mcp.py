@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.registry import ToolError, load_tool
 from toolformer_dag.tools.runner import run_calls
@@ -204,3 +205,10 @@ def test_only_what_determines_the_answers_is_in_the_identity(make: Make) -> None
     other = make(url="http://localhost/mcp", arguments={"city": "{input}"})
     assert plain.identity() == same.identity() != other.identity()
     assert make(url="http://localhost/mcp", version="2").version == "2"
+
+
+def test_a_regular_expression_says_which_texts_are_wanted(make: Make) -> None:
+    document = Document("0", "d", "https://x.org", "x.org", "", None, "en", "")
+    rule = make(url="http://localhost/mcp", wants="(?i)rain")
+    assert [rule.wants(text, document) for text in ("No Rain today.", "Dry.")] == ["matches", None]
+    assert make(url="http://localhost/mcp").wants("Dry.", document) == "every_text"
