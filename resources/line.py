@@ -1,7 +1,9 @@
 """The whole line as the command line drives it: definitions, the shared instance, and what is stale in them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import dagster as dg
 
@@ -10,8 +12,10 @@ from resources.runs import Batch, Outcome, bring_up_to_date
 from resources.staleness import StaleAsset, stale_assets
 from toolformer_dag.errors import UserError
 from toolformer_dag.settings import Settings
-from toolformer_dag.shards import partitions, shard_files
+from toolformer_dag.shards import ShardFile, partitions, shard_files
+from toolformer_dag.storage.lake import Lake
 
+RAW_SHARDS = dg.AssetKey(["ccnet", "raw_shards"])
 BY_HAND = ("training/finetuned_checkpoint", "training/baseline_checkpoint", "evaluation/")
 
 
@@ -38,7 +42,13 @@ class Line:
 
     def stale(self) -> list[StaleAsset]:
         """Missing and stale assets, upstream first."""
-        return stale_assets(self.definitions, self.instance)
+        return stale_assets(self.definitions, self.instance, self._changed_shards())
+
+    def _changed_shards(self) -> list[tuple[dg.AssetKey, str]]:
+        """Partitions of raw_shards with a file of another size, or written after its rows were."""
+        table = Lake(self.settings.paths.lake).table(RAW_SHARDS.to_user_string())
+        files = partitions(shard_files(self.settings))
+        return [(RAW_SHARDS, name) for name in files if table.has(name) and _changed(table.record(name), files[name])]
 
     def bring_up_to_date(self, training: bool, announce: Callable[[Batch], None] = lambda batch: None) -> Outcome:
         """Runs what is stale; finetuning and what is measured on it only with `training`."""
@@ -46,10 +56,26 @@ class Line:
         def wanted(key: dg.AssetKey) -> bool:
             return training or not key.to_user_string().startswith(BY_HAND)
 
-        return bring_up_to_date(self.definitions, self.instance, wanted, announce)
+        return bring_up_to_date(self.definitions, self.instance, wanted, announce, self.stale)
+
+    def why(self, asset: StaleAsset) -> list[str]:
+        """What changed since the stored rows were made, and what Dagster says of it."""
+        from assets.plan import Plan
+        from assets.reasons import changed_fields
+
+        lake = Lake(self.settings.paths.lake)
+        fields = changed_fields(Plan.of(self.settings), lake, asset.key, asset.partition)
+        return fields + (["never made"] if asset.missing else list(asset.causes))
 
     def raise_for(self, outcome: Outcome) -> None:
         """Raises RunError where something failed."""
         if outcome.failed:
             lines = (f"{asset}: {reason}" for asset, reason in outcome.failed.items())
             raise RunError("\n".join(("some assets did not run; the others are done.", *lines)))
+
+
+def _changed(record: Mapping[str, Any], files: Sequence[ShardFile]) -> bool:
+    there = {file.name: file.path.stat() for file in files if file.path.exists()}
+    sizes = {name: status.st_size for name, status in there.items()}
+    written = datetime.fromisoformat(record["written"]).timestamp()
+    return sizes != record["inputs"] or any(status.st_mtime > written + 1 for status in there.values())

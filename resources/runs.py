@@ -33,15 +33,17 @@ def bring_up_to_date(
     instance: dg.DagsterInstance,
     wanted: Wanted = lambda key: True,
     announce: Callable[[Batch], None] = lambda batch: None,
+    look: Callable[[], list[StaleAsset]] | None = None,
 ) -> Outcome:
     """Materializes the lowest stale assets, looks again, and stops when nothing wanted is stale.
 
     What lands with unchanged content leaves everything after it fresh. A failed asset is not tried twice, and what
-    depends on it is left; the other lanes go on.
+    depends on it is left; the other lanes go on. `look`: how what is stale is found, where Dagster alone cannot tell.
     """
     outcome = Outcome()
     graph = definitions.resolve_asset_graph()
-    while batches := _next_batches(graph, _open(graph, stale_assets(definitions, instance), wanted, outcome)):
+    look = look or (lambda: stale_assets(definitions, instance))
+    while batches := _next_batches(graph, _open(graph, look(), wanted, outcome)):
         for batch in batches:
             runnable = Batch(batch.partition, tuple(_open(graph, batch.assets, wanted, outcome)))
             if runnable.assets:

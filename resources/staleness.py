@@ -1,6 +1,6 @@
 """What is stale, as the UI sees it, and in which order it is made fresh."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import dagster as dg
@@ -22,15 +22,24 @@ class StaleAsset:
         return self.key.to_user_string() + (f"[{self.partition}]" if self.partition else "")
 
 
-def stale_assets(definitions: dg.Definitions, instance: dg.DagsterInstance) -> list[StaleAsset]:
+def stale_assets(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, changed_sources: Collection[tuple[dg.AssetKey, str]] = ()
+) -> list[StaleAsset]:
     """Every missing or stale asset in topological order.
 
     An asset whose inputs alone are stale counts as fresh until they land with other content: what Dagster's resolver
-    reports is direct staleness, hop by hop. The resolver is private to Dagster; a canary test guards its shape.
+    reports is direct staleness, hop by hop. The resolver is private to Dagster; the tests of this module would notice
+    another shape. `changed_sources`: partitions whose files changed, which Dagster cannot see.
     """
     graph = definitions.resolve_asset_graph()
     resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-    return [stale for key, partition in _materializable(graph, instance) if (stale := _look(resolver, key, partition))]
+    found = []
+    for key, partition in _materializable(graph, instance):
+        stale = _look(resolver, key, partition)
+        if stale is None and (key, partition) in changed_sources:
+            stale = StaleAsset(key, partition, False, ("its shard file changed",))
+        found.append(stale)
+    return [stale for stale in found if stale is not None]
 
 
 def _materializable(graph: AssetGraph, instance: dg.DagsterInstance) -> Iterator[tuple[dg.AssetKey, str | None]]:

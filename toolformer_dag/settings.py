@@ -31,10 +31,10 @@ class Paths(Frozen):
 
 
 class SmallWeb(Frozen):
-    """The made corpus that stands in where no shards are named (`corpus.shards = []`)."""
+    """The made corpus that stands in where no shards are named (`corpus.shards = []`): files, and documents in all."""
 
     shards: int = Field(2, ge=1, le=99)
-    documents: int = Field(600, ge=1)
+    documents: int = Field(1200, ge=1)
     seed: int = 1
 
 
@@ -134,6 +134,7 @@ class Execution(Frozen):
     """How work is spread; none of it enters a fingerprint."""
 
     chunk_texts: int = Field(64, ge=1)
+    chunk_calls: int = Field(512, ge=1)
     automation: bool = False
     sensor_seconds: int = Field(30, ge=1)
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from toolformer_dag.errors import UserError
+
 Values = dict[str, Any]
 PREFIX = "TOOLFORMER__"
 PROFILES = Path(__file__).with_name("profiles.toml")
 BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError, ValueError):
     """A setting that cannot be: names the file, the key and the remedy."""
 
 

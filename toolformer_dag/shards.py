@@ -41,9 +41,18 @@ def shard_files(settings: Settings) -> list[ShardFile]:
 def small_web_files(settings: Settings) -> list[ShardFile]:
     """The made web's files, whether written yet or not; their folder names what they are made of."""
     web = settings.corpus.small_web
-    folder = settings.paths.lake / "small_web" / f"seed-{web.seed}_{web.shards}x{web.documents}"
-    names = [f"small_web_{index:04d}" for index in range(web.shards)]
-    return [ShardFile(name, folder / f"{name}.json.gz") for name in names]
+    folder = settings.paths.lake / "small_web" / f"seed-{web.seed}_{web.documents}-in-{web.shards}"
+    return [ShardFile(f"small_web_{i:04}", folder / f"en_head_{i:04}.json.gz") for i in range(web.shards)]
+
+
+def write_small_web(settings: Settings) -> None:
+    """Writes the made web's files where one of them is missing."""
+    from toolformer_dag.embedded.web import write_shards
+
+    files = small_web_files(settings)
+    if not all(file.path.exists() for file in files):
+        web = settings.corpus.small_web
+        write_shards(files[0].path.parent, web.shards, web.documents, web.seed)
 
 
 def partitions(files: Sequence[ShardFile]) -> Mapping[str, tuple[ShardFile, ...]]:

@@ -1,0 +1,41 @@
+"""training/augmented_corpus: C*, the texts with the kept calls of all tools in their places."""
+
+import dagster as dg
+
+from assets.checks import gives_text_back, specs, unique_keys
+from assets.metadata import result
+from assets.plan import OWNERS, Plan
+from resources.instance import SHARDS
+from resources.language_model import LanguageModelResource
+from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.stages import augmented_corpus as stage
+from toolformer_dag.stages.cut import Cut
+from toolformer_dag.storage.lake import Lake
+
+KEY = dg.AssetKey(["training", "augmented_corpus"])
+
+
+def augmented_corpus(plan: Plan) -> dg.AssetsDefinition:
+    """Where the lanes meet."""
+    tokens_per_text = plan.settings.corpus.segment_tokens
+
+    @dg.asset(
+        key=KEY,
+        group_name="training",
+        deps=[dg.AssetKey([lane.key, "filtered_calls"]) for lane in plan.lanes],
+        code_version=fingerprint({"segment_tokens": tokens_per_text, "tools": plan.tool_names, "model": plan.model}),
+        kinds={"polars", "parquet"},
+        owners=OWNERS,
+        check_specs=specs(KEY, "unique_keys", "gives_text_back"),
+        description="C*: texts with their calls spliced in (METHOD 4); without the calls they are C, byte for byte.",
+    )
+    def corpus(
+        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], language_model: LanguageModelResource
+    ) -> dg.MaterializeResult:
+        shards = sorted(context.instance.get_dynamic_partitions(SHARDS.name or ""))
+        cut = Cut(tokens_per_text, language_model.tokens().count, plan.model)
+        report = stage.augmented_corpus(lake, plan.lanes, shards, cut=cut)
+        rows = lake.table("training/augmented_corpus").scan(["all"])
+        return result(report, rows, [unique_keys(rows, ["digest", "segment"]), gives_text_back(rows, plan.tool_names)])
+
+    return corpus

@@ -1,0 +1,41 @@
+"""warehouse/loss_deltas: the DuckDB file that people query, rebuilt beside the old one and renamed over it."""
+
+import dagster as dg
+
+from assets.metadata import counts_table
+from assets.plan import OWNERS, Plan
+from resources.instance import SHARDS
+from resources.warehouse import WarehouseResource
+from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.storage.lake import Lake
+
+
+def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
+    """The graph's only sink beside evaluation."""
+    lanes = [lane.key for lane in plan.lanes]
+
+    @dg.asset(
+        key=["warehouse", "loss_deltas"],
+        group_name="warehouse",
+        deps=[dg.AssetKey([lane, stage]) for lane in lanes for stage in ("loss_deltas", "filtered_calls")]
+        + [dg.AssetKey(["training", "augmented_corpus"])],
+        code_version=fingerprint({"lanes": lanes, "tables": 1}),
+        kinds={"duckdb"},
+        owners=OWNERS,
+        description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
+    )
+    def tables(
+        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], warehouse: WarehouseResource
+    ) -> dg.MaterializeResult:
+        shards = sorted(context.instance.get_dynamic_partitions(SHARDS.name or ""))
+        rows = warehouse.build(lake, lanes, shards)
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(fingerprint({"run": context.run_id})),
+            metadata={
+                "dagster/row_count": rows.get("loss_deltas", 0),
+                "rows": dg.MetadataValue.md(counts_table("table", rows)),
+                "file": dg.MetadataValue.path(warehouse.database),
+            },
+        )
+
+    return tables

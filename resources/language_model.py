@@ -1,0 +1,49 @@
+"""The model that the assets ask, loaded when the first asset needs it and kept for the process."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from toolformer_dag.settings import Model
+
+if TYPE_CHECKING:
+    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.language_model.tokens import Tokens
+
+
+class LanguageModelResource(dg.ConfigurableResource["LanguageModelResource"]):
+    """The settings' model: a folder or hub id, its revision, dtype and device."""
+
+    name: str
+    revision: str | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    token_budget: int | None = None
+    trust_remote_code: bool = False
+
+    def engine(self) -> "Engine":
+        """Positions, samples and losses; the first call loads the weights. Raises ModelError."""
+        return _engine(self._model())
+
+    def tokens(self) -> "Tokens":
+        """The tokenizer alone; no weights are loaded. Raises ModelError."""
+        return _tokens(self._model())
+
+    def _model(self) -> Model:
+        return Model.model_validate(self.model_dump(include=set(Model.model_fields)))
+
+
+@lru_cache(maxsize=1)
+def _engine(model: Model) -> "Engine":
+    from toolformer_dag.checkpoints import load_engine
+
+    return load_engine(model)
+
+
+@lru_cache(maxsize=1)
+def _tokens(model: Model) -> "Tokens":
+    from toolformer_dag.checkpoints import model_name
+    from toolformer_dag.language_model.tokens import load_tokens
+
+    return load_tokens(model_name(model), revision=model.revision, trust_remote_code=model.trust_remote_code)

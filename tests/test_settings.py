@@ -1,0 +1,119 @@
+"""Settings: which source wins, and what is refused with the file, the key and the remedy."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.settings import load_settings
+from toolformer_dag.settings_sources import BUILT_IN_TOOLS, SettingsError, merge
+
+FILE = """
+profile = "small"
+[tools.calculator]
+tau_f = 0.5
+[tools.calendar]
+[training]
+max_steps = 7
+[profiles.small.tools.calculator]
+tau_f = 0.1
+k = 2
+[profiles.small.tools.wiki_search]
+k = 9
+[profiles.small.training]
+max_steps = 3
+seed = 5
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "toolformer.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_later_sources_win(file):
+    plain = load_settings(file, environment={})
+    assert (plain.tools["calculator"].tau_f, plain.tools["calculator"].k) == (0.5, 2)
+    assert (plain.training.max_steps, plain.training.seed) == (7, 5)
+    environment = {"TOOLFORMER__TOOLS__CALCULATOR__TAU_F": "0.6", "TOOLFORMER__MODEL__NAME": "gpt2"}
+    assert load_settings(file, environment=environment).tools["calculator"].tau_f == 0.6
+    assert load_settings(file, environment=environment).model.name == "gpt2"
+    overridden = load_settings(file, environment=environment, overrides=["tools.calculator.tau_f=0.8"])
+    assert overridden.tools["calculator"].tau_f == 0.8
+
+
+def test_profile_gives_values_and_adds_no_lane(file):
+    assert list(load_settings(file, environment={}).tools) == ["calculator", "calendar"]
+
+
+def test_without_a_file_the_five_tools_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert tuple(load_settings(environment={}).tools) == BUILT_IN_TOOLS
+
+
+def test_paths_count_from_the_folder_of_the_file(file):
+    assert load_settings(file, environment={}).paths.lake == file.parent / "lake"
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ("tols.calculator.k=3", ["tols", "did you mean 'tools'"]),
+        ("training.batchsize=3", ["training.batchsize", "did you mean 'batch_size'"]),
+        ("training.zzz=3", ["training.zzz", "known keys", "batch_size"]),
+        ("training.max_steps=0", ["training.max_steps", "greater than or equal to 1", "correct the value"]),
+        ("tools.calculator.tau_s=2.0", ["tools.calculator.tau_s", "less than or equal to 1"]),
+        ("tools.calculator.k", ["key.path=value"]),
+        ("profile=nowhere", ["'nowhere'", "known profiles", "embedded"]),
+    ],
+)
+def test_mistakes_are_named(file, pair, words):
+    with pytest.raises(SettingsError) as error:
+        load_settings(file, environment={}, overrides=[pair])
+    assert all(word in str(error.value) for word in [str(file), *words])
+
+
+def test_broken_and_missing_files_are_named(tmp_path):
+    broken = tmp_path / "toolformer.toml"
+    broken.write_text("[tools\n")
+    with pytest.raises(SettingsError, match="not TOML"):
+        load_settings(broken, environment={})
+    with pytest.raises(SettingsError, match="no such file"):
+        load_settings(tmp_path / "other.toml", environment={})
+
+
+def test_no_enabled_tool_is_refused(file):
+    pairs = ["tools.calculator.enabled=false", "tools.calendar.enabled=false"]
+    with pytest.raises(SettingsError, match="no tool is enabled"):
+        load_settings(file, environment={}, overrides=pairs)
+
+
+tables = st.recursive(
+    st.integers() | st.text(max_size=3),
+    lambda values: st.dictionaries(st.sampled_from("abc"), values, max_size=3),
+    max_leaves=8,
+)
+table = st.dictionaries(st.sampled_from("abc"), tables, max_size=3)
+
+
+@given(table, table)
+def test_merge_keeps_every_leaf_of_the_upper_table(under, over):
+    def leaves(values, path=()):
+        for key, value in values.items():
+            if isinstance(value, dict) and value:
+                yield from leaves(value, (*path, key))
+            elif not isinstance(value, dict):
+                yield (*path, key), value
+
+    merged = dict(leaves(merge(under, over)))
+    assert all(merged[path] == value for path, value in leaves(over))
+
+
+def test_repository_file_is_valid():
+    repository = Path(__file__).parents[1] / "toolformer.toml"
+    settings = load_settings(repository, environment=dict.fromkeys(os.environ.keys() & {"HOME"}, ""))
+    assert tuple(settings.tools) == BUILT_IN_TOOLS

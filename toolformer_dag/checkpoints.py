@@ -1,0 +1,49 @@
+"""Which model is meant: the embedded one, a folder, an id of the hub, or what finetuning made."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolformer_dag.settings import Model, Settings
+
+if TYPE_CHECKING:
+    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.language_model.load import LanguageModel
+
+
+def model_name(model: Model) -> str:
+    """The folder or id of the settings' model; `embedded` is the one that comes with the package."""
+    from toolformer_dag.embedded.folder import MODEL
+
+    return str(MODEL) if model.name == "embedded" else model.name
+
+
+def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
+    """Where finetuning puts a checkpoint."""
+    return settings.paths.lake / "training" / name / "model"
+
+
+def finetuned_or_base(settings: Settings) -> str:
+    """The finetuned checkpoint where there is one, else the base model."""
+    finetuned = checkpoint_folder(settings)
+    return str(finetuned) if finetuned.is_dir() else model_name(settings.model)
+
+
+def load_model(model: Model, name: str | None = None, dtype: str | None = None) -> "LanguageModel":
+    """The settings' model, or another one under the settings' device and dtype. Raises ModelError."""
+    from toolformer_dag.language_model.load import load_language_model
+
+    named = model if name is None else model.model_copy(update={"name": name, "revision": None})
+    return load_language_model(
+        model_name(named),
+        revision=named.revision,
+        dtype=dtype or named.dtype,
+        device=named.device,
+        trust_remote_code=named.trust_remote_code,
+    )
+
+
+def load_engine(model: Model, name: str | None = None, dtype: str | None = None) -> "Engine":
+    """An engine over `load_model`."""
+    from toolformer_dag.language_model.engine import Engine
+
+    return Engine(load_model(model, name, dtype), token_budget=model.token_budget)

@@ -1,0 +1,5 @@
+"""`toolformer-dag`: one file per command; each knows the library, and imports what is heavy when it runs."""
+
+from toolformer_dag.cli.app import app
+
+__all__ = ["app"]

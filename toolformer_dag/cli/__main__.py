@@ -1,0 +1,5 @@
+"""`python -m toolformer_dag.cli`: the same as `toolformer-dag`."""
+
+from toolformer_dag.cli.app import app
+
+app()

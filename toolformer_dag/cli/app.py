@@ -1,0 +1,50 @@
+"""The command line's root: the commands and how their errors are shown."""
+
+import sys
+
+import typer
+
+from toolformer_dag.cli.clean import clean
+from toolformer_dag.cli.demo import demo
+from toolformer_dag.cli.embedded import app as embedded
+from toolformer_dag.cli.generate import generate
+from toolformer_dag.cli.run import run
+from toolformer_dag.cli.score import score
+from toolformer_dag.cli.sql import sql
+from toolformer_dag.cli.stale import stale
+from toolformer_dag.cli.tool import tool
+from toolformer_dag.cli.ui import ui
+from toolformer_dag.errors import UserError
+
+
+class Commands(typer.Typer):
+    """Shows a mistake of the user as one message; anything else keeps its traceback."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        try:
+            return super().__call__(*args, **kwargs)
+        except UserError as error:
+            sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(1) from error
+
+
+app = Commands(
+    name="toolformer-dag",
+    help="Toolformer as an asset graph: run it, ask it, change a threshold and run only what that changes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (
+    run,
+    demo,
+    stale,
+    sql,
+    tool,
+    generate,
+    score,
+    clean,
+    ui,
+):
+    app.command()(command)
+app.add_typer(embedded, name="embedded")

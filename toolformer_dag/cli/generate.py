@@ -1,0 +1,43 @@
+"""`toolformer-dag generate`: a model writes on, calling tools as it goes."""
+
+from typing import Annotated
+
+import typer
+
+from toolformer_dag.cli.options import Config, ModelName, Profile, Set, settings_of
+
+
+def generate(
+    text: Annotated[str, typer.Argument(help="The text to go on from.")],
+    model: ModelName = None,
+    k: Annotated[int | None, typer.Option(help="A call starts when ` [` is among the k most likely tokens.")] = None,
+    disabled: Annotated[
+        bool, typer.Option("--disabled", help="No calls: the probability of ` [` is set to 0.")
+    ] = False,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write at most.")] = None,
+    context: Annotated[str, typer.Option(help="Today's date for the calendar, as 2023-01-30.")] = "",
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Print the text with the calls that were made while decoding. Default model: the newest finetuned checkpoint.
+
+    Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"
+    """
+    from toolformer_dag.checkpoints import finetuned_or_base, load_model
+    from toolformer_dag.decoding.generate import generate as decode
+    from toolformer_dag.lane import lanes
+
+    settings = settings_of(config, profile, set)
+    tools = {lane.tool.name: lane.tool for lane in lanes(settings)}
+    name = model or finetuned_or_base(settings)
+    [generation] = decode(
+        load_model(settings.model, name),
+        [text],
+        tools,
+        k=settings.decoding.k if k is None else k,
+        disabled=disabled,
+        max_new_tokens=max_new_tokens or settings.decoding.max_new_tokens,
+        contexts=[context],
+    )
+    typer.echo(generation.text)

@@ -1,0 +1,42 @@
+"""`toolformer-dag sql`: ask the warehouse, read-only."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from toolformer_dag.cli.options import Config, settings_of
+
+
+class Format(StrEnum):
+    """How rows are printed."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="A query in DuckDB's SQL.")],
+    format: Annotated[Format, typer.Option("--format", help="table, csv, or json (a line per row).")] = Format.table,
+    config: Config = None,
+) -> None:
+    """Run a query over the warehouse and print its rows.
+
+    Example: toolformer-dag sql "select tool, tau_f, examples from filter_statistics"
+    """
+    import polars as pl
+
+    from toolformer_dag.storage.warehouse import query as ask
+
+    rows = ask(settings_of(config, None, None).paths.warehouse, query)
+    if format is Format.table:
+        with pl.Config(
+            tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=80, tbl_hide_dataframe_shape=True, tbl_width_chars=200
+        ):
+            typer.echo(rows)
+    elif format is Format.csv:
+        sys.stdout.write(rows.write_csv())
+    else:
+        sys.stdout.write(rows.write_ndjson())
