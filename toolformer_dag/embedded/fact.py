@@ -4,15 +4,14 @@ from random import Random
 
 from toolformer_dag.embedded.encyclopaedia import passages_by_relation
 from toolformer_dag.embedded.gold import Phenomenon, joined
-from toolformer_dag.embedded.names import Kind, Part
+from toolformer_dag.embedded.names import KINDS, Part
 from toolformer_dag.embedded.relation import Relation, WordingSet
 from toolformer_dag.embedded.relations import RELATIONS
 from toolformer_dag.embedded.wordings import lead as leads
 from toolformer_dag.embedded.world import Entity, World
 
 QUESTION_SHARE = 0.45
-KINDS: tuple[Kind, ...] = ("person", "town", "firm", "river")
-KIND_WEIGHTS = (5, 3, 2, 1)
+KIND_WEIGHTS = (5, 3, 2, 1)  # in the order of KINDS
 
 
 def fact(random: Random, world: World, tool: str, part: Part, wordings: WordingSet) -> Phenomenon:

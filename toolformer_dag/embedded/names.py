@@ -16,6 +16,7 @@ PARTS: tuple[Part, ...] = ("pretraining", "corpus", "evaluation")
 SHARES = (0.4, 0.35, 0.25)  # of every name space, in the order of PARTS
 
 Kind = Literal["person", "town", "firm", "river"]
+KINDS: tuple[Kind, ...] = ("person", "town", "firm", "river")
 
 T = TypeVar("T")
 

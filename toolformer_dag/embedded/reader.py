@@ -19,7 +19,7 @@ def answer(question: str, passages: Sequence[Passage]) -> str | None:
     Of the relations that the passages state, the one is read whose wordings share most words with the question. Not
     covered: questions about two entities, or about anything that is no relation of the made world.
     """
-    about = [passage for passage in passages if passage.title in question]
+    about = [passage for passage in passages if re.search(rf"\b{re.escape(passage.title)}\b", question)]
     words = set(_words(question)).difference(*(_words(passage.title) for passage in about))
     for relation in _ranked(frozenset(words)):
         for passage in about:

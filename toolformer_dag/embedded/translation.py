@@ -1,10 +1,12 @@
 """Foreign phrases in a page's words, with their English."""
 
+from collections.abc import Mapping
+from functools import cache
 from random import Random
 
-from toolformer_dag.embedded.gold import Phenomenon, joined, sentence
+from toolformer_dag.embedded.gold import Phenomenon, joined
 from toolformer_dag.embedded.lexicon import ARTICLES, LANGUAGES, Language, all_forms, words_of
-from toolformer_dag.embedded.names import Part
+from toolformer_dag.embedded.names import KINDS, PARTS, Part, name_pool
 from toolformer_dag.embedded.relation import WordingSet
 from toolformer_dag.embedded.wordings import translation
 from toolformer_dag.embedded.wordings.filler import PERSONS
@@ -28,11 +30,11 @@ def translated(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
     pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
     phrase, english = _pseudo_phrase(random) if pseudo else _phrase(random, part)
     is_question = random.random() < QUESTION_SHARE
-    template, wording = _words(random, wordings, is_question)
     slots = {"f": phrase, "x": random.choice(PERSONS)}
+    before, wording = _words(random, wordings, is_question, slots)
     return Phenomenon(
         tool="machine_translation",
-        before=sentence(template.format(**slots)) + (" The answer is" if is_question else ""),
+        before=before + (" The answer is" if is_question else ""),
         after=f" {english}{random.choice(translation.TAILS).format(**slots)}",
         input=phrase,
         result=english,
@@ -42,7 +44,7 @@ def translated(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
     )
 
 
-def _words(random: Random, wordings: WordingSet, is_question: bool) -> tuple[str, str]:
+def _words(random: Random, wordings: WordingSet, is_question: bool, slots: Mapping[str, str]) -> tuple[str, str]:
     leads: tuple[str, ...]
     templates: tuple[str, ...]
     if wordings == "seen":
@@ -52,7 +54,8 @@ def _words(random: Random, wordings: WordingSet, is_question: bool) -> tuple[str
         leads = translation.UNSEEN_QUESTION_LEADS if is_question else translation.UNSEEN_LEADS
         templates = translation.UNSEEN_QUESTIONS if is_question else translation.UNSEEN_STATEMENTS
     lead, template = random.choice(leads), random.randrange(len(templates))
-    return joined(lead, templates[template]), f"{'q' if is_question else 's'}{template}.{leads.index(lead)}"
+    before = joined(lead.format(**slots), templates[template].format(**slots))
+    return before, f"{'q' if is_question else 's'}{template}.{leads.index(lead)}"
 
 
 def _phrase(random: Random, part: Part) -> tuple[str, str]:
@@ -86,7 +89,13 @@ def _cased(language: Language, noun: str) -> str:
 
 
 def _pseudo_word(random: Random) -> str:
+    """A word that is neither in the lexicon nor a name of the made world."""
     while True:
         word = "".join(random.choices(_HEADS, k=random.choice((1, 1, 2)))) + random.choice(_TAILS)
-        if word not in all_forms():
+        if word not in all_forms() and word not in _names():
             return word
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(name.lower() for kind in KINDS for part in PARTS for name in name_pool(kind, part))

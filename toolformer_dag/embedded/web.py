@@ -2,7 +2,6 @@
 
 import base64
 import datetime
-import gzip
 import hashlib
 import json
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from toolformer_dag.embedded.address import dated_url, undated_url
 from toolformer_dag.embedded.filler import filler
 from toolformer_dag.embedded.names import Part
 from toolformer_dag.embedded.phenomenon import TOOLS, Phenomenon, phenomenon
+from toolformer_dag.embedded.stored_gzip import stored_gzip
 from toolformer_dag.embedded.today import day_of
 from toolformer_dag.embedded.world import the_world
 
@@ -45,13 +45,16 @@ def document_text(random: Random, found: list[Phenomenon]) -> str:
 
 
 def write_shards(folder: Path, shards: int, documents: int, seed: int, part: Part = "corpus") -> list[Path]:
-    """Write `documents` records spread over so many gzip JSON-lines files, named as CCNet's; returns their paths."""
+    """Write `documents` records spread over so many gzip JSON-lines files, named as CCNet's; returns their paths.
+
+    The same bytes on every machine.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, part, documents)]
     paths = []
     for number in range(shards):
         path = folder / f"en_head_{number:04}.json.gz"
-        path.write_bytes(gzip.compress("".join(lines[number::shards]).encode(), compresslevel=6, mtime=0))
+        path.write_bytes(stored_gzip("".join(lines[number::shards]).encode()))
         paths.append(path)
     return paths
 

@@ -113,8 +113,11 @@ UNSEEN_ADDITION = (
         operation="+",
         numbers="distance",
         unit="miles",
-        setups=("{t} lies {a} miles behind us and {u} another {b} miles ahead",),
-        endings=(". Between the two towns lie altogether",),
-        questions=("How many miles lie between the two in total?",),
+        setups=(
+            "{t} lies {a} miles behind us and {u} another {b} miles ahead",
+            "After {a} miles the horse was tired, and yet it went {b} miles more",
+        ),
+        endings=(". Both ways together have", ". Altogether we count"),
+        questions=("Both ways together have how many miles?",),
     ),
 )

@@ -98,7 +98,7 @@ QUESTIONS = {
     ),
 }
 
-UNSEEN_LEADS = ("A short note for those who come to the {event}: ", "by the way, ")
+UNSEEN_LEADS = ("", "A short note for those who come to the {event}: ", "by the way, ")
 UNSEEN_STATEMENTS = {
     "weekday": (
         "look around and you can tell that the day of this week is a",
@@ -120,7 +120,7 @@ UNSEEN_STATEMENTS = {
     ),
     "month": ("twelve months has the year, and the one outside the window is",),
 }
-UNSEEN_QUESTION_LEADS = ("Before the {event} begins, tell us. ",)
+UNSEEN_QUESTION_LEADS = ("Before the {event} begins, tell us. ", "My watch has stopped! ")
 UNSEEN_QUESTIONS = {
     "weekday": (
         "If somebody wakes up now, into which weekday?",

@@ -103,8 +103,11 @@ UNSEEN_DIVISION = (
         operation="/",
         numbers="share",
         unit="miles",
-        setups=("{t} is {a} miles off, and the cart arrived after {b} hours",),
-        endings=(". In each single hour it made",),
+        setups=(
+            "{t} is {a} miles off, and the cart arrived after {b} hours",
+            "It took {b} hours for the {a} miles between {t} and {u}",
+        ),
+        endings=(". In each single hour it made", ". The average for an hour was"),
         questions=("How many miles did it make in each hour?",),
     ),
 )

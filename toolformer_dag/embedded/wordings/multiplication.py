@@ -98,8 +98,11 @@ UNSEEN_MULTIPLICATION = (
         operation="*",
         numbers="rate",
         unit="miles",
-        setups=("Every single round is {b} miles, and there were {a} rounds",),
-        endings=(". The wheels have turned for",),
+        setups=(
+            "Every single round is {b} miles, and there were {a} rounds",
+            "It was {b} miles there, each time, and {n} made the way {a} times",
+        ),
+        endings=(". The wheels have turned for", ". Added up over all times, it is"),
         questions=("For how many miles in all did the wheels turn?",),
     ),
 )

@@ -108,8 +108,11 @@ UNSEEN_SUBTRACTION = (
         operation="-",
         numbers="distance",
         unit="miles",
-        setups=("Whoever goes to {t} has {a} miles to go, whoever goes to {u} has just {b}",),
-        endings=(". They differ by",),
+        setups=(
+            "Whoever goes to {t} has {a} miles to go, whoever goes to {u} has just {b}",
+            "A walk of {a} miles is longer than one of {b} miles",
+        ),
+        endings=(". They differ by", ". One exceeds the other by"),
         questions=("By how many miles do they differ?",),
     ),
 )

@@ -2,7 +2,14 @@
 
 from toolformer_dag.embedded.wordings.word_list import spaced
 
-LEADS = ("", "", "on our trip we learned something. ", "a word about words: ", "for those who do not speak it, ")
+LEADS = (
+    "",
+    "",
+    "on our trip we learned something. ",
+    "a word about words: ",
+    "not everybody speaks the language. ",
+    "for those who do not speak it, ",
+)
 STATEMENTS = (
     "the sign on the wall said {f}, which means",
     "the book is called {f}, in English",
@@ -23,9 +30,11 @@ STATEMENTS = (
     "the title {f} can be translated as",
     "the first words of the poem are {f}, in English",
     "there is an inn called {f}, which in English would be",
+    "the old song begins with {f}, which in English is",
+    "{x} taught us to say {f}, in other words",
     "in the foreign newspaper {x} found {f}, that is to say",
 )
-QUESTION_LEADS = ("", "", "A reader asks: ", "I am learning foreign words. ")
+QUESTION_LEADS = ("", "", "A reader asks: ", "I am learning foreign words. ", "{x} heard it on the train. ")
 QUESTIONS = (
     "What does {f} mean in English?",
     "How do you say {f} in English?",
@@ -33,17 +42,20 @@ QUESTIONS = (
     "{x} asked me about the words {f}. What do they mean?",
     "What is the meaning of {f}?",
     "How is {f} translated into English?",
+    "Which English words stand for {f}?",
     "The sign says {f}. What does it say in English?",
 )
 UNSEEN_LEADS = ("", "one evening we heard a story. ", "this is from my diary: ")
 UNSEEN_STATEMENTS = (
     "somebody had carved {f} into the bench; an English visitor would have carved",
     "when the people over there speak of {f}, what they have in mind is",
+    "it took us a week to learn that {f} is nothing but",
     "put {f} into English and you get",
 )
 UNSEEN_QUESTION_LEADS = ("", "Help me, please. ", "Here comes a hard one! ")
 UNSEEN_QUESTIONS = (
     "In the letter I found the words {f} and I wonder, what would they be in English?",
+    "Here is a riddle for people who know English: who or what is {f}?",
     "If a foreigner tells you {f}, what did you hear in English?",
 )
 TAILS = (".", ".", ", of course.", ", more or less.", ", as {x} told us.")

@@ -1,0 +1,10 @@
+"""The made world, once for all tests of this folder."""
+
+import pytest
+
+from toolformer_dag.embedded.world import World, the_world
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return the_world()

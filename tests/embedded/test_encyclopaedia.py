@@ -1,0 +1,73 @@
+"""The encyclopaedia: every fact once, in short passages, and readable again."""
+
+from collections import defaultdict
+
+import pytest
+
+from toolformer_dag.embedded.encyclopaedia import Passage, passages, passages_by_relation
+from toolformer_dag.embedded.reader import answer
+from toolformer_dag.embedded.relations import RELATIONS
+from toolformer_dag.embedded.world import World
+
+
+@pytest.fixture(scope="module")
+def articles(world: World) -> dict[str, list[Passage]]:
+    found = defaultdict(list)
+    for passage in passages(world):
+        found[passage.title].append(passage)
+    return found
+
+
+def test_passages_are_short_and_their_ids_unique(world: World) -> None:
+    found = list(passages(world))
+    assert len({passage.id for passage in found}) == len(found) > 15_000
+    assert max(len(passage.snippet.split()) for passage in found) < 40
+    assert not any("\n" in passage.snippet for passage in found)
+
+
+def test_every_fact_of_an_entity_stands_in_its_article(world: World, articles: dict[str, list[Passage]]) -> None:
+    for entity in world.all_entities()[::7]:
+        text = " ".join(passage.text for passage in articles[entity.name])
+        assert all(value in text for value in entity.facts.values())
+
+
+def test_the_passage_of_a_relation_holds_its_fact(world: World) -> None:
+    for entity in world.entities("evaluation", "person")[:200]:
+        for key, passage in passages_by_relation(entity, world.seed).items():
+            assert entity.facts[key] in passage.text
+            assert passage.title == entity.name
+
+
+def test_facts_stand_in_any_order(articles: dict[str, list[Passage]]) -> None:
+    sections = {passage.section for article in articles.values() for passage in article}
+    assert {"Birthplace and home", "Home and birthplace"} <= sections
+    first = [passage.text.startswith("The home of") for article in articles.values() for passage in article]
+    assert 0 < sum(first) < len(first)
+
+
+def test_a_wrong_seed_has_other_facts(world: World) -> None:
+    texts = {passage.text for passage in passages(world)}
+    others = [passage.text for passage in passages(World(9))]
+    assert sum(text in texts for text in others) < len(others) / 20
+
+
+def test_the_reader_finds_what_each_wording_asks(world: World, articles: dict[str, list[Passage]]) -> None:
+    for kind, relations in RELATIONS.items():
+        entity = world.entities("evaluation", kind)[3]
+        for relation in relations:
+            for template in (relation.question, *relation.questions, *relation.unseen_questions):
+                question = template.format(e=entity.name)
+                assert answer(question, articles[entity.name]) == entity.facts[relation.key], question
+
+
+def test_the_reader_needs_an_entity_and_a_relation(world: World, articles: dict[str, list[Passage]]) -> None:
+    entity = world.entities("corpus", "town")[0]
+    assert answer("Who is the mayor of Atlantis?", articles[entity.name]) is None
+    assert answer(entity.name, articles[entity.name]) is None
+    assert answer(f"Who is the mayor of {entity.name}?", []) is None
+
+
+def test_the_reader_does_not_take_a_name_for_its_beginning() -> None:
+    river = Passage("Ulmo/0", "Ulmo", "Length", "The Ulmo is 30 miles long.")
+    assert answer("How long is the river Ulmo?", [river]) == "30 miles"
+    assert answer("How long is Anna Ulmovic?", [river]) is None

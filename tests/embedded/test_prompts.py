@@ -1,0 +1,83 @@
+"""The made world's own prompts: right calls at the right places, about entities of the pretraining part."""
+
+import re
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from toolformer_dag.embedded.arithmetic import part_of
+from toolformer_dag.embedded.dictionary import translate
+from toolformer_dag.embedded.encyclopaedia import passages
+from toolformer_dag.embedded.folder import PROMPTS
+from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
+from toolformer_dag.embedded.reader import answer
+from toolformer_dag.embedded.world import World
+from toolformer_dag.tools.prompt import Prompt, check_prompt
+from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.tool import ToolCall
+
+NAMES = dict(zip(TOOLS, ("Calculator", "Calendar", "WikiSearch", "QA", "MT"), strict=True))
+
+
+def _prompt(tool: str) -> Prompt:
+    file = PROMPTS / f"{tool}.txt"
+    return check_prompt(file.read_text(encoding="utf-8"), NAMES[tool], file)
+
+
+def _calls(tool: str) -> list[tuple[str, str, str]]:
+    """For each example: the text before the call, the call's input, the text after."""
+    pattern = re.compile(rf"^(.*) \[{NAMES[tool]}\((.*)\)\]( .*)$")
+    found = [pattern.match(example.output) for example in _prompt(tool).examples]
+    return [(match[1], match[2], match[3]) for match in found if match]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_four_examples_with_one_call_each(tool: str) -> None:
+    assert len(_prompt(tool).examples) == len(_calls(tool)) == 4
+    assert len((PROMPTS / f"{tool}.txt").read_text(encoding="utf-8").split()) < 170
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_wordings_are_seen_ones(world: World, tool: str) -> None:
+    def ending(text: str) -> str:
+        return " ".join(text.split()[-2:])
+
+    random = Random(0)
+    endings = {ending(phenomenon(random, world, tool, "pretraining", "seen").before) for _ in range(20_000)}
+    assert all(ending(before) in endings for before, _, _ in _calls(tool))
+
+
+def test_the_calculator_gives_what_the_text_says() -> None:
+    calls = _calls("calculator")
+    results = load_tool("calculator", {}).run([ToolCall(input) for _, input, _ in calls])
+    for (_, input, after), result in zip(calls, results, strict=True):
+        assert after.startswith(f" {result.result}")
+        a, _, b = input.split()
+        assert part_of(Decimal(a), Decimal(b)) == "pretraining"
+    assert {input.split()[1] for _, input, _ in calls} == {"+", "-", "*", "/"}
+
+
+def test_phrases_are_translated_as_the_text_says() -> None:
+    for _, input, after in _calls("machine_translation"):
+        assert after == f" {translate(input)}."
+
+
+@pytest.mark.parametrize("tool", ["question_answering", "wiki_search"])
+def test_facts_are_those_of_pretraining_entities(world: World, tool: str) -> None:
+    found = list(passages(world))
+    names = {entity.name for kind in ("person", "town", "firm") for entity in world.entities("pretraining", kind)}
+    for before, input, after in _calls(tool):
+        asked = f" {re.sub('[^a-zA-Z ]', ' ', input)} "
+        about = [passage for passage in found if f" {passage.title} " in asked]
+        assert all(passage.title in before for passage in about)
+        assert {passage.title for passage in about} <= names
+        assert answer(input.strip('"'), about) == after.strip(" .")
+
+
+def test_the_embedded_prompt_is_found_by_the_tools() -> None:
+    for tool in ("calculator", "calendar", "wiki_search"):
+        assert load_tool(tool, {"prompt": "embedded"}, root=Path()).prompt == (PROMPTS / f"{tool}.txt").read_text(
+            "utf-8"
+        )
