@@ -1,4 +1,4 @@
-"""Gzip without compression: what a compressor makes of the same bytes differs between zlib's versions, this does not."""
+"""Gzip without compression: compressors differ between zlib's versions, stored bytes do not."""
 
 import struct
 import zlib
