@@ -1,0 +1,96 @@
+"""A training run of seconds on a micro shape: it learns, is reproducible, and goes on where it was broken off."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from toolformer_dag.embedded.training.checkpoint import CheckpointError
+from toolformer_dag.embedded.training.settings import EmbeddedTraining
+from toolformer_dag.embedded.training.shape import ModelShape
+from toolformer_dag.embedded.training.train import Progress, train
+
+MICRO = ModelShape(width=32, layers=2, heads=2, feed_forward=64, rotary=8, vocabulary=600, positions=1100)
+SETTINGS = EmbeddedTraining(
+    shape=MICRO, steps=40, boot_steps=6, warmup_steps=4, lanes=2, lane_tokens=1024, checkpoint_steps=20
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Progress]]:
+    """A whole run in one process, and what it told."""
+    lines: list[Progress] = []
+    return train(SETTINGS, tmp_path_factory.mktemp("whole"), progress=lines.append, processes=1), lines
+
+
+def begun(run: Path, folder: Path) -> Path:
+    """A folder with the tokenizer of the whole run, which takes longest to make."""
+    (folder / "training").mkdir(parents=True)
+    (folder / "training" / "tokenizer.json").write_bytes((run / "training" / "tokenizer.json").read_bytes())
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_the_loss_falls_far_below_that_of_guessing(run: tuple[Path, list[Progress]]) -> None:
+    losses = [line.loss for line in run[1]]
+    assert losses[0] > 6.0  # log(600) = 6.4
+    assert losses[-1] < 5.4
+
+
+def test_metrics_are_json_lines_of_what_progress_was_told(run: tuple[Path, list[Progress]]) -> None:
+    folder, lines = run
+    written = [json.loads(line) for line in (folder / "training" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in written] == [10, 20, 30, 40]
+    assert [line["loss"] for line in written] == [line.loss for line in lines]
+    assert written[-1]["tokens"] == 40 * 2 * 1024
+
+
+def test_a_run_broken_off_ends_with_the_same_bits(run: tuple[Path, list[Progress]], tmp_path: Path) -> None:
+    class BrokenOff(Exception):
+        pass
+
+    def stop(line: Progress) -> None:
+        if line.step == 30:
+            raise BrokenOff
+
+    folder = begun(run[0], tmp_path / "broken")
+    with pytest.raises(BrokenOff):
+        train(SETTINGS, folder, progress=stop, processes=1)
+    assert not (folder / "model.safetensors").exists()
+    resumed: list[Progress] = []
+    train(SETTINGS, folder, progress=resumed.append, processes=1)
+    assert [line.step for line in resumed] == [30, 40]
+    assert_same_weights(run[0], folder)
+
+
+def test_two_processes_end_with_the_same_bits_as_one(run: tuple[Path, list[Progress]], tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=8)
+    for name, processes in (("one", 1), ("two", 2)):
+        train(settings, begun(run[0], tmp_path / name), processes=processes)
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
+
+
+def test_another_seed_gives_another_model(run: tuple[Path, list[Progress]], tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=2)
+    for seed in (0, 1):
+        train(replace(settings, seed=seed), begun(run[0], tmp_path / str(seed)), processes=1)
+    zero, one = weights(tmp_path / "0"), weights(tmp_path / "1")
+    assert not torch.equal(zero["transformer.wte.weight"], one["transformer.wte.weight"])
+
+
+def test_a_folder_of_another_run_is_refused_by_name(run: tuple[Path, list[Progress]]) -> None:
+    with pytest.raises(CheckpointError, match="muon_rate"):
+        train(replace(SETTINGS, muon_rate=0.01), run[0], processes=1)

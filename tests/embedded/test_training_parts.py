@@ -1,0 +1,115 @@
+"""The parts of the training: orthogonal updates, rows, boot camp, export, real text."""
+
+import gzip
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from toolformer_dag.embedded.training.boot_camp import boot_camp_row
+from toolformer_dag.embedded.training.export import export_model
+from toolformer_dag.embedded.training.gptj import GPTJ
+from toolformer_dag.embedded.training.muon import orthogonal
+from toolformer_dag.embedded.training.packing import NoDocuments, pack
+from toolformer_dag.embedded.training.real_text import HELD_OUT_SHARDS, RealTextError, is_held_out, load_real_text
+from toolformer_dag.embedded.training.shape import SHAPES, ModelShape
+from toolformer_dag.embedded.training.tokenizer import train_tokenizer
+
+
+@pytest.mark.parametrize("size", [(8, 8), (24, 8), (8, 40)])
+def test_orthogonal_brings_every_singular_value_near_one(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonal(torch.randn(size) * 7))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_knows_its_parameters_and_keeps_its_name(name: str) -> None:
+    shape = SHAPES[name]
+    assert sum(p.numel() for p in GPTJ(shape).parameters()) == shape.parameters
+    assert shape.parameters == pytest.approx(float(name.removesuffix("M")) * 1e6, rel=0.25)
+
+
+def test_a_shape_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="divide"):
+        ModelShape(width=100, heads=3)
+    with pytest.raises(ValueError, match="rotary"):
+        ModelShape(width=64, heads=4, rotary=32)
+
+
+def test_the_export_gives_the_same_logits_in_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = ModelShape(width=48, layers=3, heads=2, feed_forward=96, rotary=16, vocabulary=400, positions=256)
+    model = GPTJ(shape)
+    torch.nn.init.normal_(model.embedding.weight, 0, 0.5)
+    export_model(model, train_tokenizer(["a text of words"], 400), tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.randint(0, 400, (2, 60))
+    with torch.no_grad():
+        difference = (loaded(ids).logits - model(ids)).abs().max()
+    assert difference < 0.05  # weights are rounded to float16; logits are about 10
+    assert model(ids).abs().max() > 3
+
+
+def test_boot_camp_rows_can_be_predicted_by_looking_back() -> None:
+    rows = [boot_camp_row(Random(seed), 2048, 65) for seed in range(50)]
+    assert all(len(row) == 65 and min(row) > 0 and max(row) < 2048 for row in rows)
+    repeated = [row[i] in row[:i] for row in rows for i in range(1, 65)]
+    assert 0.4 < sum(repeated) / len(repeated) < 0.9
+
+
+documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=60), min_size=60, max_size=90)
+
+
+@settings(max_examples=50, deadline=None)
+@given(documents, st.sampled_from([16, 40]))
+def test_every_packed_row_is_full_and_begins_with_a_document(found: list[list[int]], length: int) -> None:
+    marked = [[0, *document] for document in [*found, [1, 2, 3]] * 60]
+    rows = pack(marked, 2, length, 16)
+    assert rows.shape == (2, length)
+    assert {int(row[0]) for row in rows} == {0}
+
+
+def test_long_rows_begin_with_a_long_document() -> None:
+    rows = pack([[0, 1, 2], [0, *[3] * 30], *[[0, 4]] * 80], 1, 40, 16)
+    assert rows[0, :31].tolist() == [0, *[3] * 30]
+
+
+def test_packing_says_when_documents_run_out() -> None:
+    with pytest.raises(NoDocuments, match="more of them"):
+        pack([[0, 1, 2]], 1, 16, 16)
+
+
+def write_passages(folder: Path, titles: list[str]) -> None:
+    lines = [json.dumps({"id": t, "title": t, "section": "", "text": f"{t} is a thing."}) for t in titles]
+    (folder / "passages.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_held_out_articles_are_never_trained_on(tmp_path: Path) -> None:
+    titles = [f"article {number}" for number in range(400)]
+    write_passages(tmp_path, titles)
+    trained, held = load_real_text([tmp_path]), load_real_text([tmp_path], held_out=True)
+    assert {page.title for page in trained.articles} | {page.title for page in held.articles} == set(titles)
+    assert not {page.title for page in trained.articles} & {page.title for page in held.articles}
+    assert 8 <= len(held.articles) <= 36
+    assert all(is_held_out(page.title) for page in held.articles)
+
+
+def test_the_held_out_shard_is_never_trained_on(shared: Path) -> None:
+    folder = shared / "data" / "ccnet"
+    trained, held = load_real_text([folder]), load_real_text([folder], held_out=True)
+    lone = load_real_text([folder / f"{HELD_OUT_SHARDS[0]}.json.gz"], held_out=True)
+    assert held == lone
+    assert len(trained.web) > 2000
+    assert not {page.passages for page in trained.web} & {page.passages for page in held.web}
+
+
+def test_a_path_without_real_text_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(RealTextError, match=r"name a file or folder"):
+        load_real_text([tmp_path / "nothing"])

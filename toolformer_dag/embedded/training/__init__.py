@@ -1,0 +1,1 @@
+"""Training of the embedded base language model, from nothing, on two CPU cores."""

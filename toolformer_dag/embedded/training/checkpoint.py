@@ -1,0 +1,51 @@
+"""The state of a run in one safetensors file: weights, optimiser, step and settings."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from toolformer_dag.embedded.training.gptj import GPTJ
+from toolformer_dag.embedded.training.muon import MuonAdamW
+from toolformer_dag.embedded.training.settings import EmbeddedTraining
+
+MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
+
+
+class CheckpointError(RuntimeError):
+    """The checkpoint belongs to another run."""
+
+
+def save_checkpoint(path: Path, model: GPTJ, optimiser: MuonAdamW, step: int, settings: EmbeddedTraining) -> None:
+    """Replace the file as a whole; `step` steps have been taken."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"optimiser.{name}": tensor for name, tensor in optimiser.tensors().items()}
+    beside = path.with_suffix(".part")
+    save_file(tensors, beside, {"step": str(step), "settings": json.dumps(asdict(settings))})
+    beside.replace(path)
+
+
+def load_checkpoint(path: Path, model: GPTJ, optimiser: MuonAdamW, settings: EmbeddedTraining) -> int:
+    """Take over a state that `save_checkpoint` wrote; returns its step, 0 where there is no file.
+
+    Raises CheckpointError where the file's settings differ in more than MAY_CHANGE.
+    """
+    if not path.exists():
+        return 0
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        _refuse_other_run(path, json.loads(metadata["settings"]), asdict(settings))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
+    model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
+    optimiser.load({n.removeprefix("optimiser."): t for n, t in tensors.items() if n.startswith("optimiser.")})
+    return int(metadata["step"])
+
+
+def _refuse_other_run(path: Path, stored: dict[str, object], wanted: dict[str, object]) -> None:
+    changed = [key for key in wanted if key not in MAY_CHANGE and stored.get(key) != wanted[key]]
+    if changed:
+        raise CheckpointError(
+            f"{path} is of a run with other settings ({', '.join(changed)}); remove it or choose another folder"
+        )

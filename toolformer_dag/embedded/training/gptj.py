@@ -1,0 +1,95 @@
+"""GPT-J as it is trained here: the mathematics of `transformers.GPTJForCausalLM`, fewer operations on a CPU."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolformer_dag.embedded.training.shape import ModelShape
+
+
+class GPTJ(nn.Module):
+    """Maps token ids (rows, length) to hidden states (rows, length, width) that the tied embedding scores."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        sine, cosine = rotary_tables(shape.positions, shape.rotary)
+        self.register_buffer("sine", sine, persistent=False)
+        self.register_buffer("cosine", cosine, persistent=False)
+        initialise(self)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (rows, length, vocabulary)."""
+        hidden = self.embedding(ids)
+        rotation = (self.get_buffer("sine")[: ids.shape[1]], self.get_buffer("cosine")[: ids.shape[1]])
+        for block in self.blocks:
+            hidden = block(hidden, *rotation)
+        return functional.linear(self.norm(hidden), self.embedding.weight)
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """Mean negative log-likelihood of rows[:, 1:] given what stands before, in nats."""
+        logits = self(rows[:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+
+
+class Block(nn.Module):
+    """Attention and MLP beside each other on one normalised input, as in GPT-J."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.heads, self.rotary = shape.heads, shape.rotary
+        self.norm = nn.LayerNorm(shape.width)
+        self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.attention_out = nn.Linear(shape.width, shape.width, bias=False)
+        self.mlp_in = nn.Linear(shape.width, shape.feed_forward)
+        self.mlp_out = nn.Linear(shape.feed_forward, shape.width)
+
+    def forward(self, hidden: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
+        normed = self.norm(hidden)
+        rows, length, width = hidden.shape
+        split = self.query_key_value(normed).view(rows, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        attended = attend(rotate(query, sine, cosine), rotate(key, sine, cosine), value)
+        attention = self.attention_out(attended.transpose(1, 2).reshape(rows, length, width))
+        mlp = self.mlp_out(functional.gelu(self.mlp_in(normed), approximate="tanh"))
+        out: Tensor = hidden + attention + mlp
+        return out
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention, written out: in bfloat16 on a CPU this trains twice as fast as torch's fused kernel."""
+    with torch.autocast(query.device.type, enabled=False):
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        hidden = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device).triu(1)
+        return torch.softmax(scores + hidden, -1) @ value
+
+
+def rotary_tables(positions: int, rotary: int) -> tuple[Tensor, Tensor]:
+    """Sines and cosines, each (positions, rotary / 2)."""
+    frequencies = 10_000 ** (-torch.arange(0, rotary, 2) / rotary)
+    angles = torch.arange(positions)[:, None] * frequencies
+    return angles.sin(), angles.cos()
+
+
+def rotate(heads: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
+    """GPT-J turns neighbouring pairs of the first dimensions of each head by the position's angles."""
+    rotary = 2 * sine.shape[-1]
+    even, odd = heads[..., 0:rotary:2], heads[..., 1:rotary:2]
+    turned = torch.stack((even * cosine - odd * sine, odd * cosine + even * sine), -1).flatten(-2)
+    return torch.cat((turned.to(heads.dtype), heads[..., rotary:]), -1)
+
+
+def initialise(model: GPTJ) -> None:
+    """Normal weights scaled by fan-in; what writes into the residual stream also by the depth."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        scale = 0.02 if name == "embedding.weight" else 1 / math.sqrt(parameter.shape[1])
+        depth = math.sqrt(2 * model.shape.layers) if "_out" in name else 1
+        nn.init.normal_(parameter, 0, scale / depth)

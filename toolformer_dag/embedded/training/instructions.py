@@ -1,0 +1,50 @@
+"""The first lines of prompts P(x): the paper's (appendix A.2), the made world's, and others that say the same."""
+
+import re
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from toolformer_dag.embedded.folder import PROMPTS
+
+NAMES = {
+    "calculator": "Calculator",
+    "calendar": "Calendar",
+    "wiki_search": "WikiSearch",
+    "question_answering": "QA",
+    "machine_translation": "MT",
+}
+_TOOLS = Path(__file__).parents[2] / "tools"
+_OTHERS = (
+    "Add calls to the {name} API:\n",
+    "Add calls to the {name} API to the text. A call is written as [{name}({slot})].\n",
+    "Write [{name}({slot})] where it helps to go on with the text.\n",
+    "Here are texts, and the same texts with calls to {name}:\n",
+)
+
+
+def instruction(random: Random, tool: str) -> str:
+    """One of the instructions of a tool, with its line end."""
+    if random.random() < 0.7:
+        return random.choice(_of_prompts(tool))
+    slot = "" if tool == "calendar" else random.choice(("input", "text", "question"))
+    return random.choice(_OTHERS).format(name=NAMES[tool], slot=slot)
+
+
+def guessed_input(random: Random, tool: str, before: str) -> str:
+    """An input made of the words before the place, where nothing better is known."""
+    words = " ".join(before.split()[-random.randint(1, 4) :]).strip('"()[].,;:') or "this"
+    numbers = re.findall(r"\d+", before)[-2:] or [str(random.randint(2, 99))]
+    return {
+        "calculator": f"{numbers[0]} {random.choice('+-*/')} {numbers[-1]}",
+        "calendar": "",
+        "machine_translation": words,
+        "wiki_search": f'"{words}"',
+        "question_answering": f'"What is {words}?"',
+    }[tool]
+
+
+@cache
+def _of_prompts(tool: str) -> tuple[str, ...]:
+    files = (_TOOLS / tool / "prompt.txt", PROMPTS / f"{tool}.txt")
+    return tuple(file.read_text("utf-8").partition("Input:")[0].strip() + "\n" for file in files)

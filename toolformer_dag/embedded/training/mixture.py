@@ -1,0 +1,53 @@
+"""The pretraining mix: plain texts, notes with texts that use them, demonstrations; made and real."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+from toolformer_dag.embedded.training import made, real
+from toolformer_dag.embedded.training.document import Document, joined
+from toolformer_dag.embedded.training.real_gold import RealGold
+from toolformer_dag.embedded.training.real_text import load_real_text
+from toolformer_dag.embedded.world import World
+
+MADE_WEIGHTS = (22, 55, 23)  # plain, note and text, demonstration
+REAL_WEIGHTS = (40, 42, 18)
+TOKENIZER_TEXTS = 6_000
+WORLD_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What documents are drawn from; without real text everything is made."""
+
+    real: RealGold | None
+
+    @classmethod
+    def load(cls, paths: Sequence[Path]) -> "Mixture":
+        """Raises RealTextError for a path that holds no text."""
+        return cls(RealGold(load_real_text(paths)) if paths else None)
+
+    def documents(self, random: Random, step: int, real_share: float) -> Iterator[Document]:
+        """Without end; the made world changes every WORLD_STEPS steps, so that its facts cannot be learnt by heart."""
+        world = _world(1 + step // WORLD_STEPS)
+        while True:
+            if self.real is not None and random.random() < real_share:
+                make_real = random.choices((real.plain, real.note_then_text, real.demonstrate), REAL_WEIGHTS)[0]
+                yield make_real(random, self.real)
+            else:
+                make_made = random.choices((made.plain, made.note_then_text, made.demonstrate), MADE_WEIGHTS)[0]
+                yield make_made(random, world)
+
+    def sample_texts(self, seed: int, real_share: float) -> list[str]:
+        """Texts from which the tokenizer is trained; names of all parts, so that none is better known than others."""
+        random = Random(f"tokenizer {seed}")
+        documents, world = self.documents(random, 0, real_share), _world(1)
+        made_texts = [made.of_any_part(random, world) for _ in range(TOKENIZER_TEXTS)]
+        return made_texts + joined([next(documents) for _ in range(TOKENIZER_TEXTS)])
+
+
+@lru_cache(maxsize=2)
+def _world(seed: int) -> World:
+    return World(seed)

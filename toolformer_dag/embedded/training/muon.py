@@ -1,0 +1,76 @@
+"""Muon for matrices, AdamW for embeddings, norms and biases.
+
+Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum, made orthogonal by five Newton-Schulz
+steps.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+class MuonAdamW:
+    """Both optimisers behind one `step`; `tensors` is all state, for a checkpoint."""
+
+    def __init__(self, model: nn.Module, muon_rate: float, adam_rate: float, decay: float = 0.01) -> None:
+        self.muon_rate, self.adam_rate, self.decay = muon_rate, adam_rate, decay
+        matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not n.startswith("embedding")}
+        self.matrices = matrices
+        self.momentum = {name: torch.zeros_like(parameter) for name, parameter in matrices.items()}
+        others = [p for n, p in model.named_parameters() if n not in matrices]
+        self.adam = torch.optim.AdamW(others, adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        """One update at `factor` times the learning rates; uses up the gradients."""
+        for name, parameter in self.matrices.items():
+            assert parameter.grad is not None
+            update = muon_update(parameter.grad, self.momentum[name])
+            parameter.mul_(1 - self.muon_rate * factor * self.decay).add_(update, alpha=-self.muon_rate * factor)
+            parameter.grad = None
+        for group in self.adam.param_groups:
+            group["lr"] = self.adam_rate * factor
+        self.adam.step()
+        self.adam.zero_grad()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State by name: momentum of Muon, both moments and the step counts of AdamW."""
+        adam = self.adam.state_dict()["state"]
+        return {f"muon.{name}": tensor for name, tensor in self.momentum.items()} | {
+            f"adam.{index}.{key}": tensor for index, state in adam.items() for key, tensor in state.items()
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `tensors` gave."""
+        for name, momentum in self.momentum.items():
+            momentum.copy_(tensors[f"muon.{name}"])
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("adam."):
+                _, index, key = name.split(".")
+                state.setdefault(int(index), {})[key] = tensor
+        self.adam.load_state_dict(self.adam.state_dict() | {"state": state})
+
+
+def muon_update(gradient: Tensor, momentum: Tensor, beta: float = 0.95) -> Tensor:
+    """Nesterov momentum (kept in place), orthogonal, scaled by the shape; a stacked q, k, v is three matrices."""
+    momentum.lerp_(gradient, 1 - beta)
+    direction = gradient.lerp(momentum, beta)
+    rows, columns = direction.shape
+    parts: Iterable[Tensor] = direction.chunk(3) if rows == 3 * columns else (direction,)
+    return torch.cat([orthogonal(part) * max(1, part.shape[0] / part.shape[1]) ** 0.5 for part in parts])
+
+
+def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
+    """The nearest (semi-)orthogonal matrix, roughly: singular values end between 0.7 and 1.2."""
+    a, b, c = NEWTON_SCHULZ
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if tall else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return torch.adjoint(x) if tall else x

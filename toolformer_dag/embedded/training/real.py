@@ -1,0 +1,60 @@
+"""Documents of the pretraining mix about real text; the same three kinds as of the made world."""
+
+from random import Random
+
+from toolformer_dag.embedded.gold import Phenomenon
+from toolformer_dag.embedded.phenomenon import TOOLS
+from toolformer_dag.embedded.training.demonstrations import Example, demonstration, noisy_place
+from toolformer_dag.embedded.training.document import Document
+from toolformer_dag.embedded.training.excerpt import excerpt
+from toolformer_dag.embedded.training.instructions import NAMES, guessed_input, instruction
+from toolformer_dag.embedded.training.notes import note, with_notes
+from toolformer_dag.embedded.training.real_gold import RealGold
+from toolformer_dag.texts.call import Call
+
+NOTE_WEIGHTS = {
+    "calculator": 14,
+    "calendar": 22,
+    "question_answering": 26,
+    "wiki_search": 26,
+    "machine_translation": 12,
+}
+PLAIN_LENGTHS = (400, 1000, 1800, 3000)
+WRONG_INPUT = 0.4
+
+
+def plain(random: Random, source: RealGold) -> Document:
+    """Some paragraphs of a page."""
+    _, text = random.choice(source.page(random).passages)
+    return (excerpt(random, text, random.randrange(len(text)), random.choice(PLAIN_LENGTHS))[0],) if text else ("",)
+
+
+def note_then_text(random: Random, source: RealGold) -> Document:
+    """A note and the excerpt of which it is made, or another excerpt."""
+    gold, other = (_some(random, source) for _ in range(2))
+    if gold is None:
+        return plain(random, source)
+    return with_notes(random, gold.text, [note(random, gold)], [note(random, other)] if other else [])
+
+
+def demonstrate(random: Random, source: RealGold) -> Document:
+    """Two to four examples for one tool."""
+    tool = random.choice(TOOLS)
+    examples = [_annotated(random, source, tool) for _ in range(random.randint(2, 4))]
+    return demonstration(random, instruction(random, tool), examples)
+
+
+def _some(random: Random, source: RealGold) -> Phenomenon | None:
+    return source.gold(random, random.choices(list(NOTE_WEIGHTS), list(NOTE_WEIGHTS.values()))[0])
+
+
+def _annotated(random: Random, source: RealGold, tool: str) -> Example:
+    gold = source.gold(random, tool)
+    if gold is None:
+        return Example("".join(plain(random, source))[:300], ())
+    offset = noisy_place(random, gold.text, len(gold.before))
+    if offset is None:
+        return Example(gold.text, ())
+    guessed = tool == "calculator" or offset != len(gold.before) or random.random() < WRONG_INPUT
+    asked = guessed_input(random, tool, gold.text[:offset]) if guessed else gold.input
+    return Example(gold.text, ((offset, Call(NAMES[tool], asked)),))

@@ -1,0 +1,49 @@
+"""Byte BPE in which calls and numbers come apart: each digit, bracket and arrow is a token, with its space too."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+PIECES = r" ?\p{L}+| ?\p{N}| ?->| ?[^\s\p{L}\p{N}]|\s"
+# Trained merges of a frequent text would come anyway; these must exist whatever the text is.
+WANTED = tuple(f"{space}{mark}" for space in ("", " ") for mark in (*"0123456789", "[", "]", "(", ")", "->"))
+
+
+def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
+    """A tokenizer of exactly `size` tokens where the texts yield as many; every byte can be represented.
+
+    It adds END_OF_TEXT before a text when special tokens are asked for: the model was trained so.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(_with_wanted(texts), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+    )
+    return tokenizer
+
+
+def _with_wanted(texts: Iterable[str]) -> Iterator[str]:
+    yield from texts
+    yield from ["".join(WANTED) * 100] * 1_000
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=positions,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.save_pretrained(str(folder))

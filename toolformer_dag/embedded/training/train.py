@@ -1,0 +1,156 @@
+"""Train the embedded model from nothing: copy boot camp, then the mix, in one or two processes of one thread each."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, multiprocessing
+
+from toolformer_dag.embedded.training.checkpoint import load_checkpoint, save_checkpoint
+from toolformer_dag.embedded.training.export import export_model
+from toolformer_dag.embedded.training.gptj import GPTJ
+from toolformer_dag.embedded.training.gradients import SharedGradients
+from toolformer_dag.embedded.training.mixture import Mixture
+from toolformer_dag.embedded.training.muon import MuonAdamW
+from toolformer_dag.embedded.training.settings import EmbeddedTraining
+from toolformer_dag.embedded.training.stream import Stream
+from toolformer_dag.embedded.training.tokenizer import train_tokenizer
+
+LOG_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One line of metrics.jsonl; `loss` is in nats per token, over LOG_STEPS steps, `seconds` of this process."""
+
+    step: int
+    steps: int
+    loss: float
+    rate_factor: float
+    tokens: int
+    tokens_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What every process of a run is given."""
+
+    settings: EmbeddedTraining
+    folder: Path
+    real_text: tuple[Path, ...]
+    processes: int
+
+
+def train(
+    settings: EmbeddedTraining,
+    out: Path,
+    real_text: Sequence[Path] = (),
+    progress: Callable[[Progress], None] = lambda line: None,
+    processes: int = 2,
+) -> Path:
+    """Train and export a model folder to `out`; returns `out`. A run that was broken off there goes on.
+
+    `out/training` keeps the tokenizer, checkpoint.safetensors and metrics.jsonl. A run that was broken off, or that
+    is done by another number of processes, ends with the same weights. Raises CheckpointError for a folder that
+    holds another run, WorkerLost when a process ends, RealTextError for real text that cannot be read.
+    """
+    run = Run(settings, out / "training", tuple(real_text), processes)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(run)
+    context = multiprocessing.get_context("spawn")
+    gradients = SharedGradients.make(context, settings.lanes, settings.shape.parameters, processes)
+    others = [context.Process(target=_work, args=(run, gradients), daemon=True) for _ in range(1, processes)]
+    for process in others:
+        process.start()
+    try:
+        model = _work(run, gradients, _Log(run, progress))
+    finally:
+        gradients.barrier.abort()
+        for process in others:
+            process.join()
+    export_model(model, tokenizer, out)
+    return out
+
+
+def _tokenizer(run: Run) -> Tokenizer:
+    path = run.folder / "tokenizer.json"
+    if not path.exists():
+        texts = Mixture.load(run.real_text).sample_texts(run.settings.seed, run.settings.real_share)
+        train_tokenizer(texts, run.settings.shape.vocabulary).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def _work(run: Run, gradients: SharedGradients, log: "_Log | None" = None) -> GPTJ:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _steps(run, gradients, log)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _steps(run: Run, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
+    """All steps that are left; the process with the log writes the checkpoints."""
+    settings, checkpoint = run.settings, run.folder / "checkpoint.safetensors"
+    torch.manual_seed(settings.seed)
+    model = GPTJ(settings.shape)
+    optimiser = MuonAdamW(model, settings.muon_rate, settings.adam_rate)
+    start = load_checkpoint(checkpoint, model, optimiser, settings)
+    tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
+    stream = Stream(settings, Mixture.load(run.real_text), tokenizer)
+    for step in range(start, settings.steps):
+        while (lane := gradients.take(step - start)) is not None:
+            gradients.put(lane, model, _backward(model, stream.batch(step, lane)))
+        loss = gradients.add_up(model)
+        optimiser.step(settings.rate_factor(step))
+        if log is not None:
+            log.add(step + 1, loss)
+            if (step + 1) % settings.checkpoint_steps == 0 or step + 1 == settings.steps:
+                save_checkpoint(checkpoint, model, optimiser, step + 1, settings)
+    return model
+
+
+def _backward(model: GPTJ, rows: Tensor) -> float:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model.loss(rows)
+    torch.autograd.backward(loss)
+    return loss.item()
+
+
+class _Log:
+    """Writes a line to metrics.jsonl and tells `progress` every LOG_STEPS steps."""
+
+    def __init__(self, run: Run, progress: Callable[[Progress], None]) -> None:
+        self.run, self.progress = run, progress
+        self.began = time.monotonic()
+        self.steps = 0
+        self.losses: list[float] = []
+
+    def add(self, step: int, loss: float) -> None:
+        self.losses.append(loss)
+        self.steps += 1
+        if step % LOG_STEPS and step != self.run.settings.steps:
+            return
+        line = self._line(step)
+        self.losses.clear()
+        with (self.run.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(line)) + "\n")
+        self.progress(line)
+
+    def _line(self, step: int) -> Progress:
+        settings, seconds = self.run.settings, time.monotonic() - self.began
+        step_tokens = settings.lanes * settings.lane_tokens
+        return Progress(
+            step=step,
+            steps=settings.steps,
+            loss=sum(self.losses) / len(self.losses),
+            rate_factor=settings.rate_factor(step - 1),
+            tokens=step * step_tokens,
+            tokens_per_second=self.steps * step_tokens / seconds,
+            seconds=seconds,
+        )
