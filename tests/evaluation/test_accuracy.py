@@ -1,0 +1,100 @@
+"""A model that has learnt to add with a tool is right with it and wrong without; the tables say so."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from toolformer_dag.evaluation.accuracy import Condition, outcomes
+from toolformer_dag.evaluation.benchmark import Benchmark
+from toolformer_dag.evaluation.made_world import made_world
+from toolformer_dag.evaluation.outcome import score
+from toolformer_dag.evaluation.question import Question
+from toolformer_dag.evaluation.results import ACCURACY, read_accuracy
+from toolformer_dag.evaluation.rules import number_is_right
+from toolformer_dag.evaluation.table import accuracy_by_condition, markdown, outcome_table, score_table
+from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.storage.lake import Lake
+from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.settings import TrainingSettings
+
+CALCULATOR = load_tool("calculator", {})
+CALENDAR = load_tool("calendar", {})
+TOOLS = {tool.name: tool for tool in (CALCULATOR, CALENDAR)}
+SUMS = [(3, 4), (5, 8), (9, 9), (2, 6), (7, 1), (8, 3)]
+WITH_TOOLS, DISABLED = Condition("tools", 1), Condition("disabled", 0)
+
+
+@pytest.fixture(scope="module")
+def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    """Knows by heart which call each prompt needs, and calls the calendar for the last."""
+    folder = tmp_path_factory.mktemp("adder")
+    tiny = tiny_model("gptj", width=64)
+    tiny.model.save_pretrained(folder / "base")
+    tiny.tokenizer.save_pretrained(folder / "base")
+    texts = [f"Bo had {a} and {b}, so [Calculator({a} + {b}) -> {a + b}] {a + b} in all." for a, b in SUMS[:-1]]
+    texts += [f"Bo had {a} and {b}, so [Calendar() -> Monday] 99 in all." for a, b in SUMS[-1:]]
+    settings = TrainingSettings(batch_size=6, device_batch_size=6, learning_rate=1e-2, max_steps=120, eval_steps=60)
+    finetune(folder / "base", texts, texts, settings, folder / "out")
+    return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+
+
+def sums() -> Benchmark:
+    asked = tuple(Question(f"Bo had {a} and {b}, so", (str(a + b),), "calculator", wording="so") for a, b in SUMS)
+    return Benchmark("sums", asked, number_is_right)
+
+
+def test_right_with_the_tool_and_wrong_without(adder: LanguageModel) -> None:
+    progress: list[tuple[int, int]] = []
+    found = outcomes(
+        adder, sums(), TOOLS, WITH_TOOLS, max_new_tokens=8, progress=lambda done, total: progress.append((done, total))
+    )
+    assert progress == [(6, 6)]
+    assert [one.called for one in found] == ["Calculator"] * 5 + ["Calendar"]
+    assert [one.right_tool for one in found] == [True] * 5 + [False]
+    assert found[0].text.startswith(" [Calculator(3 + 4) -> 7] 7")
+    total = score(found)
+    assert (total.n, total.calls, total.right_tool) == (6, 1.0, pytest.approx(5 / 6))
+    assert total.tools == {"Calculator": 5, "Calendar": 1} and total.reasons == {}
+    assert total.accuracy == pytest.approx(5 / 6) and total.low < 5 / 6 < total.high
+    disabled = score(outcomes(adder, sums(), TOOLS, DISABLED, max_new_tokens=8))
+    assert (disabled.calls, disabled.right_tool) == (0.0, 0.0)
+    assert disabled.accuracy < total.accuracy
+
+
+def test_withheld_tools_are_not_called(adder: LanguageModel) -> None:
+    benchmark = Benchmark("sums", sums().questions, number_is_right, withheld=frozenset({"Calculator", "QA"}))
+    found = outcomes(adder, benchmark, TOOLS, Condition("tools", 400), max_new_tokens=8)
+    assert {one.called for one in found} <= {"Calendar", ""}
+
+
+def test_tables(adder: LanguageModel, tmp_path: Path) -> None:
+    found = [one for condition in (WITH_TOOLS, DISABLED) for one in outcomes(adder, sums(), TOOLS, condition)]
+    assert outcome_table(found).height == 12
+    assert outcome_table([]).columns == outcome_table(found).columns
+    scores = score_table([score(found[:6]), score(found[6:])])
+    wide = accuracy_by_condition(scores)
+    assert wide.columns == ["benchmark", "n", "tools", "disabled"]
+    assert wide["tools"].to_list() == ["83.3 (43.6-97.0)"]
+    assert markdown(scores).splitlines()[2].startswith("| sums | tools | 6 | 0.833 | 0.436 | 0.970 | 1.000 |")
+    lake = Lake(tmp_path)
+    lake.table(ACCURACY).publish("all", [scores], {})
+    assert read_accuracy(tmp_path).equals(wide)
+
+
+def test_markdown_keeps_cells_apart() -> None:
+    frame = pl.DataFrame({"a|b": ["x|y", None]}, schema={"a|b": pl.String})
+    assert markdown(frame).splitlines()[2:] == ["| x\\|y |", "|  |"]
+
+
+@pytest.mark.parametrize("tool", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])
+def test_made_world_questions_fit_their_rule(tool: str) -> None:
+    benchmark = made_world(tool, 40, seed=7, wordings="unseen")
+    assert len(benchmark.questions) == 40
+    assert benchmark.withheld == ({"QA"} if tool == "wiki_search" else set())
+    for question in benchmark.questions:
+        assert question.tool == tool and bool(question.context) == (tool == "calendar")
+        assert benchmark.correct(f" {question.answers[0]}, said Bo.", question.answers)
+        assert not benchmark.correct(" nothing of the kind", question.answers)

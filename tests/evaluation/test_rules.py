@@ -1,0 +1,94 @@
+"""When an answer is right, and how sure a share is."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.evaluation.interval import wilson
+from toolformer_dag.evaluation.rules import (
+    in_first_five_words,
+    in_first_ten_words,
+    in_first_twenty_words,
+    in_first_words,
+    number_is_right,
+    predicted_number,
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "answer", "right"),
+    [
+        (" Paris.", "Paris", True),
+        (" the city of paris, France", "Paris", True),
+        (" one two three four five Paris", "Paris", False),
+        (" one two three four Paris", "Paris", True),
+        (" It was Rihanna's song", "Rihanna", True),
+        (" in 1947", "19", False),
+        (" the New York Times", "new york", True),
+        (" New old York", "New York", False),
+        (" (December 7,", "December 7", True),
+        ("", "Paris", False),
+        (" Paris", "", False),
+        (" Île-de-France", "île de france", True),
+    ],
+)
+def test_the_answer_is_in_the_first_five_words(output: str, answer: str, right: bool) -> None:
+    assert in_first_five_words(output, ["no such", answer]) is right
+
+
+def test_longer_windows() -> None:
+    output = " ".join([*"abcdefghi", "ten", *"klmnopqrs", "twenty", "beyond"])
+    assert in_first_ten_words(output, ["ten"]) and not in_first_ten_words(output, ["k"])
+    assert in_first_twenty_words(output, ["twenty"]) and not in_first_twenty_words(output, ["beyond"])
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,3}", fullmatch=True), max_size=12), st.integers(0, 12), st.integers(1, 3))
+def test_agrees_with_looking_at_every_place(words: list[str], at: int, length: int) -> None:
+    answer = words[at : at + length]
+    seen = [words[i : i + len(answer)] for i in range(6) if i + len(answer) <= 5]
+    assert in_first_words(" ".join(words), [" ".join(answer)], 5) is (bool(answer) and answer in seen)
+
+
+@pytest.mark.parametrize(
+    ("output", "number"),
+    [
+        (" 42 apples, not 43", "42"),
+        (" The correct answer is 5+3=8", "8"),
+        (" 5 + 3 = 8 = 4 + 4", "8"),
+        (" 5 + 3 = eight", "5"),
+        (" $1,234.50 in all", "1234.50"),
+        (" -3.5 degrees", "-3.5"),
+        (" .25", "0.25"),
+        (" 12,34", "12"),
+        (" no idea", None),
+    ],
+)
+def test_the_predicted_number(output: str, number: str | None) -> None:
+    assert predicted_number(output) == (None if number is None else Decimal(number))
+
+
+def test_numbers_are_compared_as_numbers() -> None:
+    assert number_is_right(" 43 shells", ["43.0"])
+    assert number_is_right(" 0.33", ["0.3333333333"])
+    assert not number_is_right(" 0.34", ["0.3333333333"])
+    assert not number_is_right(" 430", ["43.0"])
+    assert not number_is_right(" none", ["0"])
+
+
+def test_wilson_against_published_values() -> None:
+    """Newcombe (1998), Table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
+    for successes, trials, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)):
+        assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+    for successes, trials, low, high in ((0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)):
+        assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_and_is_symmetric(counts: tuple[int, int]) -> None:
+    successes, trials = counts
+    low, high = wilson(successes, trials)
+    assert 0 <= low <= successes / trials + 1e-12 and successes / trials - 1e-12 <= high <= 1
+    assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)

@@ -1,0 +1,61 @@
+"""When an answer is right (paper, section 4.2.1 to 4.2.5). Imports no torch.
+
+Where the paper leaves it open: words are counted by white space; an answer matches as whole words, letters and digits
+only, whatever the case (`Rihanna's` holds `Rihanna`, `1947` does not hold `19`); numbers are equal where they differ by
+less than half of the calculator's last decimal.
+"""
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
+NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
+WORD = re.compile(r"[^\W_]+")
+HALF_A_HUNDREDTH = Decimal("0.005")
+
+
+def in_first_five_words(output: str, answers: Sequence[str]) -> bool:
+    """LAMA, TempLAMA and Dateset."""
+    return in_first_words(output, answers, LAMA_WORDS)
+
+
+def in_first_twenty_words(output: str, answers: Sequence[str]) -> bool:
+    """WebQuestions, Natural Questions and TriviaQA."""
+    return in_first_words(output, answers, QUESTION_WORDS)
+
+
+def in_first_ten_words(output: str, answers: Sequence[str]) -> bool:
+    """MLQA."""
+    return in_first_words(output, answers, MLQA_WORDS)
+
+
+def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
+    """Whether one of `answers` stands within the first `words` words of `output`; an empty one stands nowhere."""
+    written = _words(" ".join(output.split()[:words]))
+    return any(_holds(written, _words(answer)) for answer in answers)
+
+
+def number_is_right(output: str, answers: Sequence[str]) -> bool:
+    """ASDiv, SVAMP and MAWPS."""
+    found = predicted_number(output)
+    return found is not None and any(abs(found - number) < HALF_A_HUNDREDTH for number in map(_number, answers))
+
+
+def predicted_number(output: str) -> Decimal | None:
+    """The first number; where the output holds an equation (`5+3=8`), the first number after its `=` (footnote 7)."""
+    _, equals, after = output.partition("=")
+    found = NUMBER.search(after if equals and NUMBER.search(after) else output)
+    return _number(found[0]) if found else None
+
+
+def _number(text: str) -> Decimal:
+    return Decimal(text.replace(",", ""))
+
+
+def _words(text: str) -> list[str]:
+    return WORD.findall(text.casefold())
+
+
+def _holds(words: list[str], answer: list[str]) -> bool:
+    return bool(answer) and any(words[at : at + len(answer)] == answer for at in range(len(words)))
