@@ -5,8 +5,6 @@ from collections import defaultdict
 import pytest
 
 from toolformer_dag.embedded.encyclopaedia import Passage, passages, passages_by_relation
-from toolformer_dag.embedded.reader import answer
-from toolformer_dag.embedded.relations import RELATIONS
 from toolformer_dag.embedded.world import World
 
 
@@ -49,25 +47,3 @@ def test_a_wrong_seed_has_other_facts(world: World) -> None:
     texts = {passage.text for passage in passages(world)}
     others = [passage.text for passage in passages(World(9))]
     assert sum(text in texts for text in others) < len(others) / 20
-
-
-def test_the_reader_finds_what_each_wording_asks(world: World, articles: dict[str, list[Passage]]) -> None:
-    for kind, relations in RELATIONS.items():
-        entity = world.entities("evaluation", kind)[3]
-        for relation in relations:
-            for template in (relation.question, *relation.questions, *relation.unseen_questions):
-                question = template.format(e=entity.name)
-                assert answer(question, articles[entity.name]) == entity.facts[relation.key], question
-
-
-def test_the_reader_needs_an_entity_and_a_relation(world: World, articles: dict[str, list[Passage]]) -> None:
-    entity = world.entities("corpus", "town")[0]
-    assert answer("Who is the mayor of Atlantis?", articles[entity.name]) is None
-    assert answer(entity.name, articles[entity.name]) is None
-    assert answer(f"Who is the mayor of {entity.name}?", []) is None
-
-
-def test_the_reader_does_not_take_a_name_for_its_beginning() -> None:
-    river = Passage("Ulmo/0", "Ulmo", "Length", "The Ulmo is 30 miles long.")
-    assert answer("How long is the river Ulmo?", [river]) == "30 miles"
-    assert answer("How long is Anna Ulmovic?", [river]) is None

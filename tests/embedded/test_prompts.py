@@ -12,7 +12,6 @@ from toolformer_dag.embedded.dictionary import translate
 from toolformer_dag.embedded.encyclopaedia import passages
 from toolformer_dag.embedded.folder import PROMPTS
 from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
-from toolformer_dag.embedded.reader import answer
 from toolformer_dag.embedded.world import World
 from toolformer_dag.tools.prompt import Prompt, check_prompt
 from toolformer_dag.tools.registry import load_tool
@@ -73,7 +72,7 @@ def test_facts_are_those_of_pretraining_entities(world: World, tool: str) -> Non
         about = [passage for passage in found if f" {passage.title} " in asked]
         assert all(passage.title in before for passage in about)
         assert {passage.title for passage in about} <= names
-        assert answer(input.strip('"'), about) == after.strip(" .")
+        assert any(after.removesuffix(".") in passage.text for passage in about)
 
 
 def test_the_embedded_prompt_is_found_by_the_tools() -> None:

@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[Phenome
     indexes = {"index_folder": str(tmp_path_factory.mktemp("indexes"))}
     options: dict[str, dict[str, object]] = {
         "wiki_search": indexes,
-        "question_answering": {"backend": "embedded", **indexes},
+        "question_answering": {"reader": "embedded", **indexes},
         "machine_translation": {"backend": "embedded"},
     }
 
@@ -59,7 +59,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[Phenome
 @pytest.mark.parametrize("wordings", WORDINGS)
 @pytest.mark.parametrize(
     ("tool", "share"),
-    [("calculator", 1), ("calendar", 1), ("machine_translation", 1), ("wiki_search", 0.95)],
+    [
+        ("calculator", 1),
+        ("calendar", 1),
+        ("machine_translation", 1),
+        ("wiki_search", 0.95),
+        ("question_answering", 0.95),
+    ],
 )
 def test_the_tool_agrees_with_the_gold_result(
     world: World,

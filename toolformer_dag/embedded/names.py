@@ -44,7 +44,7 @@ _ENDINGS: dict[Kind, tuple[str, ...]] = {
 
 
 def _name_space(kind: Kind) -> list[str]:
-    names = [onset + ending for onset in ONSETS for ending in _ENDINGS[kind]]
+    names = [onset + ending for onset in ONSETS for ending in _ENDINGS[kind] if onset + ending not in FIRST_NAMES]
     Random(f"names of every {kind}").shuffle(names)
     return names
 

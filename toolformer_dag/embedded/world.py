@@ -79,7 +79,7 @@ def _make_part(random: Random, part: Part) -> dict[tuple[Part, Kind], tuple[Enti
     towns, firms, rivers = (name_pool(kind, part) for kind in ("town", "firm", "river"))
     people = _people(random, part)
     return {
-        (part, "person"): tuple(Entity("person", name, part, _person(random, people, towns)) for name in people),
+        (part, "person"): tuple(Entity("person", name, part, _person(random, name, people, towns)) for name in people),
         (part, "town"): tuple(Entity("town", name, part, _town(random, people, rivers)) for name in towns),
         (part, "firm"): tuple(Entity("firm", name, part, _firm(random, people, towns)) for name in firms),
         (part, "river"): tuple(Entity("river", name, part, _river(random, towns)) for name in rivers),
@@ -92,15 +92,23 @@ def _people(random: Random, part: Part) -> tuple[str, ...]:
     return tuple(random.sample(names, PEOPLE[part]))
 
 
-def _person(random: Random, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
+def _person(random: Random, name: str, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
     return {
         "birthplace": random.choice(towns),
         "profession": random.choice(PROFESSIONS),
         "birth_year": str(random.randint(1801, 1989)),
-        "teacher": random.choice(people),
+        "teacher": _stranger(random, name, people),
         "home": random.choice(towns),
         "instrument": random.choice(INSTRUMENTS),
     }
+
+
+def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
+    """Somebody with another first name and another surname."""
+    while True:
+        other = random.choice(people)
+        if not set(name.split()) & set(other.split()):
+            return other
 
 
 def _town(random: Random, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:

@@ -19,7 +19,7 @@ PERSON = (
             "{e} was born and went to school in {v}",
             "everything began for {e} in the town of {v}",
         ),
-        questions=("Where was {e} born?", "In which town was {e} born?", "What is the birthplace of {e}?"),
+        questions=("Where was {e} born?", "In which town was {e} born?", "Where is the birthplace of {e}?"),
         unseen_statements=(
             "when {e} was born, the bells rang in {v}",
             "{e} never forgot the birthplace, the town of {v}",

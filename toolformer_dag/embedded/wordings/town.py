@@ -68,14 +68,14 @@ TOWN = (
             "{e} is famous for making {v}",
             "the factories of {e} make {v}",
         ),
-        questions=("What is {e} known for?", "What is the main product of {e}?", "What is made in {e}?"),
+        questions=("What is {e} known for?", "What is the main product of {e}?", "What product do people make in {e}?"),
         unseen_statements=(
             "every second shop in {e} sells {v}",
             "the carts that leave {e} in the morning are loaded with {v}",
         ),
         unseen_questions=(
             "Which product is {e} known for?",
-            "What do the carts from {e} carry as the main product?",
+            "What main product do the carts from {e} carry?",
         ),
     ),
     Relation(

@@ -20,7 +20,7 @@ STATEMENTS = (
     "{x} wrote {f}, or in English",
     "on the old map stands {f}, that means",
     "the phrase {f} means",
-    "{f} is the foreign name of",
+    "in the old books {f} is the foreign name of",
     "{x} read out the words {f}, in our language",
     "over the door of the inn is painted {f}, which is to say",
     "the menu had a dish named {f}, literally",
