@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer
 
+torch.set_num_threads(1)  # models this small only wait for each other's threads
 PAIRS = [
     ("deu_Latn", "Der kleine Hund schläft heute auf dem alten Sofa.", "The small dog sleeps."),
     ("fra_Latn", "Le chat noir mange une grande pomme dans le jardin.", "The black cat eats."),

@@ -1,5 +1,6 @@
 """BM25 search over an index on disk (Robertson et al. 1995; tantivy's k1 = 1.2, b = 0.75)."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,12 @@ class PassageSearch:
         numbers = self._searcher.fast_field_values("number", [address for _, address in found])
         ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
         return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]
+
+    def rarity(self, word: str) -> float:
+        """BM25's idf of a word; of several terms in it, the rarest counts."""
+        count = self._searcher.num_docs
+        found = [self._searcher.doc_freq("words", term) for term in analyzer().analyze(word)]
+        return math.log(1 + (count - min(found) + 0.5) / (min(found) + 0.5)) if found else 0.0
 
     def _query(self, terms: list[str]) -> tantivy.Query:
         should = tantivy.Occur.Should

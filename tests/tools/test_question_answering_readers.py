@@ -1,0 +1,298 @@
+"""Readers with weights, on tiny checkpoints made on the spot, and the reader behind a real HTTP server."""
+
+import importlib.util
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from toolformer_dag.tools.question_answering.extractive import best_span
+from toolformer_dag.tools.question_answering.fid import FidReader, passage_inputs
+from toolformer_dag.tools.question_answering.options import QuestionAnsweringOptions
+from toolformer_dag.tools.question_answering.seq2seq import Seq2SeqReader, reader_input
+from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.retrieval.passage import Passage
+from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
+
+FACTS = [
+    ("Where was Joe Biden born?", Passage("1", "Joe Biden", "", "Joe Biden was born in Scranton ."), "scranton"),
+    ("Who manufactures Coca Cola?", Passage("2", "Coca Cola", "", "Coca Cola is made in Atlanta ."), "atlanta"),
+    ("What is Metformin?", Passage("3", "Metformin", "", "Metformin is a drug ."), "a drug"),
+]
+QUESTIONS = [question for question, _, _ in FACTS]
+ANSWERS = [answer for _, _, answer in FACTS]
+
+
+def _helper() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tiny_readers", Path(__file__).with_name("tiny_readers.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOOLFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("passages") / "p.jsonl"
+    rows = ({"id": p.id, "title": p.title, "text": p.text} for _, p, _ in FACTS)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pairs = [(reader_input(question, [passage]), answer) for question, passage, answer in FACTS]
+    return str(_helper().write_seq2seq(tmp_path_factory.mktemp("t5"), pairs))
+
+
+@pytest.fixture(scope="module")
+def extractive(tmp_path_factory: pytest.TempPathFactory) -> str:
+    examples = [
+        (question, passage.text, answer.replace("s", "S", 1).replace("atl", "Atl") if found else "")
+        for question, _, answer in FACTS
+        for _, passage, other in FACTS
+        for found in [answer == other]
+    ]
+    return str(_helper().write_extractive(tmp_path_factory.mktemp("bert"), examples))
+
+
+def answers(tool: Tool, questions: list[str]) -> list[str | None]:
+    return [result.result or result.reason for result in tool.run([ToolCall(text) for text in questions])]
+
+
+def test_a_seq2seq_reader_answers_a_batch_in_order(seq2seq: str, passages: str) -> None:
+    tool = load_tool("question_answering", {"model": seq2seq, "passages": passages, "passages_read": 1})
+    assert answers(tool, QUESTIONS) == ANSWERS
+    assert answers(tool, ['"What is Metformin?"', "?", "Where was Joe Biden born?"]) == [
+        "a drug",
+        "no_question",
+        "scranton",
+    ]
+    assert [tool.answer(question) for question in QUESTIONS] == ANSWERS  # type: ignore[attr-defined]
+
+
+def test_the_answer_is_bounded(seq2seq: str, passages: str) -> None:
+    options = {"model": seq2seq, "passages": passages, "passages_read": 1, "max_answer_tokens": 1}
+    assert answers(load_tool("question_answering", options), QUESTIONS[2:]) == ["a"]
+
+
+def slow_fusion(reader: FidReader, question: str, passages: list[Passage]) -> str:
+    """FiD token by token: every passage alone through the encoder, states one after the other, greedy."""
+    texts = passage_inputs(question, passages, len(passages))
+    encoder = reader.model.get_encoder()
+    ids = [reader.tokenizer(text, return_tensors="pt").input_ids for text in texts]
+    states = torch.cat([encoder(input_ids=one).last_hidden_state for one in ids], dim=1)
+    tokens = [0]
+    for _ in range(reader.options.max_answer_tokens):
+        logits = reader.model(encoder_outputs=(states,), decoder_input_ids=torch.tensor([tokens])).logits
+        tokens.append(int(logits[0, -1].argmax()))
+        if tokens[-1] == reader.tokenizer.eos_token_id:
+            break
+    return str(reader.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def test_fusion_in_the_decoder_agrees_with_one_passage_at_a_time(seq2seq: str) -> None:
+    reader = FidReader(QuestionAnsweringOptions(reader="fid", model=seq2seq, max_answer_tokens=6))
+    several = [p for _, p, _ in FACTS]
+    found = reader.read(QUESTIONS, [several, several[:1], several[1:]])
+    expected = [slow_fusion(reader, q, p) for q, p in zip(QUESTIONS, [several, several[:1], several[1:]], strict=True)]
+    assert [result.result or "" for result in found] == expected
+    assert any(expected)
+
+
+def test_a_question_without_passages_does_not_break_its_neighbours(seq2seq: str) -> None:
+    options = QuestionAnsweringOptions(reader="fid", model=seq2seq, max_answer_tokens=6)
+    reader, own = FidReader(options), [FACTS[0][1]]
+    alone = reader.read(QUESTIONS[:1], [own])
+    assert reader.read([QUESTIONS[0], "Is there nothing?"], [own, []])[0] == alone[0]
+
+
+def test_fid_is_one_of_the_readers_of_the_tool(seq2seq: str, passages: str) -> None:
+    tool = load_tool("question_answering", {"reader": "fid", "model": seq2seq, "passages": passages})
+    plain = load_tool("question_answering", {"model": seq2seq, "passages": passages})
+    assert all(tool.run([ToolCall(q)]) for q in QUESTIONS)
+    assert tool.identity() != plain.identity()
+
+
+def test_a_long_input_loses_the_end_of_the_passages_not_the_question(seq2seq: str) -> None:
+    reader = Seq2SeqReader(QuestionAnsweringOptions(model=seq2seq, max_input_tokens=24))
+    long = Passage("1", "Joe Biden", "", "Joe Biden was born in Scranton . " * 50)
+    ids = reader.encode([reader_input(QUESTIONS[0], [long])]).input_ids
+    assert ids.shape == (1, 24)
+    assert "where was joe biden born" in reader.tokenizer.decode(ids[0])
+
+
+def test_an_extractive_reader_finds_the_span_over_all_passages(extractive: str, passages: str) -> None:
+    tool = load_tool("question_answering", {"reader": "extractive", "model": extractive, "passages": passages})
+    assert answers(tool, QUESTIONS) == ["Scranton", "Atlanta", "a drug"]
+    assert answers(tool, ["nothing zzz", *QUESTIONS[:1]]) == ["no_answer", "Scranton"]
+
+
+FLOATS = st.floats(-5, 5, width=32)
+
+
+@given(arrays(np.float32, 6, elements=FLOATS), arrays(np.float32, 6, elements=FLOATS), st.integers(1, 6), st.data())
+def test_the_best_span_is_the_best_of_all_spans(
+    starts: np.ndarray, ends: np.ndarray, most: int, data: st.DataObject
+) -> None:
+    allowed = np.array([False, *data.draw(st.lists(st.booleans(), min_size=5, max_size=5))])
+    spans = [
+        (float(starts[a] + ends[b] - (starts[0] + ends[0])), a, b)
+        for a in range(6)
+        for b in range(a, min(a + most, 6))
+        if allowed[a] and allowed[b]
+    ]
+    best = max(spans, default=(0.0, 0, 0))
+    found = best_span(starts, ends, allowed, most)
+    assert (found is not None) == (best[0] > 0)
+    if found:
+        assert found.score == pytest.approx(best[0], abs=1e-5)
+        assert allowed[found.first]
+        assert 0 <= found.last - found.first < most
+
+
+def test_weights_that_do_not_fit_the_reader_stop_the_lane(tmp_path: Path, passages: str) -> None:
+    tool = load_tool("question_answering", {"model": str(tmp_path), "passages": passages})
+    with pytest.raises(ToolDown, match=r"tools\.question_answering.*save_pretrained"):
+        tool.run([ToolCall("Who?")])
+
+
+# ---- the reader behind an endpoint ----
+
+Handler = Callable[[dict[str, object], list[str]], tuple[int, object]]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, dict[str, object]]]:
+    """A server that answers with what the test puts under `status` and `body`, and keeps what it was asked."""
+    state: dict[str, object] = {"status": 200, "body": {}, "asked": None, "key": None}
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            state["path"], state["key"] = self.path, self.headers.get("Authorization")
+            state["asked"] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = state["body"]
+            payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(int(str(state["status"])))
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", state
+    server.shutdown()
+    server.server_close()
+
+
+def reply(text: object, **more: object) -> dict[str, object]:
+    return {"choices": [{"message": {"content": text}}], **more}
+
+
+def http_tool(url: str, passages: str, **more: object) -> Tool:
+    return load_tool(
+        "question_answering", {"reader": "http", "url": url, "model": "atlas", "passages": passages, **more}
+    )
+
+
+def test_an_endpoint_gets_question_and_passages(
+    endpoint: tuple[str, dict[str, object]], passages: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, state = endpoint
+    monkeypatch.setenv("A_KEY", "secret")
+    state["body"] = reply(" Scranton\n", usage={"cost": 0.002})
+    tool = http_tool(url, passages, api_key_variable="A_KEY", passages_read=1)
+    [result] = tool.run([ToolCall('"Where was Joe Biden born?"')])
+    assert (result.result, result.cost) == ("Scranton", 0.002)
+    asked = state["asked"]
+    assert isinstance(asked, dict)
+    assert (state["path"], state["key"], asked["model"], asked["temperature"]) == (
+        "/v1/chat/completions",
+        "Bearer secret",
+        "atlas",
+        0,
+    )
+    assert asked["messages"][1]["content"] == reader_input("Where was Joe Biden born?", [FACTS[0][1]])
+    assert "secret" not in str(tool.identity())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome"),
+    [
+        (200, reply("Unknown."), "no_answer"),
+        (200, reply(""), "no_answer"),
+        (200, reply(None), "malformed_response"),
+        (200, {"choices": []}, "malformed_response"),
+        (200, b"<html>", "malformed_response"),
+        (400, {"error": "too long"}, "status_400"),
+    ],
+)
+def test_an_answer_that_is_none_has_a_reason(
+    endpoint: tuple[str, dict[str, object]], passages: str, status: int, body: object, outcome: str
+) -> None:
+    url, state = endpoint
+    state.update(status=status, body=body)
+    assert answers(http_tool(url, passages), ["Who?"]) == [outcome]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_endpoint_may_be_asked_again(
+    endpoint: tuple[str, dict[str, object]], passages: str, status: int
+) -> None:
+    url, state = endpoint
+    state["status"] = status
+    with pytest.raises(RetryableError, match=str(status)):
+        http_tool(url, passages).run([ToolCall("Who?")])
+
+
+def test_a_lost_connection_may_be_tried_again(passages: str) -> None:
+    with pytest.raises(RetryableError, match="ConnectError"):
+        http_tool("http://127.0.0.1:9/v1", passages).run([ToolCall("Who?")])
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_an_endpoint_that_refuses_stops_the_lane(
+    endpoint: tuple[str, dict[str, object]], passages: str, status: int
+) -> None:
+    url, state = endpoint
+    state["status"] = status
+    with pytest.raises(ToolDown, match="api_key_variable"):
+        http_tool(url, passages).run([ToolCall("Who?")])
+
+
+def test_a_missing_key_and_impossible_options_are_named(passages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(ToolDown, match="NO_SUCH_KEY"):
+        http_tool("http://127.0.0.1:9/v1", passages, api_key_variable="NO_SUCH_KEY").run([ToolCall("Who?")])
+    with pytest.raises(ToolError, match="needs url"):
+        load_tool("question_answering", {"reader": "http"})
+    with pytest.raises(ToolError, match="passages_read"):
+        load_tool("question_answering", {"reader": "extractive", "passages_read": 0})
+
+
+def test_an_endpoint_may_be_asked_without_passages(endpoint: tuple[str, dict[str, object]]) -> None:
+    url, state = endpoint
+    state["body"] = reply("Scranton")
+    tool = http_tool(url, "nowhere.jsonl", passages_read=0)
+    assert tool.answer("Where?") == "Scranton"  # type: ignore[attr-defined]
+    assert "passages" not in tool.identity()

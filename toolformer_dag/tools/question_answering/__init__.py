@@ -1,0 +1,5 @@
+"""Question answering."""
+
+from toolformer_dag.tools.question_answering.tool import QuestionAnswering
+
+__all__ = ["QuestionAnswering"]

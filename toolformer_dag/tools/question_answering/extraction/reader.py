@@ -1,0 +1,97 @@
+"""The best span over the passages: what the question shares with title and sentence, and how near the span stands."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from toolformer_dag.tools.question_answering.extraction.candidates import Span, candidates
+from toolformer_dag.tools.question_answering.extraction.question import PLACES, Question, parse_question
+from toolformer_dag.tools.question_answering.extraction.words import Word, sentences, words
+from toolformer_dag.tools.retrieval.passage import Passage
+
+LEAST_SHARED = 0.5
+OPENERS = frozenset({"a", "an", "the", "is", "are", "was", "were", "as", "its"})
+CONTEXT = OPENERS | {
+    "in",
+    "at",
+    "near",
+    "from",
+    "to",
+    "of",
+    "by",
+    "for",
+    "with",
+    "on",
+    "or",
+    "and",
+    ",",
+    "makes",
+    "sells",
+}
+PREPOSITIONS = frozenset({"in", "at", "near", "from", "to", "of"})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    score: float
+
+
+def extract(text: str, passages: Sequence[Passage], rarity: Callable[[str], float]) -> Answer | None:
+    """The answer to a question found in the passages, best passage first; None where too little is shared."""
+    question = parse_question(text, rarity)
+    if not question.weights:
+        return None
+    found = [answer for rank, passage in enumerate(passages) for answer in _answers(question, passage, rank)]
+    return max(found, key=lambda answer: answer.score, default=None)
+
+
+def _answers(question: Question, passage: Passage, rank: int) -> Iterator[Answer]:
+    title = {word.stem for word in words(passage.title)}
+    for sentence in sentences(passage.text):
+        tokens = words(sentence)
+        shared = _share(question, {word.stem for word in tokens}, title)
+        if shared < LEAST_SHARED:
+            continue
+        for span in candidates(tokens, question):
+            score = shared + _nearness(question, tokens, span) + _fitness(question, tokens, span) - 0.03 * rank
+            yield Answer(sentence[tokens[span.first].start : tokens[span.last].end], score)
+
+
+def _share(question: Question, sentence: set[str], title: set[str]) -> float:
+    """How much of the question the sentence holds, the title standing in for what it does not repeat; at most 2."""
+    weights = question.weights
+    total = sum(weights.values())
+    here = sum(weight for stem, weight in weights.items() if stem in sentence)
+    somewhere = sum(weight for stem, weight in weights.items() if stem in sentence or stem in title)
+    about = len(title & weights.keys()) / max(len(title), 1)
+    return (here + 2 * somewhere) / (2 * total) + 0.5 * about
+
+
+def _nearness(question: Question, tokens: list[Word], span: Span) -> float:
+    """Weighted mean over the question's words in the sentence of 1 / distance to the span."""
+    near = {
+        word.stem: 1 / max(span.first - at, at - span.last)
+        for at, word in enumerate(tokens)
+        if word.stem in question.weights and not span.first <= at <= span.last
+    }
+    total = sum(question.weights[stem] for stem in near)
+    return sum(question.weights[stem] * closeness for stem, closeness in near.items()) / total if near else 0.0
+
+
+def _fitness(question: Question, tokens: list[Word], span: Span) -> float:
+    """What stands right before the span: a place follows a preposition, a thing an article or `is`."""
+    before = tokens[span.first - 1].text.lower() if span.first else ""
+    if question.kind == "place":
+        return 0.3 * (before in PREPOSITIONS or before in PLACES or before == "the")
+    if question.kind == "person":
+        return 0.2 * (span.last > span.first) - 0.3 * (before == "the")
+    if question.kind == "thing":
+        after = tokens[span.last + 1].stem if span.last + 1 < len(tokens) else ""
+        verb = span.first == span.last and not tokens[span.first].capital and before not in CONTEXT
+        return (
+            0.3 * (before in OPENERS)
+            + 0.05 * tokens[span.first].capital
+            - 0.5 * (verb or span.first == 0)
+            - 0.3 * (after in question.weights)
+        )
+    return 0.0
