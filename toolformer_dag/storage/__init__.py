@@ -1,1 +1,1 @@
-"""Immutable part files, rows that are never paid for twice, and the warehouse. Knows no stage and no Dagster."""
+"""Immutable part files, rows that are never paid for twice, and the warehouse over them. Knows no Dagster."""

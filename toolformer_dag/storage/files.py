@@ -47,12 +47,18 @@ def _replace(path: Path, content: bytes) -> None:
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise
-    sync_folder(path.parent)
+    _sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes a rename in `folder` survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def replace_whole(fresh: Path, path: Path) -> None:
+    """Renames the finished file `fresh` to `path`, on the disk before and after."""
+    _sync(fresh)
+    fresh.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -33,10 +33,11 @@ class Lake:
         Another identity is another folder, so a row of another model or prompt is never found. Opening marks the rows
         as in use, which `clean` respects. Raises WriteError; TypeError for an identity that has no fingerprint.
         """
-        folder = self.root / name / fingerprint(identity)
+        path = f"{name}/{fingerprint(identity)}"
+        folder = self.root / path
         written = folder / IDENTITY
         if written.is_file():
             written.touch()
         else:
             write_whole(written, json.dumps(identity, indent=1, sort_keys=True, ensure_ascii=False).encode())
-        return RowStore(folder, key, pl.Schema(schema))
+        return RowStore(folder, path, key, pl.Schema(schema))

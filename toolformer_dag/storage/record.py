@@ -11,6 +11,8 @@ from typing import Any
 import toolformer_dag
 from toolformer_dag.fingerprint import fingerprint
 
+STORES = "stores"
+"""The field that names the row stores behind a partition; `clean` keeps those."""
 PACKAGES = ("toolformer-dag", "polars", "duckdb", "torch", "transformers", "tokenizers")
 
 

@@ -28,10 +28,11 @@ MERGE_AT = 64
 
 
 class RowStore:
-    """The rows of one fingerprint. `damaged` lists what this object put aside, with reasons."""
+    """The rows of one fingerprint. `name` is their path in the lake; `damaged` what this object put aside, and why."""
 
-    def __init__(self, folder: UPath, key: Sequence[str], schema: pl.Schema) -> None:
+    def __init__(self, folder: UPath, name: str, key: Sequence[str], schema: pl.Schema) -> None:
         self.folder = folder
+        self.name = name
         self.key = list(key)
         self.schema = schema
         self.damaged: list[str] = []

@@ -51,8 +51,8 @@ class Table:
     ) -> Published:
         """Makes `frames`, at least one and all of one schema, the content of `partition`; readers see it at once.
 
-        `volatile` columns do not count in the data version. Memory holds about 64 MB of rows. Raises WriteError, and
-        then the partition is what it was.
+        `volatile` columns do not count in the data version. `record` is read after the last frame. Memory holds about
+        64 MB of rows. Raises WriteError, and then the partition is what it was.
         """
         content = ContentHash(volatile)
         parts = tuple(self._write(partition, piece, content) for piece in parquet.pieces(frames))

@@ -1,0 +1,112 @@
+"""augmented_corpus: C*, the texts with the calls of all tools in them (paper, section 2, "Model Finetuning")."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.lane import Lane
+from toolformer_dag.stages.cut import Cut
+from toolformer_dag.stages.errors import StaleInput
+from toolformer_dag.stages.examples import Dropped, Example, KeptCall, examples
+from toolformer_dag.stages.publish import WHOLE, Output
+from toolformer_dag.stages.rejections import Rejected, counted
+from toolformer_dag.stages.report import Clock, StageReport
+from toolformer_dag.stages.schema import columns
+from toolformer_dag.stages.split import split_of
+from toolformer_dag.storage.lake import Lake
+from toolformer_dag.texts.segment import Segment, segments
+
+STAGE = "augmented_corpus"
+GROUP = "training"
+HELDOUT_SHARE = 0.05
+DOCUMENT = ("shard", "digest")
+
+Row = tuple[str, int, str, int, str, str, list[str], int, str]
+
+
+def settings(lanes: Sequence[Lane], cut: Cut, heldout_share: float) -> dict[str, Any]:
+    """What determines the rows beside the kept calls and the documents."""
+    return {
+        "tools": {lane.key: lane.tool.name for lane in lanes},
+        "max_tokens": cut.max_tokens,
+        "tokenizer": dict(cut.tokenizer),
+        "heldout_share": heldout_share,
+    }
+
+
+def augmented_corpus(
+    lake: Lake, lanes: Sequence[Lane], partitions: Sequence[str], *, cut: Cut, heldout_share: float = HELDOUT_SHARE
+) -> StageReport:
+    """Merges the kept calls of all lanes into their documents, cuts these into texts, and keeps the texts with calls.
+
+    Lanes may have cut a document differently, so calls meet by their character in the document. Taking the calls out of
+    `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`). The record holds
+    `examples` per lane, as in Table 2. Raises StaleInput where a document is gone.
+    """
+    clock = Clock()
+    tables = {lane.key: lake.table(f"{lane.key}/filtered_calls") for lane in lanes}
+    versions = {f"{key}/filtered_calls": table.pointer(WHOLE).data_version for key, table in tables.items()}
+    kept = pl.concat([table.read(WHOLE) for table in tables.values()])
+    calls = kept.filter(_at_home())
+    rejected = counted(kept.filter(~_at_home()).with_columns(reason=pl.lit("duplicate_document")))
+    rows = list(_rows(_documents(lake, partitions, calls), calls, lanes, cut, heldout_share, rejected))
+    table = pl.DataFrame(rows, schema=columns(STAGE), orient="row").sort("digest", "segment")
+    output = Output(lake, STAGE, GROUP, WHOLE)
+    made = settings(lanes, cut, heldout_share)
+    return output.publish([table], made, versions, rejected, clock, facts=_table_2(lanes, rows))
+
+
+def _at_home() -> pl.Expr:
+    """Whether a call's document lies in the first shard that has it: another copy is not used twice."""
+    return pl.col("shard") == pl.col("shard").min().over("digest")
+
+
+def _documents(lake: Lake, partitions: Sequence[str], calls: pl.DataFrame) -> Iterator[tuple[str, str, str]]:
+    """(shard, digest, text) of the documents that have calls."""
+    raw, found = lake.table("ccnet/raw_shards"), 0
+    wanted = calls.select(DOCUMENT).unique()
+    for batch in (batch for partition in partitions for batch in raw.batches(partition)):
+        documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
+        found += documents.height
+        yield from documents.select(*DOCUMENT, "text").iter_rows()
+    if found < wanted.height:
+        raise StaleInput(STAGE, WHOLE, f"calls of {wanted.height - found} documents that are gone", "filtered_calls")
+
+
+def _rows(
+    documents: Iterable[tuple[str, str, str]],
+    calls: pl.DataFrame,
+    lanes: Sequence[Lane],
+    cut: Cut,
+    heldout_share: float,
+    rejected: Rejected,
+) -> Iterator[Row]:
+    """Rows of the corpus; counts in `rejected` the calls that are not used."""
+    names = {lane.key: lane.tool.name for lane in lanes}
+    by_document = calls.partition_by(DOCUMENT, as_dict=True)
+    for shard, digest, text in documents:
+        pieces = [piece for piece in segments(text, cut.max_tokens, cut.count_tokens) if isinstance(piece, Segment)]
+        found = [_kept(row, names) for row in by_document[shard, digest].iter_rows(named=True)]
+        for example in examples(pieces, found, list(names.values())):
+            if isinstance(example, Dropped):
+                rejected[shard, example.reason] += example.calls
+            else:
+                yield _row(shard, digest, example, split_of(digest, heldout_share))
+
+
+def _kept(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:
+    return KeptCall(row["tool"], names[row["tool"]], row["char_offset"], row["input"], row["result"], row["delta"])
+
+
+def _row(shard: str, digest: str, example: Example, split: str) -> Row:
+    piece, tools = example.segment, sorted({call.tool for call in example.calls})
+    texts = (piece.text, example.text_with_calls)
+    return (digest, piece.index, shard, piece.offset, *texts, tools, len(example.calls), split)
+
+
+def _table_2(lanes: Sequence[Lane], rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """Examples per lane, and texts in all."""
+    counts = Counter(tool for row in rows for tool in row[6])
+    return {"examples": {**{lane.key: counts[lane.key] for lane in lanes}, "all": len(rows)}}

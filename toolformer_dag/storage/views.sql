@@ -1,0 +1,65 @@
+-- Views and macros over the tables of tables.sql.
+
+-- Scored calls that could stay: nothing but the threshold decides. A document that lies in several shards counts once.
+CREATE VIEW eligible AS
+SELECT * FROM loss_deltas
+SEMI JOIN (SELECT tool, digest, min(shard) AS shard FROM loss_deltas GROUP BY tool, digest) USING (tool, digest, shard)
+WHERE reason IS NULL;
+
+-- The calls that would stay at another threshold: SELECT tool, count(*) FROM kept_at(0.8) GROUP BY tool.
+CREATE MACRO kept_at(tau) AS TABLE
+SELECT * FROM eligible
+WHERE delta >= tau
+QUALIFY row_number() OVER (PARTITION BY tool, digest, segment, position ORDER BY delta DESC, sample) = 1;
+
+-- Table 2 of the paper: calls and examples (texts with at least one call) at 0.5, 1.0, 2.0 and the tool's own tau_f.
+CREATE VIEW filter_statistics AS
+WITH thresholds AS (
+    SELECT tool, unnest([0.5, 1.0, 2.0]) AS tau_f FROM lanes
+    UNION
+    SELECT tool, tau_f FROM lanes WHERE tau_f IS NOT NULL
+), best AS (
+    SELECT tool, digest, segment, position, max(delta) AS delta FROM eligible
+    WHERE delta >= (SELECT min(tau_f) FROM thresholds)
+    GROUP BY ALL
+), texts_with_calls AS (
+    SELECT thresholds.tool, thresholds.tau_f, digest, segment, count(*) AS calls
+    FROM thresholds JOIN best ON thresholds.tool = best.tool AND best.delta >= thresholds.tau_f
+    GROUP BY ALL
+)
+SELECT tool, tau_f, coalesce(sum(calls), 0)::BIGINT AS calls, count(digest) AS examples
+FROM thresholds LEFT JOIN texts_with_calls USING (tool, tau_f)
+GROUP BY tool, tau_f
+ORDER BY tool, tau_f;
+
+-- What is left after every stage, per tool.
+CREATE VIEW funnel AS
+WITH counts AS (
+    SELECT tool, 1 AS step, 'raw_shards' AS stage, 'documents' AS what,
+           (SELECT count(*) FROM documents) AS count
+    FROM lanes
+    UNION ALL
+    SELECT tool, 2, 'heuristic_subset', 'texts', count(*) FROM texts GROUP BY tool
+    UNION ALL
+    SELECT tool, 3, 'scored_candidates', 'samples', count(*) FROM candidates GROUP BY tool
+    UNION ALL
+    SELECT tool, 4, 'scored_candidates', 'calls', count(input) FROM candidates GROUP BY tool
+    UNION ALL
+    SELECT tool, 5, 'tool_results', 'calls with a result', count(*) FROM loss_deltas GROUP BY tool
+    UNION ALL
+    SELECT tool, 6, 'loss_deltas', 'calls that help', count(*) FILTER (delta > 0) FROM loss_deltas GROUP BY tool
+    UNION ALL
+    SELECT tool, 7, 'filtered_calls', 'calls', count(*) FROM filtered_calls GROUP BY tool
+    UNION ALL
+    SELECT tool, 8, 'filtered_calls', 'texts', count(DISTINCT (digest, segment)) FROM filtered_calls GROUP BY tool
+    UNION ALL
+    SELECT unnest(tools) AS tool, 9, 'augmented_corpus', 'texts', count(*) FROM augmented_corpus GROUP BY 1
+)
+SELECT tool, step, stage, what, coalesce(count, 0) AS count
+FROM (SELECT lanes.tool, steps.* FROM lanes CROSS JOIN (
+          VALUES (1, 'raw_shards', 'documents'), (2, 'heuristic_subset', 'texts'), (3, 'scored_candidates', 'samples'),
+                 (4, 'scored_candidates', 'calls'), (5, 'tool_results', 'calls with a result'),
+                 (6, 'loss_deltas', 'calls that help'), (7, 'filtered_calls', 'calls'), (8, 'filtered_calls', 'texts'),
+                 (9, 'augmented_corpus', 'texts')) AS steps(step, stage, what))
+LEFT JOIN counts USING (tool, step, stage, what)
+ORDER BY tool, step;
