@@ -69,3 +69,8 @@ def test_it_looks_at_texts_with_quantities(converter: Tool) -> None:
 def test_no_input_makes_it_raise(converter: Tool, text: str) -> None:
     (result,) = converter.run([ToolCall(text)])
     assert result.reason in (None, "not_a_conversion", "unknown_unit", "cannot_convert")
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    readme = (EXAMPLE.parents[1] / "README.md").read_text("utf-8")
+    assert (EXAMPLE / "unit_converter.py").read_text("utf-8") in readme
