@@ -1,0 +1,47 @@
+"""evaluation/perplexity: what finetuning on calls does to plain language modelling."""
+
+import dagster as dg
+import polars as pl
+
+from assets.augmented_corpus import KEY as CORPUS
+from assets.conditions import CHECKPOINTS, DISABLED, compared
+from assets.metadata import frame_table
+from assets.plan import OWNERS, Plan
+from toolformer_dag.evaluation.results import PERPLEXITY, publish
+from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.storage.lake import Lake
+
+
+def perplexity(plan: Plan) -> dg.AssetsDefinition:
+    """Calls are disabled throughout, as in section 4.3 of the paper."""
+    texts = plan.settings.training.heldout_texts
+
+    @dg.asset(
+        key=["evaluation", "perplexity"],
+        group_name="evaluation",
+        deps=[*CHECKPOINTS, CORPUS],
+        code_version=fingerprint({"texts": texts}),
+        kinds={"pytorch"},
+        owners=OWNERS,
+        pool="gpu",
+        description="Perplexity and bits per byte on held-out texts, calls disabled: base, base + C, Toolformer.",
+    )
+    def scores(lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
+        from toolformer_dag.evaluation.perplexity import perplexity as measure
+
+        corpus = lake.table("training/augmented_corpus").read("all")
+        heldout = corpus.filter(pl.col("split") == "heldout")["text"].head(texts).to_list()
+        rows = []
+        for model, conditions in compared(plan):
+            condition = next(condition for condition in conditions if condition.k == DISABLED)
+            found = measure(model, heldout)
+            rows.append((condition.name, len(heldout), found.perplexity, found.bits_per_byte))
+        columns = {"condition": pl.String, "texts": pl.Int64, "perplexity": pl.Float64, "bits_per_byte": pl.Float64}
+        table = pl.DataFrame(rows, schema=columns, orient="row")
+        version = publish(lake, PERPLEXITY, table, {"texts": texts})
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(version),
+            metadata={"dagster/row_count": table.height, "perplexity": dg.MetadataValue.md(frame_table(table))},
+        )
+
+    return scores
