@@ -1,0 +1,159 @@
+"""The readers, on small files in the sources' own form and on the real ones where they are at hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolformer_dag.evaluation.benchmarks.catalogue import READERS, read_benchmark
+from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
+from toolformer_dag.evaluation.benchmarks.wikitext import wikitext
+
+LAMA = "Please complete the following text so that it is factually correct: "
+ASK = "Answer the following question: "
+
+
+def lines(file: Path, *records: Any) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return file
+
+
+def test_lama(tmp_path: Path) -> None:
+    lines(tmp_path / "relations.jsonl", {"relation": "P19", "template": "[X] was born in [Y] ."})
+    lines(
+        tmp_path / "Squad" / "test.jsonl",
+        {"masked_sentences": ["The show aired on [MASK]."], "obj_label": "CBS"},
+        {"masked_sentences": ["The [MASK] color was used."], "obj_label": "gold"},
+        {"masked_sentences": ["One.", "Two [MASK]."], "obj_label": "three"},
+    )
+    born = {"pred": "/people/person/place_of_birth", "sub_label": "Ada", "obj_label": "London"}
+    lines(tmp_path / "Google_RE" / "a.jsonl", born, {**born, "pred": "/people/person/date_of_birth"})
+    lines(
+        tmp_path / "TREx" / "P19.jsonl",
+        {"predicate_id": "P19", "sub_label": "Bo", "obj_label": "Rome"},
+        {"predicate_id": "P0", "sub_label": "Bo", "obj_label": "Rome"},
+    )
+    squad, google, trex = read_benchmark("lama", tmp_path)
+    assert [(q.prompt, q.answers) for q in squad.questions] == [(f"{LAMA}The show aired on", ("CBS",))]
+    assert squad.left_out == {"mask_not_last": 1, "several_sentences": 1}
+    assert [(q.prompt, q.answers) for q in google.questions] == [(f"{LAMA}Ada was born in", ("London",))]
+    assert google.left_out == {"mask_not_last": 1}
+    assert [q.prompt for q in trex.questions] == [f"{LAMA}Bo was born in"] and trex.left_out == {"unknown_relation": 1}
+    assert squad.withheld == google.withheld == trex.withheld == {"WikiSearch"}
+    assert squad.correct(" the CBS network", ("CBS",)) and not squad.correct(" a b c d e CBS", ("CBS",))
+
+
+def test_templama(tmp_path: Path) -> None:
+    one = {"query": "Alex plays for _X_.", "answer": {"name": "Orlando"}, "date": "2012", "relation": "P54"}
+    many = {**one, "answer": [{"name": "Orlando"}, {"name": "Portland"}]}
+    file = lines(tmp_path / "t.jsonl", one, many, {**one, "query": "_X_ is the head coach of Alex."})
+    [found] = read_benchmark("templama", file)
+    assert found.questions[0].prompt == f"{LAMA}Alex plays for" and found.questions[0].context == "2012-01-01"
+    assert [q.answers for q in found.questions] == [("Orlando",), ("Orlando", "Portland")]
+    assert found.left_out == {"mask_not_last": 1}
+
+
+def test_mathematics(tmp_path: Path) -> None:
+    answers = ["9 (apples)", "Mrs. Hilt", "1,200 (miles)", "2:3", "0.5"]
+    problem = "<Problem><Body>Some.</Body><Question>How many? </Question><Solution-Type>Sum</Solution-Type>"
+    problems = "".join(f"{problem}<Answer>{answer}</Answer></Problem>" for answer in answers)
+    (tmp_path / "a.xml").write_text(f"<A><ProblemSet>{problems}</ProblemSet></A>", encoding="utf-8")
+    [asdiv] = read_benchmark("asdiv", tmp_path / "a.xml")
+    assert asdiv.questions[0].prompt == "Some. How many? The answer is"
+    assert [q.answers for q in asdiv.questions] == [("9",), ("1,200",), ("0.5",)]
+    assert asdiv.left_out == {"answer_is_no_number": 2}
+    assert asdiv.correct(" 1200", asdiv.questions[1].answers)
+    record = {"Body": "A pack costs 76.", "Question": "How much?", "Answer": 51.0, "Type": "Subtraction"}
+    (tmp_path / "s.json").write_text(json.dumps([record]))
+    [svamp] = read_benchmark("svamp", tmp_path / "s.json")
+    assert svamp.questions[0].prompt == "A pack costs 76. How much? The answer is"
+    assert svamp.correct(" 76-25=51 dollars", svamp.questions[0].answers)
+    lines(tmp_path / "mawps" / "b.jsonl", {"input": "Joan had 2. How many ?", "target": 2})
+    [mawps] = read_benchmark("mawps", tmp_path / "mawps")
+    assert mawps.questions[0].prompt == "Joan had 2. How many ? The answer is"
+
+
+def test_open_questions(tmp_path: Path) -> None:
+    (tmp_path / "w.json").write_text(json.dumps([{"qText": "who is it?", "answers": ["Bo", "Bo", " "]}]))
+    [web] = read_benchmark("webquestions", tmp_path / "w.json")
+    assert (web.questions[0].prompt, web.questions[0].answers) == (f"{ASK}who is it?", ("Bo",))
+    [nq] = read_benchmark("nq", lines(tmp_path / "n.jsonl", {"question": "who", "answer": ["Bo"]}))
+    assert nq.questions[0].prompt == f"{ASK}who?"
+    record = {"context": "Question: Which herb?\nAnswer:", "answer": "Onion", "aliases": ["Onions", "Onion"]}
+    [trivia] = read_benchmark("triviaqa", lines(tmp_path / "t.jsonl", record))
+    assert (trivia.questions[0].prompt, trivia.questions[0].answers) == (f"{ASK}Which herb?", ("Onion", "Onions"))
+    assert web.withheld == nq.withheld == trivia.withheld == {"QA"}
+
+
+def test_mlqa_and_its_likeness_are_told_apart(tmp_path: Path) -> None:
+    asked = {"question": "Wo?", "answers": [{"text": "here"}, {"text": "here"}]}
+    data = [{"paragraphs": [{"context": "It is here.", "qas": [asked]}]}]
+    for version, name in (("1.0", "MLQA (de)"), ("xquad-1.1", "XQuAD in MLQA's form (de)")):
+        (tmp_path / "test-context-en-question-de.json").write_text(json.dumps({"version": version, "data": data}))
+        [found] = read_benchmark("mlqa", tmp_path)
+        assert found.name == name
+    assert found.questions[0].answers == ("here",)
+    assert found.questions[0].prompt == (
+        "Your task is to answer a question based on the following paragraph: It is here. "
+        "Now answer the following question in English: Wo?"
+    )
+
+
+def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
+    text = " \n = One = \n \n Text . \n = = Part = = \n More . \n = Two = \n \n End . \n"
+    (tmp_path / "w.txt").write_text(text)
+    articles = wikitext(tmp_path / "w.txt")
+    assert [article.split("\n")[0] for article in articles] == [" = One = ", " = Two = "]
+    assert "".join(articles) == text.removeprefix(" \n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("svamp", "{", "is not JSON"),
+        ("nq", '{"question": "who"}\n', "record 1 has another shape"),
+        ("asdiv", "<A>", "is not ASDiv.xml"),
+        ("webquestions", None, "cannot be read"),
+        ("mawps", None, "holds no"),
+        ("mmlu", None, "known: lama"),
+    ],
+)
+def test_what_is_no_benchmark_is_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(BenchmarkError, match=message):
+        read_benchmark(name, file)
+
+
+REAL = {
+    "lama": ("lama", 99),
+    "templama": ("templama/templama_sample.jsonl", 1000),
+    "asdiv": ("asdiv/ASDiv.xml", 39),
+    "svamp": ("svamp/SVAMP.json", 1000),
+    "mawps": ("mawps", 2065),
+    "webquestions": ("webquestions/test.json", 2032),
+    "nq": ("nq_open/NQ-open.dev.jsonl", 3610),
+    "triviaqa": ("triviaqa/triviaqa_sm_sub.jsonl", 3000),
+    "mlqa": ("mlqa_shaped", 6 * 1190),
+    "dateset": ("", 9400),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_real_files(shared: Path, name: str) -> None:
+    path, count = REAL[name]
+    found = read_benchmark(name, shared / "data" / "benchmarks" / path)
+    assert sum(len(benchmark.questions) for benchmark in found) == count
+    for benchmark in found:
+        for question in benchmark.questions:
+            assert question.answers and question.prompt == question.prompt.strip()
+        first = benchmark.questions[0]
+        assert benchmark.correct(f" {first.answers[0]}", first.answers) or benchmark.name == "TempLAMA"
+
+
+def test_real_wikitext(shared: Path) -> None:
+    articles = wikitext(shared / "data" / "benchmarks" / "wikitext-2" / "test.txt")
+    assert len(articles) > 50 and sum(len(article.split()) for article in articles) > 240_000

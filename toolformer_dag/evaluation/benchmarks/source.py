@@ -1,0 +1,69 @@
+"""Reading records of a benchmark: what makes no question is counted, what is not the expected file is refused."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from toolformer_dag.errors import UserError
+from toolformer_dag.evaluation.question import Question
+
+Made = Question | str
+"""A question, or the short reason why a record makes none."""
+
+
+class BenchmarkError(UserError):
+    """A benchmark that cannot be read. The message names the file, the reason and the remedy."""
+
+
+def json_lines(file: Path) -> Iterator[Any]:
+    """The records of a file of JSON lines; raises BenchmarkError."""
+    for number, line in enumerate(_text(file).split("\n"), 1):
+        if line.strip():
+            yield _parsed(line, f"{file}, line {number}")
+
+
+def json_file(file: Path) -> Any:
+    """The content of a JSON file; raises BenchmarkError."""
+    return _parsed(_text(file), str(file))
+
+
+def files(folder: Path, pattern: str) -> list[Path]:
+    """At least one file in the folder; raises BenchmarkError."""
+    if found := sorted(folder.glob(pattern)):
+        return found
+    raise BenchmarkError(f"{folder} holds no {pattern}; put the benchmark's files there")
+
+
+def sort_out(
+    source: Path, records: Iterable[Any], make: Callable[[Any], Made]
+) -> tuple[tuple[Question, ...], dict[str, int]]:
+    """The questions, and why other records made none. Raises BenchmarkError for a record of another shape."""
+    made = [_made(source, number, record, make) for number, record in enumerate(records, 1)]
+    left_out = Counter(one for one in made if isinstance(one, str))
+    return tuple(one for one in made if isinstance(one, Question)), dict(left_out)
+
+
+def _made(source: Path, number: int, record: Any, make: Callable[[Any], Made]) -> Made:
+    try:
+        return make(record)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise BenchmarkError(
+            f"{source}, record {number} has another shape ({type(error).__name__}: {error}); "
+            "give the benchmark's own file"
+        ) from error
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"{file} cannot be read ({error}); give the benchmark's own file") from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BenchmarkError(f"{where} is not JSON ({error}); give the benchmark's own file") from error

@@ -1,0 +1,17 @@
+"""WikiText, for perplexity (section 4.3)."""
+
+import re
+from pathlib import Path
+
+from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
+
+TITLE = re.compile(r"^(?= = [^=].*[^=] = $)", re.MULTILINE)
+
+
+def wikitext(file: Path) -> list[str]:
+    """The articles of a `.txt` file as they stand, tokenized words and `<unk>` included; each begins with its title."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"{file} cannot be read ({error}); give wiki.test.tokens or its like") from error
+    return [article for article in TITLE.split(text) if article.strip()]
