@@ -40,16 +40,6 @@ def _slots(random: Random, part: Part) -> dict[str, str]:
     n, m = random.sample(FIRST_NAMES, 2)
     t, u, w = random.sample(name_pool("town", part), 3)
     day, other = random.sample(WEEK_DAYS, 2)
-    things, box, event = (random.choice(words) for words in (sums.THINGS, sums.CONTAINERS, sums.EVENTS))
-    return {
-        "n": n,
-        "m": m,
-        "t": t,
-        "u": u,
-        "w": w,
-        "day": day,
-        "other": other,
-        "it": things,
-        "box": box,
-        "event": event,
-    }
+    lists = {"it": sums.THINGS, "box": sums.CONTAINERS, "event": sums.EVENTS, "gets": sums.GETS, "loses": sums.LOSES}
+    chosen = {slot: random.choice(words) for slot, words in lists.items()}
+    return chosen | {"n": n, "m": m, "t": t, "u": u, "w": w, "day": day, "other": other}

@@ -15,6 +15,10 @@ DIVISION = (
             "After the {event} the {a} {it} were split among {b} guests",
             "{n} spread {a} {it} evenly over {b} tables",
             "A total of {a} {it} went in equal parts to {b} schools in {t}",
+            "{b} friends of {n} shared {a} {it} fairly",
+            "{n} needs {b} days for {a} {it}, the same number every day",
+            "{n} sorted {a} {it} into {b} equal rows",
+            "Among {b} teams at the {event}, {n} handed out {a} {it} evenly",
         ),
         endings=(
             ", so each one got",
@@ -40,6 +44,8 @@ DIVISION = (
             "The {b} workers got {a} dollars together and split them",
             "A bill of {a} dollars in {t} was divided among {b} guests",
             "The {event} brought {a} dollars from {b} tickets",
+            "{b} tickets to {t} cost {a} dollars together",
+            "{n} earned {a} dollars in {b} days",
         ),
         endings=(". Per one that is", ", so each comes to", ", an average of", ". Divided, that is"),
         questions=("How many dollars is that for each?", "What is the price per one?", "What is the average?"),
@@ -54,6 +60,7 @@ DIVISION = (
             "{n} walked {a} miles in {b} days",
             "The trip of {a} miles from {t} to {u} took {b} hours",
             "A ship sailed {a} miles and needed {b} hours for it",
+            "{n} used {b} days for the {a} miles to {t}",
         ),
         endings=(", an average of", ". Per hour or day that is", ", so for each of them that is"),
         questions=(
@@ -83,10 +90,12 @@ UNSEEN_DIVISION = (
         numbers="share",
         unit="{it}",
         setups=(
-            "If {a} {it} must do for {b} guests in equal parts",
-            "Take {a} {it}, make {b} heaps of the same size",
+            "Here are {a} {it}, and {b} guests who want equal parts",
+            "Whoever has {b} plates and {a} {it} puts the same number on each plate",
+            "Cut the row of {a} {it} into {b} pieces of one length",
+            "Take {a} {it} and make {b} heaps of the same size",
         ),
-        endings=(", each guest or heap may have", ", and look at one: it is an equal part of"),
+        endings=(". Each guest or heap may have", ". Look at one of them: it is an equal part of"),
         questions=("How many {it} fall to each?", "What is the size of one equal part?"),
     ),
     Scheme(

@@ -11,7 +11,7 @@ class Scheme:
     """Any setup goes with any ending and any question; `{a}` and `{b}` are the operands, the call is `{a} op {b}`.
 
     Other slots: `{n}`, `{m}` first names, `{it}` things, `{box}` containers, `{day}`, `{other}` week days,
-    `{t}`, `{u}`, `{w}` towns, `{event}`.
+    `{t}`, `{u}`, `{w}` towns, `{event}`, `{gets}` and `{loses}` verbs.
     """
 
     name: str

@@ -4,7 +4,7 @@ from toolformer_dag.embedded.wordings.addition import ADDITION, UNSEEN_ADDITION
 from toolformer_dag.embedded.wordings.division import DIVISION, UNSEEN_DIVISION
 from toolformer_dag.embedded.wordings.multiplication import MULTIPLICATION, UNSEEN_MULTIPLICATION
 from toolformer_dag.embedded.wordings.subtraction import SUBTRACTION, UNSEEN_SUBTRACTION
-from toolformer_dag.embedded.wordings.word_list import spaced
+from toolformer_dag.embedded.wordings.word_list import listed, spaced
 
 SCHEMES = (ADDITION, SUBTRACTION, MULTIPLICATION, DIVISION)
 UNSEEN_SCHEMES = (UNSEEN_ADDITION, UNSEEN_SUBTRACTION, UNSEEN_MULTIPLICATION, UNSEEN_DIVISION)
@@ -12,6 +12,8 @@ THINGS = spaced(
     "apples pens books coins stamps cards eggs shells stickers marbles oranges tickets bottles chairs flowers cookies "
     "photos stones candles pears nuts bricks letters plates cups ropes lamps"
 )
+GETS = listed("found;bought;won;picked up;received;inherited;was given;made;collected;caught;baked;borrowed")
+LOSES = listed("lost;sold;gave away;threw away;broke;used up;left behind;lent out;burned;returned;handed over")
 CONTAINERS = spaced("box bag jar basket drawer shelf case room")
 EVENTS = spaced("concert fair market show match lecture parade exhibition")
 TAILS = (".", ".", " {unit}.", " {unit} in all.", " {unit}, as {m} said.", ", nothing more.")
