@@ -66,10 +66,23 @@ def load_language_model(
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     """A model and tokenizer at hand (just trained, made in a test) as a LanguageModel; puts it in evaluation mode."""
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
+    check_tokenizer(name, tokenizer)
     fuse_activations(model)
     return LanguageModel(name, model.eval(), tokenizer, Encoding(tokenizer), context_length(model.config))
+
+
+def check_tokenizer(name: str, tokenizer: Any) -> None:
+    """Raises ModelError where it gives no character offsets, or cannot write a call.
+
+    transformers makes an empty vocabulary of a folder without tokenizer files, and says nothing.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
+    if "[a(1)]" not in tokenizer.decode(tokenizer(" [a(1)]", add_special_tokens=False).input_ids):
+        raise ModelError(
+            f"the tokenizer of {name!r} cannot write ' [a(1)]'; give a folder with the tokenizer's own files "
+            "(tokenizer.json), or a model whose vocabulary holds brackets"
+        )
 
 
 def fuse_activations(model: nn.Module) -> None:
@@ -94,14 +107,13 @@ def from_hub(auto_class: Any, name: str, options: dict[str, Any]) -> Any:
     except Exception as error:
         what = auto_class.__name__.removeprefix("Auto").removesuffix("ForCausalLM").lower()
         raise ModelError(
-            f"cannot load the {what} of {name!r}: {_first_line(error)}; give the folder of a causal LM saved with "
+            f"cannot load the {what} of {name!r}: {_one_line(error)}; give the folder of a causal LM saved with "
             "safetensors, or an id of the hub that this machine can reach (or has in its cache)"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:600] or type(error).__name__
 
 
 def _device(device: str) -> torch.device:
@@ -110,7 +122,7 @@ def _device(device: str) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device {device!r} cannot be used: {_first_line(error)}; use auto, cpu or cuda") from error
+        raise ModelError(f"device {device!r} cannot be used: {_one_line(error)}; use auto, cpu or cuda") from error
 
 
 def _dtype(dtype: str, device: torch.device) -> torch.dtype:

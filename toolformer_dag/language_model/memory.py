@@ -48,7 +48,7 @@ class TokenBudget:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """On a GPU torch has a class for it, on a CPU only words."""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def free_token_budget(model: Any, device: torch.device) -> int:

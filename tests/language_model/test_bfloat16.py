@@ -1,0 +1,55 @@
+"""What may be expected in bfloat16: losses within 0.1 nats of float32 on the same weights, and the same rows twice."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.language_model.load import wrap_language_model
+from toolformer_dag.language_model.losses import LossRequest
+from toolformer_dag.language_model.proposal import ProposalRequest
+from toolformer_dag.language_model.sampling import Sampling
+
+TOLERANCE = 0.1
+
+
+@pytest.fixture(params=["gpt2", "gptj", "llama"])
+def pair(request: pytest.FixtureRequest, cases: Any) -> tuple[Engine, Engine]:
+    """Engines in float32 and in bfloat16 over one model whose weights bfloat16 can hold."""
+    case = cases(request.param)
+    half = copy.deepcopy(case.language_model.model).to(torch.bfloat16)
+    models = [copy.deepcopy(half).float(), half]
+    one, other = (Engine(wrap_language_model("m", model, case.language_model.tokenizer)) for model in models)
+    return one, other
+
+
+def test_losses_in_bfloat16_are_near_those_in_float32(pair: tuple[Engine, Engine], texts: tuple[str, ...]) -> None:
+    requests = [LossRequest(texts[0], i, "Add", "1 + 2", "3") for i in range(0, 16, 3)]
+    full, half = (
+        np.array([(r.loss_empty, r.loss_call, r.loss_result) for r in engine.losses(requests)]) for engine in pair
+    )
+    assert pair[1].runtime.head_type is pair[0].runtime.head_type
+    assert 0 < np.abs(full - half).max() < TOLERANCE
+
+
+def test_two_runs_in_bfloat16_give_the_same_rows(
+    pair: tuple[Engine, Engine], prompt: str, texts: tuple[str, ...]
+) -> None:
+    requests = [ProposalRequest(text, "d") for text in texts]
+
+    def rows() -> list[Any]:
+        proposals = pair[1].propose(prompt, requests, tau_s=0, k=3, m=3, sampling=Sampling(max_call_tokens=8))
+        return [(p.probabilities.tolist(), p.samples) for p in proposals]
+
+    assert rows() == rows()
+
+
+def test_probabilities_in_bfloat16_are_near(pair: tuple[Engine, Engine], prompt: str, texts: tuple[str, ...]) -> None:
+    full, half = (
+        engine.propose(prompt, [ProposalRequest(texts[0], "d")], tau_s=0, k=1, m=0, sampling=Sampling())[0]
+        for engine in pair
+    )
+    assert np.abs(np.log(full.probabilities) - np.log(half.probabilities)).max() < 5 * TOLERANCE

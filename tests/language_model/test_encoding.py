@@ -1,0 +1,70 @@
+"""Tokens, the characters at which they begin, and the text of what was sampled."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import processors
+
+from toolformer_dag.language_model.encoding import Encoding
+from toolformer_dag.language_model.errors import OffsetError
+
+
+def test_the_three_kinds_of_vocabulary(cases: Any) -> None:
+    gpt2, small, llama = (cases(name).language_model.encoding for name in ("gpt2", "gpt2_bytes", "llama"))
+    assert (len(gpt2.start), len(small.start)) == (1, 2)
+    assert gpt2.bos == [] and small.bos == [] and llama.bos == [1]
+    ends = [gpt2.tokenizer.convert_ids_to_tokens(int(i)) for i in gpt2.ends.nonzero()[0]]
+    assert {")]", "]", "<|end|>"} <= set(ends) and not {"[", ")"} & set(ends)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_bytes", "llama"])
+@given(text=st.text(alphabet="ab 1.€中😀\n[)]", max_size=20))
+def test_offsets_cut_the_text_into_the_texts_of_its_tokens(cases: Any, name: str, text: str) -> None:
+    encoding = cases(name).language_model.encoding
+    found = encoding.texts([text])[0]
+    starts = [int(o) for o, inside in zip(found.offsets, found.inside, strict=True) if not inside]
+    assert starts == sorted(set(starts)) and (not text or starts[0] == 0)
+    for start in starts:
+        i = found.position_at(start)
+        assert encoding.tokenizer.decode(found.ids[:i]) == text[:start]
+
+
+def test_spaces_that_a_tokenizer_leaves_out_of_its_offsets_belong_to_the_next_token(cases: Any) -> None:
+    tokenizer = copy.deepcopy(cases("gpt2").language_model.tokenizer)
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    text = "one two pens"
+    trimmed = tokenizer([text], return_offsets_mapping=True)["offset_mapping"][0]
+    assert any(after > before for (_, before), (after, _) in pairwise(trimmed))
+    expected = cases("gpt2").language_model.encoding.texts([text])[0]
+    assert Encoding(tokenizer).texts([text])[0].offsets.tolist() == expected.offsets.tolist()
+
+
+def test_an_offset_that_is_no_boundary_names_the_nearest(gpt2: Any) -> None:
+    engine = gpt2.engine()
+    text = "I had 35 pens"
+    assert engine.position_at(text, 0) == 0
+    assert engine.position_at(text, text.index(" pens")) > 0
+    with pytest.raises(OffsetError, match="no token begins at character 99; the nearest token boundary is") as caught:
+        engine.position_at(text, 99)
+    assert engine.position_at(text, caught.value.nearest) > 0
+    with pytest.raises(OffsetError):
+        engine.position_at("", 0)
+
+
+def test_a_body_ends_at_the_first_bracket_wherever_it_stands_in_a_token(gpt2: Any) -> None:
+    encoding, tokens = gpt2.language_model.encoding, gpt2.reference.tokens
+    assert encoding.body(tokens("Add(1 + 2)]")) == "Add(1 + 2)"
+    assert encoding.body(tokens(" Add(1)] and [more]")) == " Add(1)"
+    assert encoding.body(tokens("Add(中")) is None
+
+
+def test_counting_tokens(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    tokens, language_model = gpt2.reference.tokens, gpt2.language_model
+    assert language_model.count_tokens(texts) == [len(tokens(text)) for text in texts]
+    assert language_model.count_tokens([]) == []
+    expected = len(tokens(f"{prompt}Input: ")) + len(tokens("\nOutput: "))
+    assert language_model.prompt_tokens(prompt) == expected

@@ -1,0 +1,100 @@
+"""Loading models, saying what is wrong with those that cannot be loaded, and their identity."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.language_model.errors import ModelError
+from toolformer_dag.language_model.identity import model_identity
+from toolformer_dag.language_model.load import context_length, load_language_model
+from toolformer_dag.language_model.losses import LossRequest
+
+
+@pytest.fixture
+def folder(gpt2: Any, tmp_path: Path) -> Path:
+    gpt2.language_model.model.save_pretrained(tmp_path / "model")
+    gpt2.language_model.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_folder_comes_back_with_the_same_numbers(gpt2: Any, folder: Path, texts: tuple[str, ...]) -> None:
+    request = LossRequest(texts[0], 3, "Add", "1", "2")
+    loaded = load_language_model(str(folder), dtype="float32", device="cpu")
+    assert Engine(loaded).losses([request]) == gpt2.engine().losses([request])
+    assert loaded.context_length == 512 and not loaded.model.training
+
+
+def test_auto_is_float32_on_a_cpu_and_other_types_are_chosen_by_name(folder: Path) -> None:
+    if not torch.cuda.is_available():
+        assert load_language_model(str(folder)).model.dtype == torch.float32
+    assert load_language_model(str(folder), dtype="bfloat16", device="cpu").model.dtype == torch.bfloat16
+
+
+def test_weights_that_are_not_safetensors_are_refused(gpt2: Any, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(gpt2.language_model.model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"cannot load .* safetensors"):
+        load_language_model(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_folder_that_is_no_model_names_folder_and_remedy(folder: Path, missing: str) -> None:
+    (folder / missing).unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelError, match=r"cannot .*; give (a|the) folder") as caught:
+        load_language_model(str(folder), device="cpu")
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float8"}, {"device": "cuda:99"}, {"device": "nonsense"}])
+def test_impossible_options_are_named(folder: Path, options: dict[str, str]) -> None:
+    with pytest.raises(ModelError, match="use auto"):
+        load_language_model(str(folder), **options)
+
+
+def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:
+    config = folder / "config.json"
+    auto_map = '"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "unheard_of",'
+    config.write_text(config.read_text().replace('"model_type": "gpt2",', auto_map))
+    (folder / "evil.py").write_text("raise SystemExit('code of the model ran')")
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        load_language_model(str(folder), device="cpu")
+
+
+def test_context_is_positions_or_the_sliding_window(cases: Any) -> None:
+    assert cases("mistral").language_model.context_length == 400
+    assert cases("llama").language_model.context_length == 512
+    assert context_length(cases("bloom").language_model.model.config) > 100_000
+
+
+def test_identity_follows_the_content_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    before = model_identity(str(folder))
+    (folder / "README.md").write_text("a note")
+    assert model_identity(str(folder)) == before
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert model_identity(str(moved)) == before
+    weights = bytearray((moved / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (moved / "model.safetensors").write_bytes(weights)
+    changed = model_identity(str(moved))
+    assert {name for name in before if before[name] != changed[name]} == {"model.safetensors"}
+
+
+def test_identity_of_a_hub_id_and_of_what_is_no_model(tmp_path: Path) -> None:
+    assert model_identity("gpt2", "abc") == {"id": "gpt2", "revision": "abc"}
+    assert model_identity("EleutherAI/gpt-j-6b")["revision"] == "main"
+    for name, reason in ((str(tmp_path), "holds no config.json"), (str(tmp_path / "x"), "does not exist")):
+        with pytest.raises(ModelError, match=reason):
+            model_identity(name)
+
+
+def test_identity_and_the_plain_values_import_no_torch() -> None:
+    modules = ("identity", "losses", "positions", "proposal", "sampling", "counts", "streams", "errors")
+    imports = "; ".join(f"import toolformer_dag.language_model.{name}" for name in modules)
+    code = f"{imports}; import sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

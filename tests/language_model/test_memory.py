@@ -1,0 +1,97 @@
+"""Batches under a budget of tokens, and what happens when memory runs out."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.language_model.errors import ModelError
+from toolformer_dag.language_model.load import wrap_language_model
+from toolformer_dag.language_model.losses import LossRequest
+from toolformer_dag.language_model.memory import TokenBudget, is_out_of_memory
+from toolformer_dag.language_model.proposal import ProposalRequest
+from toolformer_dag.language_model.sampling import Sampling
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200), st.integers(1, 3))
+def test_batches_hold_everything_once_and_stay_under_the_budget(lengths: list[int], tokens: int, share: int) -> None:
+    seen: list[list[int]] = []
+    TokenBudget(tokens).run(lengths, seen.append, share=share)
+    assert sorted(index for batch in seen for index in batch) == list(range(len(lengths)))
+    assert [lengths[i] for batch in seen for i in batch] == sorted(lengths)
+    for batch in seen:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= tokens * share
+
+
+def test_out_of_memory_halves_the_budget_and_goes_on() -> None:
+    done: list[int] = []
+
+    def work(batch: list[int]) -> None:
+        if len(batch) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        done.extend(batch)
+
+    budget = TokenBudget(160)
+    budget.run([10] * 20, work)
+    assert sorted(done) == list(range(20)) and budget.tokens == 20
+
+
+def test_a_real_allocation_that_fails_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_one_sequence_too_many_is_an_error_with_a_remedy() -> None:
+    def work(batch: list[int]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ModelError, match="single sequence of 70 tokens; use a smaller model"):
+        TokenBudget(100).run([70], work)
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    def work(batch: list[int]) -> None:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        TokenBudget(100).run([1, 2], work)
+
+
+class Narrow(torch.nn.Module):
+    """A layer of the model that has no memory for more than `limit` tokens at a time."""
+
+    def __init__(self, layer: torch.nn.Module, limit: int) -> None:
+        super().__init__()
+        self.layer, self.limit = layer, limit
+
+    def forward(self, hidden: torch.Tensor) -> Any:
+        if hidden.shape[:-1].numel() > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.layer(hidden)
+
+
+def test_the_engine_gives_the_same_rows_on_a_device_with_little_memory(
+    gpt2: Any, prompt: str, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language_model = wrap_language_model("narrow", gpt2.language_model.model, gpt2.language_model.tokenizer)
+    proposing = [ProposalRequest(text, "d") for text in texts]
+    judging = [LossRequest(texts[0], i, "Add", "1", str(i)) for i in range(16)]
+
+    def rows(engine: Engine) -> tuple[Any, Any]:
+        proposals = engine.propose(prompt, proposing, tau_s=0, k=2, m=2, sampling=Sampling(max_call_tokens=4))
+        return [p.samples for p in proposals], [each.delta for each in engine.losses(judging)]
+
+    roomy = Engine(language_model, token_budget=4096)
+    expected = rows(roomy)
+    block = language_model.model.transformer.h[0]
+    monkeypatch.setattr(block, "mlp", Narrow(block.mlp, 128))
+    narrow = Engine(language_model, token_budget=4096)
+    found = rows(narrow)
+    assert found[0] == expected[0] and found[1] == pytest.approx(expected[1], abs=1e-5)
+    assert narrow.runtime.budget.tokens <= 128 < roomy.runtime.budget.tokens
+    assert narrow.counts.passes > roomy.counts.passes
