@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from toolformer_dag.lane import Lane
-from toolformer_dag.stages.chunks import chunked
 from toolformer_dag.stages.errors import StaleInput
 from toolformer_dag.stages.lazy_engine import LazyEngine
 from toolformer_dag.stages.loss_store import KEY, computed_losses, loss_store, losses_identity
@@ -14,6 +13,7 @@ from toolformer_dag.stages.publish import Output, Work
 from toolformer_dag.stages.rejections import counted
 from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
 from toolformer_dag.stages.schema import columns
+from toolformer_dag.stages.text_chunks import text_chunks
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
 
@@ -52,7 +52,7 @@ def loss_deltas(
     keys = calls.select(KEY).unique(maintain_order=True)
     missing = store.missing(keys)
     by_digest = dict(texts.select("text_digest", "text").iter_rows())
-    for chunk in _by_text(missing, chunk_texts, progress):
+    for chunk in _by_text(keys, missing, chunk_texts, progress):
         store.append(computed_losses(lazy.get(), lane, chunk, by_digest))
     losses = store.stored(keys)
     if losses.height < keys.height:
@@ -79,10 +79,14 @@ def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.D
     return versions, texts, calls.filter(pl.col("result").is_not_null())
 
 
-def _by_text(keys: pl.DataFrame, size: int, progress: Progress) -> Iterator[pl.DataFrame]:
-    """The keys of `size` texts at a time."""
-    for texts in chunked(keys.select("text_digest").unique(maintain_order=True), size, progress):
-        yield keys.join(texts, on="text_digest", how="semi", maintain_order="left")
+def _by_text(keys: pl.DataFrame, missing: pl.DataFrame, size: int, progress: Progress) -> Iterator[pl.DataFrame]:
+    """The missing keys of `size` texts at a time."""
+    texts = keys.select("text_digest").unique(maintain_order=True)
+    stored = keys.join(missing, on=KEY, how="anti").select("text_digest")
+    partial = missing.select("text_digest").unique().join(stored, on="text_digest", how="semi")
+    untouched = texts.join(stored, on="text_digest", how="anti")
+    for chunk in text_chunks(texts, untouched, partial, size, progress):
+        yield missing.join(chunk, on="text_digest", how="semi", maintain_order="left")
 
 
 def _table(lane: Lane, scored: pl.DataFrame, texts: Mapping[str, str]) -> pl.DataFrame:

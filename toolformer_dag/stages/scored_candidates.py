@@ -8,13 +8,13 @@ import polars as pl
 
 from toolformer_dag.lane import Lane
 from toolformer_dag.language_model.sampling import Sampling
-from toolformer_dag.stages.chunks import chunked
 from toolformer_dag.stages.lazy_engine import LazyEngine
 from toolformer_dag.stages.publish import Output, Work
 from toolformer_dag.stages.rejections import Rejected, counted
 from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.stages.scoring import SAMPLE_KEY, Scoring, Wanted, samples_identity
+from toolformer_dag.stages.text_chunks import text_chunks
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.texts.call import MalformedCall, parse_call
@@ -78,10 +78,9 @@ def _unpaid(
 ) -> Iterator[tuple[pl.DataFrame, dict[str, frozenset[tuple[int, int]]]]]:
     """Chunks of the texts that lack something, each with the samples that its texts have already."""
     missing = scoring.missing(wanted.keys)
-    lacking = pl.concat([wanted.unknown.select("text_digest"), missing.select("text_digest")])
-    todo = texts.join(lacking, on="text_digest", how="semi", maintain_order="left")
+    partial = missing.select("text_digest").unique()
     present = wanted.keys.join(missing, on=SAMPLE_KEY, how="anti")
-    for chunk in chunked(todo, size, progress):
+    for chunk in text_chunks(texts, wanted.unknown, partial, size, progress):
         stored = present.join(chunk, on="text_digest", how="semi").select(SAMPLE_KEY)
         pairs: dict[str, set[tuple[int, int]]] = defaultdict(set)
         for digest, position, sample in stored.iter_rows():

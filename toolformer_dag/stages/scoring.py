@@ -105,8 +105,8 @@ class Scoring:
         lane, sampling = self._lane, self._sampling
         proposals = engine.propose(lane.tool.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling)
         answers = list(zip(requests, proposals, strict=True))
-        self._positions.append(_position_rows(answers))
         self._samples.append(_sample_rows(answers))
+        self._positions.append(_position_rows(answers))  # last: a text whose p_i are stored has its samples stored
 
     def _chosen(self, known: pl.DataFrame) -> Iterator[tuple[str, int, float, int]]:
         for digest, probabilities, offsets in zip(*known.select(POSITIONS.names()), strict=True):
