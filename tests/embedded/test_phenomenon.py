@@ -9,7 +9,7 @@ from toolformer_dag.embedded.phenomenon import TOOLS, Phenomenon, phenomenon
 from toolformer_dag.embedded.world import World
 
 
-def _draw(world: World, tool: str, wordings: str, n: int = 3000) -> list[Phenomenon]:
+def _draw(world: World, tool: str, wordings: str, n: int = 1500) -> list[Phenomenon]:
     random = Random(f"{tool} {wordings}")
     return [phenomenon(random, world, tool, random.choice(PARTS), wordings) for _ in range(n)]
 

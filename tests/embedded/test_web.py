@@ -83,6 +83,7 @@ def test_the_reader_takes_every_record(tmp_path: Path) -> None:
     paths = write_shards(tmp_path / "web", 3, 300, seed=1)
     read = [one for path in paths for one in read_shard(path, path.name)]
     assert len(read) == 300
+    assert sorted((tmp_path / "web").iterdir()) == paths
     assert all(isinstance(one, Document) for one in read)
 
 

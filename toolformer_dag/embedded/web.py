@@ -47,14 +47,16 @@ def document_text(random: Random, found: list[Phenomenon]) -> str:
 def write_shards(folder: Path, shards: int, documents: int, seed: int, part: Part = "corpus") -> list[Path]:
     """Write `documents` records spread over so many gzip JSON-lines files, named as CCNet's; returns their paths.
 
-    The same bytes on every machine.
+    The same bytes on every machine; a file appears whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, part, documents)]
     paths = []
     for number in range(shards):
         path = folder / f"en_head_{number:04}.json.gz"
-        path.write_bytes(stored_gzip("".join(lines[number::shards]).encode()))
+        unfinished = path.with_name(f"{path.name}.part")
+        unfinished.write_bytes(stored_gzip("".join(lines[number::shards]).encode()))
+        unfinished.replace(path)
         paths.append(path)
     return paths
 
