@@ -23,7 +23,7 @@ from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.url_date import date_from_url
 
-PAGES = "552e3cddb4c95358"
+PAGES = "44b5c4c91b2d9b3c"
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from random import Random
 
 from toolformer_dag.embedded.encyclopaedia import passages_by_relation
-from toolformer_dag.embedded.gold import Phenomenon, joined
+from toolformer_dag.embedded.gold import Phenomenon, worded
 from toolformer_dag.embedded.names import KINDS, Part
 from toolformer_dag.embedded.relation import Relation, WordingSet
 from toolformer_dag.embedded.relations import RELATIONS
@@ -27,13 +27,15 @@ def fact(random: Random, world: World, tool: str, part: Part, wordings: WordingS
         before=before,
         after=f" {answer}{rest}",
         input=f'"{question}"' if tool == "question_answering" else f'"{entity.name} {relation.keyword}"',
-        result=answer
-        if tool == "question_answering"
-        else passages_by_relation(entity, world.seed)[relation.key].snippet,
+        result=answer if tool == "question_answering" else _snippet(entity, world, relation),
         answer=answer,
         wording=f"{tool}/{relation.kind}/{relation.key}/{wordings}/{wording}",
         is_question=word is _asked,
     )
+
+
+def _snippet(entity: Entity, world: World, relation: Relation) -> str:
+    return passages_by_relation(entity, world.seed)[relation.key].snippet
 
 
 def _stated(
@@ -42,10 +44,9 @@ def _stated(
     seen = wordings == "seen"
     templates = relation.statements if seen else relation.unseen_statements
     introductions = (leads.STATEMENT_LEADS if seen else leads.UNSEEN_STATEMENT_LEADS)[tool]
-    number, place = random.randrange(len(templates)), random.randrange(len(introductions))
-    statement = templates[number].format(e=entity.name, v="\0")
-    before, rest = joined(introductions[place], statement).split(" \0")
-    return before, rest + random.choice(leads.TAILS), relation.question.format(e=entity.name), f"s{number}.{place}"
+    text, wording = worded(random, introductions, templates, {"e": entity.name, "v": "\0"})
+    before, rest = text.split(" \0")
+    return before, rest + random.choice(leads.TAILS), relation.question.format(e=entity.name), f"s{wording}"
 
 
 def _asked(

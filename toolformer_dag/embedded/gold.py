@@ -1,7 +1,9 @@
 """A stretch of text with the place at which a call belongs."""
 
 import datetime
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,10 @@ def joined(lead: str, text: str) -> str:
     """The lead and then the text, which gets a capital where it begins a sentence."""
     begins = not lead or lead.rstrip().endswith((".", "!", "?"))
     return sentence(lead + (sentence(text) if begins else text))
+
+
+def worded(random: Random, leads: Sequence[str], templates: Sequence[str], slots: Mapping[str, str]) -> tuple[str, str]:
+    """One of the templates after one of the leads, filled in, and which ones they are."""
+    lead, number = random.choice(leads), random.randrange(len(templates))
+    text = joined(lead.format(**slots), templates[number].format(**slots))
+    return text, f"{number}.{leads.index(lead)}"

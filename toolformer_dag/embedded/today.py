@@ -3,7 +3,7 @@
 import datetime
 from random import Random
 
-from toolformer_dag.embedded.gold import Phenomenon, joined
+from toolformer_dag.embedded.gold import Phenomenon, worded
 from toolformer_dag.embedded.names import PARTS, SHARES, Part
 from toolformer_dag.embedded.relation import WordingSet
 from toolformer_dag.embedded.wordings import calendar
@@ -57,9 +57,8 @@ def _words(random: Random, slot: str, wordings: WordingSet, is_question: bool) -
     else:
         leads = calendar.UNSEEN_QUESTION_LEADS if is_question else calendar.UNSEEN_LEADS
         templates = (calendar.UNSEEN_QUESTIONS if is_question else calendar.UNSEEN_STATEMENTS)[slot]
-    lead, template = random.choice(leads), random.randrange(len(templates))
-    before = joined(lead, templates[template]).format(event=random.choice(calendar.EVENTS))
-    return before, f"{'q' if is_question else 's'}{template}.{leads.index(lead)}"
+    before, wording = worded(random, leads, templates, {"event": random.choice(calendar.EVENTS)})
+    return before, f"{'q' if is_question else 's'}{wording}"
 
 
 def date_text(day: datetime.date, slot: str) -> str:

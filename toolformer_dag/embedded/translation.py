@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from random import Random
 
-from toolformer_dag.embedded.gold import Phenomenon, joined
+from toolformer_dag.embedded.gold import Phenomenon, worded
 from toolformer_dag.embedded.lexicon import ARTICLES, LANGUAGES, Language, all_forms, words_of
 from toolformer_dag.embedded.names import KINDS, PARTS, Part, name_pool
 from toolformer_dag.embedded.relation import WordingSet
@@ -53,9 +53,8 @@ def _words(random: Random, wordings: WordingSet, is_question: bool, slots: Mappi
     else:
         leads = translation.UNSEEN_QUESTION_LEADS if is_question else translation.UNSEEN_LEADS
         templates = translation.UNSEEN_QUESTIONS if is_question else translation.UNSEEN_STATEMENTS
-    lead, template = random.choice(leads), random.randrange(len(templates))
-    before = joined(lead.format(**slots), templates[template].format(**slots))
-    return before, f"{'q' if is_question else 's'}{template}.{leads.index(lead)}"
+    before, wording = worded(random, leads, templates, slots)
+    return before, f"{'q' if is_question else 's'}{wording}"
 
 
 def _phrase(random: Random, part: Part) -> tuple[str, str]:
