@@ -29,8 +29,9 @@ def shown() -> Iterator[Callable[["Batch"], None]]:
                 console.print(f"  {stage}: {done}", highlight=False)
 
         def announce(batch: "Batch") -> None:
-            names = ", ".join(sorted({asset.key.to_user_string() for asset in batch.assets}))
-            console.print(f"{batch.partition or 'all shards'}: {names}", highlight=False)
+            where = batch.partition or "all shards"
+            names = ", ".join(asset.key.to_user_string() for asset in batch.assets)
+            console.print(f"{where}: {names}", highlight=False, soft_wrap=True)
 
         with watched_by(advance):
             yield announce

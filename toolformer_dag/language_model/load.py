@@ -9,12 +9,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
+from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.language_model.encoding import Encoding
 from toolformer_dag.language_model.errors import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNLIMITED = 1 << 30
+
+disable_progress_bar()  # a stage shows its own progress; the bar of loading weights would break it
 
 
 @dataclass(frozen=True, eq=False)
