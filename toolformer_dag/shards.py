@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from toolformer_dag.embedded.web import VERSION, write_shards
 from toolformer_dag.settings import Settings
 from toolformer_dag.settings_sources import SettingsError
 
@@ -41,14 +42,12 @@ def shard_files(settings: Settings) -> list[ShardFile]:
 def small_web_files(settings: Settings) -> list[ShardFile]:
     """The made web's files, whether written yet or not; their folder names what they are made of."""
     web = settings.corpus.small_web
-    folder = settings.paths.lake / "small_web" / f"seed-{web.seed}_{web.documents}-in-{web.shards}"
+    folder = settings.paths.lake / "small_web" / f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
     return [ShardFile(f"small_web_{i:04}", folder / f"en_head_{i:04}.json.gz") for i in range(web.shards)]
 
 
 def write_small_web(settings: Settings) -> None:
     """Writes the made web's files where one of them is missing."""
-    from toolformer_dag.embedded.web import write_shards
-
     files = small_web_files(settings)
     if not all(file.path.exists() for file in files):
         web = settings.corpus.small_web

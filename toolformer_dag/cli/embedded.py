@@ -16,12 +16,12 @@ app = typer.Typer(help="The made web and the embedded model: write, train, evalu
 def web(
     folder: Annotated[Path, typer.Argument(help="Where the shards are written.")],
     shards: Annotated[int, typer.Option(help="Files to write.")] = 2,
-    documents: Annotated[int, typer.Option(help="Documents in each.")] = 600,
+    documents: Annotated[int, typer.Option(help="Documents in all.")] = 1200,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 1,
 ) -> None:
     """Write the small web as CCNet shards.
 
-    Example: toolformer-dag embedded web web/ --shards 4 --documents 2500
+    Example: toolformer-dag embedded web web/ --shards 4 --documents 10000
     """
     from toolformer_dag.embedded.web import write_shards
 
