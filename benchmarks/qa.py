@@ -1,0 +1,73 @@
+"""`python -m benchmarks.qa PASSAGES QUESTIONS...`: the reader without weights on real questions, and retrieval recall.
+
+QUESTIONS: JSON lines with `question` and `answer` (NQ-open), or a JSON list with `qText` and `answers` (WebQuestions).
+Texts are compared in lower case without punctuation and articles. `exact`: the answer is one of the gold answers;
+`contains`: it holds one; `recall`: one of the passages read holds one. Intervals are Wilson's, 95 %.
+"""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolformer_dag.tools.question_answering.extraction.reader import extract
+from toolformer_dag.tools.retrieval.index import ensure_index
+from toolformer_dag.tools.retrieval.search import PassageSearch
+
+Asked = tuple[str, list[str]]
+
+
+def read_questions(file: Path) -> list[Asked]:
+    if file.suffix == ".jsonl":
+        return [(one["question"], one["answer"]) for one in map(json.loads, file.read_text().splitlines())]
+    return [(one["qText"], one["answers"]) for one in json.loads(file.read_text())]
+
+
+def normal(text: str) -> str:
+    """As in SQuAD's evaluation script."""
+    words = re.sub(r"[^\w\s]", " ", text.lower()).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))
+
+
+def holds(text: str, answers: Sequence[str]) -> bool:
+    return any(f" {answer} " in f" {normal(text)} " for answer in answers)
+
+
+def interval(right: int, count: int) -> str:
+    """`12.3 % (11.0-13.7)`."""
+    share, z = right / count, 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return f"{share:.1%} ({middle - half:.1%}-{middle + half:.1%})"
+
+
+def measure(search: PassageSearch, asked: Sequence[Asked], passages_read: int) -> str:
+    exact = contains = recall = unanswered = 0
+    for question, gold in asked:
+        answers = [normal(one) for one in gold]
+        passages = [hit.passage for hit in search.search(question, passages_read)]
+        found = extract(question, passages, search.rarity)
+        recall += any(holds(f"{passage.title} {passage.text}", answers) for passage in passages)
+        exact += found is not None and normal(found.text) in answers
+        contains += found is not None and holds(found.text, answers)
+        unanswered += found is None
+    shares = {"exact": exact, "contains": contains, "recall": recall, "unanswered": unanswered}
+    return ", ".join(f"{name} {interval(right, len(asked))}" for name, right in shares.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("passages", type=Path)
+    parser.add_argument("questions", type=Path, nargs="+")
+    parser.add_argument("--passages-read", type=int, default=5)
+    given = parser.parse_args()
+    search = PassageSearch(ensure_index(str(given.passages)))
+    for file in given.questions:
+        asked = read_questions(file)
+        print(f"{file.name}, n = {len(asked)}: {measure(search, asked, given.passages_read)}")
+
+
+if __name__ == "__main__":
+    main()
