@@ -25,7 +25,8 @@ def filtered_calls(lake: Lake, lane: Lane, partitions: Sequence[str], *, example
     """Decides over the scored calls of all `partitions` of a lane; see filtered_calls.sql for the rules.
 
     Every scored call is kept or counted: below_tau_f, not_best_at_position, duplicate_document, beyond_examples, or the
-    reason it had in loss_deltas. Raises MissingPartition, DamagedPartition.
+    reason it had in loss_deltas. Another tau_f that keeps the same calls gives the same data version. Raises
+    MissingPartition, DamagedPartition.
     """
     clock = Clock()
     scored = lake.table(f"{lane.key}/loss_deltas")
@@ -34,7 +35,8 @@ def filtered_calls(lake: Lake, lane: Lane, partitions: Sequence[str], *, example
     kept, rejected = _decided(lane, files, examples_per_tool) if files else (columns(STAGE).to_frame(), pl.DataFrame())
     counts = Counter({(shard, reason): count for shard, reason, count in rejected.iter_rows()})
     output = Output(lake, STAGE, lane.key, WHOLE, lane.key)
-    return output.publish([kept], settings(lane, examples_per_tool), {"loss_deltas": versions}, counts, clock)
+    made, inputs = settings(lane, examples_per_tool), {"loss_deltas": versions}
+    return output.publish([kept], made, inputs, counts, clock, volatile=("tau_f",))
 
 
 def _decided(lane: Lane, files: list[str], examples: int) -> tuple[pl.DataFrame, pl.DataFrame]:

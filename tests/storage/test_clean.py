@@ -1,0 +1,91 @@
+"""What goes, and what never does."""
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from toolformer_dag.storage.clean import clean
+from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.record import STORES
+
+DAY = timedelta(days=1)
+SCHEMA = {"a": pl.Int64}
+
+
+def age(folder: Path, days: float = 2) -> None:
+    then = time.time() - days * 86400
+    for path in folder.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def frame(*values: int) -> pl.DataFrame:
+    return pl.DataFrame({"a": values}, schema=SCHEMA)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def test_replaced_parts_go_and_current_ones_stay(lake: Lake, tmp_path: Path) -> None:
+    table = lake.table("calculator/loss_deltas")
+    table.publish("s", [frame(1)], {})
+    table.publish("gone", [frame(1)], {})
+    table.publish("s", [frame(2)], {})
+    table.remove("gone")
+    age(tmp_path)
+    told = clean(lake, DAY, dry_run=True)
+    assert [file.reason for file in told] == ["replaced", "replaced"]
+    assert all(Path(file.path).stat().st_size == file.bytes > 0 for file in told)
+    assert clean(lake, DAY, dry_run=False) == told
+    assert not any(Path(file.path).exists() for file in told)
+    assert table.read("s").equals(frame(2))
+    assert clean(lake, DAY, dry_run=False) == []
+
+
+def test_nothing_young_goes(lake: Lake) -> None:
+    table = lake.table("t")
+    table.publish("s", [frame(1)], {})
+    table.publish("s", [frame(2)], {})
+    (table.folder / ".tmp-abc").write_bytes(b"x")
+    lake.rows("r", {"model": 1}, ("a",), SCHEMA).append(frame(1))
+    assert clean(lake, DAY, dry_run=False) == []
+
+
+def test_unfinished_and_damaged_files_go(lake: Lake, tmp_path: Path) -> None:
+    store = lake.rows("r", {"model": 1}, ("a",), SCHEMA)
+    store.append(frame(1))
+    (store.folder / ".tmp-abc").write_bytes(b"x")
+    (store.folder / "part.parquet.damaged").write_bytes(b"x")
+    age(tmp_path)
+    lake.rows("r", {"model": 1}, ("a",), SCHEMA)
+    assert sorted(file.reason for file in clean(lake, DAY, dry_run=False)) == ["damaged", "unfinished"]
+    assert lake.rows("r", {"model": 1}, ("a",), SCHEMA).stored(frame(1)).height == 1
+
+
+def test_rows_stay_while_a_partition_was_made_with_them(lake: Lake, tmp_path: Path) -> None:
+    used, unused = (lake.rows("r", {"model": model}, ("a",), SCHEMA) for model in (1, 2))
+    for store in (used, unused):
+        store.append(frame(1))
+    lake.table("t").publish("s", [frame(1)], {STORES: [used.name]})
+    age(tmp_path)
+    gone = clean(lake, DAY, dry_run=False)
+    assert {Path(file.path).parent.name for file in gone} == {unused.folder.name}
+    assert used.stored(frame(1)).height == 1
+    assert unused.stored(frame(1)).is_empty()
+
+
+def test_a_pointer_that_cannot_be_read_protects_everything_it_may_name(lake: Lake, tmp_path: Path) -> None:
+    lake.rows("r", {"model": 1}, ("a",), SCHEMA).append(frame(1))
+    lake.table("t").publish("s", [frame(1)], {})
+    (tmp_path / "t" / "s.json").write_bytes(b"{")
+    age(tmp_path)
+    assert clean(lake, DAY, dry_run=False) == []
+
+
+def test_a_lake_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
+    assert clean(Lake(tmp_path / "none"), DAY, dry_run=False) == []

@@ -1,0 +1,44 @@
+"""What changed between two records."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.storage.drift import ABSENT, FieldChange, drift
+from toolformer_dag.storage.record import record
+
+leaves = st.one_of(st.integers(), st.text(), st.none(), st.booleans())
+settings_ = st.dictionaries(st.sampled_from("abc"), st.one_of(leaves, st.dictionaries(st.sampled_from("de"), leaves)))
+
+
+def test_changes_are_named_field_by_field() -> None:
+    old = record({"model": {"weights": "a", "dtype": "float32"}, "prompt": "p", "k": 5}, {"texts": "1"})
+    new = record({"model": {"weights": "b", "dtype": "float32"}, "prompt": "p", "m": 5}, {"texts": "2"})
+    assert drift(old, new) == [
+        FieldChange("inputs.texts", "1", "2"),
+        FieldChange("settings.k", 5, ABSENT),
+        FieldChange("settings.m", ABSENT, 5),
+        FieldChange("settings.model.weights", "a", "b"),
+    ]
+
+
+def test_commit_versions_and_time_are_no_drift() -> None:
+    old = record({"k": 1}, {})
+    assert drift(old, {**old, "commit": "x", "versions": {}, "written": "now"}) == []
+
+
+def test_a_change_reads_as_one_line() -> None:
+    assert str(FieldChange("settings.prompt", "a\nb", "x" * 99)) == f"settings.prompt: a\\nb -> {'x' * 57}..."
+
+
+@given(settings_, settings_)
+def test_there_is_drift_exactly_where_records_differ(one: dict[str, object], other: dict[str, object]) -> None:
+    changes = drift(record(one, {}), record(other, {}))
+    assert (changes == []) == (_leaves(one) == _leaves(other))
+    assert drift(record(one, {}), record(one, {})) == []
+
+
+def _leaves(value: dict[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, item in value.items():
+        flat |= {f"{key}.{inner}": leaf for inner, leaf in item.items()} if isinstance(item, dict) else {key: item}
+    return flat
