@@ -38,6 +38,23 @@ class Batch:
         self._mask = self._mask[index]
         self.scores = self.scores[index]
 
+    def ranks(self, token: int) -> list[int]:
+        """By row: how many tokens are more likely than `token`."""
+        ranks: list[int] = (self.scores > self.scores[:, token, None]).sum(-1).tolist()
+        return ranks
+
+    def forbid(self, places: Sequence[tuple[int, int]]) -> None:
+        """Pairs of a row and a token that may not come next in it."""
+        if places:
+            rows, tokens = zip(*places, strict=True)
+            self.scores[list(rows), list(tokens)] = -torch.inf
+
+    def permit(self, row: int, tokens: Sequence[int]) -> None:
+        """Every other token may not come next in the row."""
+        permitted = self.scores[row, list(tokens)]
+        self.scores[row] = -torch.inf
+        self.scores[row, list(tokens)] = permitted
+
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
         """Of `tokens`, one after the other, as what comes next in one row; nothing is appended."""
         branch = copy.copy(self)

@@ -48,29 +48,25 @@ def _write_batch(batch: Batch, rows: list[Row]) -> None:
 
 
 def _next_tokens(batch: Batch, rows: Sequence[Row]) -> list[int]:
+    start = rows[0].rules.vocabulary.start
+    for at, rank in enumerate(batch.ranks(start[0])):
+        if rows[at].may_begin_call and rank < rows[at].rules.k and _is_likely(batch, at, start, rows[at].rules.k):
+            rows[at].begin_call()
+    batch.forbid([(at, token) for at, row in enumerate(rows) for token in row.forbidden()])
     for at, row in enumerate(rows):
-        if not row.forced and _calls(batch, at, row):
-            row.begin_call()
-        row.constrain(batch.scores[at])
+        if (tokens := row.permitted()) is not None:
+            batch.permit(at, tokens)
     best: list[int] = batch.scores.argmax(-1).tolist()
     return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
 
 
-def _calls(batch: Batch, at: int, row: Row) -> bool:
-    """Whether ` [` is among the k most likely next tokens of an open row.
+def _is_likely(batch: Batch, at: int, start: Sequence[int], k: int) -> bool:
+    """Whether ` [` is among the k most likely next tokens of a row, given that its first token is.
 
     Where ` [` is several tokens its probability is their product, and it competes with every token but its own first.
     """
-    start, k = row.rules.vocabulary.start, row.rules.k
-    if not row.may_call or row.body is not None:
-        return False
-    scores = batch.scores[at].log_softmax(-1)
-    likely = float(scores[start[0]])
-    if len(start) > 1 and _rank(scores, likely, start[0]) < k:
-        likely = batch.log_probability(at, start)
-    return _rank(scores, likely, start[0]) < k
-
-
-def _rank(scores: torch.Tensor, likely: float, apart_from: int) -> int:
-    """How many tokens beside `apart_from` are more likely."""
-    return int((scores > likely).sum()) - int(scores[apart_from] > likely)
+    if len(start) == 1:
+        return True
+    others = batch.scores[at].log_softmax(-1)
+    others[start[0]] = -torch.inf
+    return int((others > batch.log_probability(at, start)).sum()) < k

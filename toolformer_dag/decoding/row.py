@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-import torch
-
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.call import API_END, RESULT_ARROW
 
@@ -48,6 +46,11 @@ class Row:
         """Whether it stopped, or stands, inside of a call."""
         return self.body is not None
 
+    @property
+    def may_begin_call(self) -> bool:
+        """Whether ` [` may come next."""
+        return self.may_call and self.body is None and not self.forced
+
     def refusal(self) -> str | None:
         """Why nothing could be written at all; None where something could."""
         if not self.prefix:
@@ -81,14 +84,6 @@ class Row:
             return None
         name = self.body_text()
         return None if "(" in name else self.rules.vocabulary.name_tokens(name, self.rules.names)
-
-    def constrain(self, scores: torch.Tensor) -> None:
-        """Sets the scores [vocabulary] of tokens that may not come next to -inf, in place."""
-        if (permitted := self.permitted()) is not None:
-            allowed = scores[permitted].clone()
-            scores.fill_(-torch.inf)
-            scores[permitted] = allowed
-        scores[self.forbidden()] = -torch.inf
 
     def begin_call(self) -> None:
         """` [` comes next."""
