@@ -1,6 +1,7 @@
 """What a finetuned model is made of, and where its unfinished run lies. Imports no torch."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +45,9 @@ def claim(folder: Path, identity: Mapping[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / RUN
     if not file.is_file():
-        file.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        whole = file.with_name(f"{RUN}.{os.getpid()}")  # torchrun's processes come here together
+        whole.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        whole.replace(file)
     found = json.loads(file.read_text(encoding="utf-8"))
     if differing := [name for name in identity if found.get(name) != json.loads(json.dumps(identity[name]))]:
         raise TrainingError(
