@@ -29,15 +29,16 @@ def generate(
     from toolformer_dag.lane import lanes
 
     settings = settings_of(config, profile, set)
-    tools = {lane.tool.name: lane.tool for lane in lanes(settings)}
-    name = model or finetuned_or_base(settings)
+    known = lanes(settings)
     [generation] = decode(
-        load_model(settings.model, name),
+        load_model(settings.model, model or finetuned_or_base(settings)),
         [text],
-        tools,
+        {lane.tool.name: lane.tool for lane in known},
         k=settings.decoding.k if k is None else k,
         disabled=disabled,
         max_new_tokens=max_new_tokens or settings.decoding.max_new_tokens,
         contexts=[context],
+        limits={lane.tool.name: lane.limits for lane in known},
+        max_call_tokens=settings.sampling.max_call_tokens,
     )
-    typer.echo(generation.text)
+    typer.echo(text + generation.text)
