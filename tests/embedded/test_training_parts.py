@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from toolformer_dag.embedded.training.boot_camp import boot_camp_row
+from toolformer_dag.embedded.training.excerpt import excerpt
 from toolformer_dag.embedded.training.export import export_model
 from toolformer_dag.embedded.training.gptj import GPTJ
 from toolformer_dag.embedded.training.muon import orthogonal
@@ -84,6 +85,22 @@ def test_long_rows_begin_with_a_long_document() -> None:
 def test_packing_says_when_documents_run_out() -> None:
     with pytest.raises(NoDocuments, match="more of them"):
         pack([[0, 1, 2]], 1, 16, 16)
+
+
+words = st.lists(
+    st.sampled_from(["Ada", "ran", "far.", "Then", "she", "rested!\n", "x" * 90]), min_size=30, max_size=120
+)
+
+
+@given(words, st.randoms(use_true_random=False), st.data())
+def test_an_excerpt_is_bounded_and_holds_its_place(found: list[str], random: Random, data: st.DataObject) -> None:
+    text = " ".join(found)
+    place = data.draw(st.sampled_from([i for i, letter in enumerate(text) if not letter.isspace()]))
+    cut, offset = excerpt(random, text, place, 200)
+    assert text[place - offset :].startswith(cut)
+    assert len(cut) <= 300
+    assert cut[offset] == text[place]
+    assert place - offset == 0 or text[place - offset - 1].isspace()
 
 
 def write_passages(folder: Path, titles: list[str]) -> None:

@@ -14,7 +14,7 @@ NAMES = {
     "question_answering": "QA",
     "machine_translation": "MT",
 }
-_TOOLS = Path(__file__).parents[2] / "tools"
+PAPER_PROMPTS = Path(__file__).parents[2] / "tools"  # <tool>/prompt.txt
 _OTHERS = (
     "Add calls to the {name} API:\n",
     "Add calls to the {name} API to the text. A call is written as [{name}({slot})].\n",
@@ -46,5 +46,5 @@ def guessed_input(random: Random, tool: str, before: str) -> str:
 
 @cache
 def _of_prompts(tool: str) -> tuple[str, ...]:
-    files = (_TOOLS / tool / "prompt.txt", PROMPTS / f"{tool}.txt")
+    files = (PAPER_PROMPTS / tool / "prompt.txt", PROMPTS / f"{tool}.txt")
     return tuple(file.read_text("utf-8").partition("Input:")[0].strip() + "\n" for file in files)

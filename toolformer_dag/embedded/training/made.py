@@ -17,7 +17,8 @@ from toolformer_dag.embedded.world import World
 from toolformer_dag.texts.call import Call
 
 TOOL_WEIGHTS = {"calculator": 3, "calendar": 2, "question_answering": 2, "wiki_search": 3, "machine_translation": 2}
-WRONG_INPUT = 0.35
+WRONG_INPUT = 0.2
+ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
 
 
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
@@ -58,13 +59,13 @@ def note_then_text(random: Random, world: World) -> Document:
     return with_notes(random, page(random, golds), own, [note(random, distractor)])
 
 
-def annotated(random: Random, world: World, tool: str) -> Example:
-    """A page, mostly with a place for the tool, and its noisy call."""
-    has_place = random.random() < 0.85
+def annotated(random: Random, world: World, tool: str, *, alone: bool) -> Example:
+    """A phenomenon `alone` or on a page, mostly with a place for the tool, and its noisy call."""
+    has_place = random.random() < 0.88
     golds = [some(random, world, tool)] if has_place else [some(random, world, _other(random, tool))]
-    if random.random() < 0.2:
+    if not alone and random.random() < 0.3:
         golds.append(some(random, world, _other(random, tool)))
-    text = page(random, golds)
+    text = golds[0].text if alone else page(random, golds)
     gold = text.index(golds[0].text) + len(golds[0].before) if has_place else None
     offset = noisy_place(random, text, gold)
     if offset is None:
@@ -73,9 +74,10 @@ def annotated(random: Random, world: World, tool: str) -> Example:
 
 
 def demonstrate(random: Random, world: World) -> Document:
-    """Two to six examples for one tool."""
+    """Three to seven examples for one tool."""
     tool = random.choice(TOOLS)
-    examples = [annotated(random, world, tool) for _ in range(random.randint(2, 6))]
+    alone = [random.random() < ALONE_SHARE for _ in range(random.randint(3, 7))]
+    examples = [annotated(random, world, tool, alone=one) for one in alone]
     return demonstration(random, instruction(random, tool), examples)
 
 
