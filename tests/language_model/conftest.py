@@ -68,10 +68,11 @@ def metaspace() -> PreTrainedTokenizerFast:
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
 WIDE = {"initializer_range": 0.3}
+# GPT-J, like the real one, has rows for more tokens than its tokenizer.
 ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "gpt2": lambda v: GPT2Config(vocab_size=v, n_positions=512, **GPT, **WIDE),
     "gpt2_bytes": lambda v: GPT2Config(vocab_size=v, n_positions=512, **GPT, **WIDE),
-    "gptj": lambda v: GPTJConfig(vocab_size=v, n_positions=512, rotary_dim=4, **GPT, **WIDE),
+    "gptj": lambda v: GPTJConfig(vocab_size=v + 60, n_positions=512, rotary_dim=4, **GPT, **WIDE),
     "llama": lambda v: LlamaConfig(vocab_size=v, max_position_embeddings=512, num_key_value_heads=2, **SIZES, **WIDE),
     "mistral": lambda v: MistralConfig(vocab_size=v, sliding_window=400, num_key_value_heads=2, **SIZES, **WIDE),
     "gemma2": lambda v: Gemma2Config(vocab_size=v, head_dim=8, num_key_value_heads=2, **SIZES, **WIDE),

@@ -53,6 +53,7 @@ def test_top_p_draws_only_from_the_nucleus() -> None:
     assert set(drawn(logits, [n / 50 for n in range(50)], top_p=0.7)) == {1, 3}
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**40),
     digest=st.text(max_size=8),

@@ -62,9 +62,14 @@ class Encoding:
         body, end, _ = text[text.index(API_START.strip()) + 1 :].partition(API_END)
         return body if end else None
 
+    def ended(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each token ends a sample. A model may have rows beyond its tokenizer: those are no text."""
+        known = np.minimum(tokens, len(self._ends) - 1)
+        return np.logical_and(tokens == known, self._ends[known])
+
     @cached_property
-    def ends(self) -> NDArray[np.bool_]:
-        """By token id: does it end a sample? Its text holds "]" (`)]` may be one token), or it ends a document."""
+    def _ends(self) -> NDArray[np.bool_]:
+        """By token id: its text holds "]" (`)]` may be one token), or it ends a document."""
         texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
         ends = np.array([API_END in text for text in texts])
         if self.tokenizer.eos_token_id is not None:

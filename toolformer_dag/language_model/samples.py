@@ -50,7 +50,7 @@ def sample(runtime: Runtime, texts: Texts, places: Sequence[Place], sampling: Sa
         new = _draw(runtime, features, row, column[going], sampling)
         for sample_number, token in zip(going.tolist(), new.tolist(), strict=True):
             drawn[sample_number].append(token)
-        open_ends = ~runtime.encoding.ends[new]
+        open_ends = ~runtime.encoding.ended(new)
         going, row, new = going[open_ends], row[open_ends], new[open_ends]
         if not len(going):
             break
