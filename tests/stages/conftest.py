@@ -30,6 +30,7 @@ from toolformer_dag.stages.loss_deltas import loss_deltas
 from toolformer_dag.stages.raw_shards import raw_shards
 from toolformer_dag.stages.report import StageReport
 from toolformer_dag.stages.scored_candidates import scored_candidates
+from toolformer_dag.stages.swapped_results import swapped_results
 from toolformer_dag.stages.tool_results import tool_results
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.tools.limits import ToolLimits
@@ -148,6 +149,7 @@ class Line:
     max_tokens: int = 36
     chunk_texts: int = 4
     texts_per_shard: int | None = None
+    swapped_calls: int = 10
     engines: int = 0
     progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -187,6 +189,8 @@ class Line:
             return tool_results(lake, lane, partition, chunk_calls=self.chunk_texts, progress=self.progress)
         if name == "loss_deltas":
             return loss_deltas(lake, lane, partition, **asked)
+        if name == "swapped_results":
+            return swapped_results(lake, lane, partition, swapped_calls=self.swapped_calls, **asked)
         if name == "filtered_calls":
             return filtered_calls(lake, lane, sorted(self.shards), examples_per_tool=1000)
         return augmented_corpus(lake, [lane], sorted(self.shards), cut=self.cut)

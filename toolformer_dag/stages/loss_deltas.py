@@ -1,20 +1,18 @@
 """loss_deltas: by how much each call with its result helps to predict what follows (paper, section 2, "Filtering")."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from toolformer_dag.lane import Lane
 from toolformer_dag.stages.errors import StaleInput
-from toolformer_dag.stages.lazy_engine import LazyEngine
-from toolformer_dag.stages.loss_store import KEY, computed_losses, loss_store, losses_identity
-from toolformer_dag.stages.publish import Output, Work
+from toolformer_dag.stages.loss_store import losses_identity
+from toolformer_dag.stages.paid_losses import paid_losses
+from toolformer_dag.stages.publish import Output
 from toolformer_dag.stages.rejections import counted
 from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
 from toolformer_dag.stages.schema import columns
-from toolformer_dag.stages.text_chunks import text_chunks
-from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
 
 if TYPE_CHECKING:
@@ -46,19 +44,13 @@ def loss_deltas(
     whatever its delta: does_not_fit and not_finite (their losses are null), tool_keeps_out (`Tool.keeps`). `work`
     counts distinct losses.
     """
-    clock, lazy = Clock(), LazyEngine(engine)
+    clock = Clock()
     versions, texts, calls = _calls(lake, lane, partition)
-    store = loss_store(lake, lane, model)
-    keys = calls.select(KEY).unique(maintain_order=True)
-    missing = store.missing(keys)
     by_digest = dict(texts.select("text_digest", "text").iter_rows())
-    for chunk in _by_text(keys, missing, chunk_texts, progress):
-        store.append(computed_losses(lazy.get(), lane, chunk, by_digest))
-    losses = store.stored(keys)
-    if losses.height < keys.height:
-        raise StorageError(f"{keys.height - losses.height} losses of {lane.key} were damaged while read; run again")
-    table = _table(lane, calls.join(losses, on=KEY), by_digest)
-    work = Work(lazy.tokens(), {"losses": (missing.height, keys.height - missing.height)}, [store])
+    scored, work = paid_losses(
+        lake, lane, calls, by_digest, engine=engine, model=model, chunk_texts=chunk_texts, progress=progress
+    )
+    table = _table(lane, scored, by_digest)
     output = Output(lake, STAGE, lane.key, partition, lane.key)
     return output.publish([table], settings(lane, model), versions, counted(table), clock, work)
 
@@ -79,24 +71,9 @@ def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.D
     return versions, texts, calls.filter(pl.col("result").is_not_null())
 
 
-def _by_text(keys: pl.DataFrame, missing: pl.DataFrame, size: int, progress: Progress) -> Iterator[pl.DataFrame]:
-    """The missing keys of `size` texts at a time."""
-    texts = keys.select("text_digest").unique(maintain_order=True)
-    stored = keys.join(missing, on=KEY, how="anti").select("text_digest")
-    partial = missing.select("text_digest").unique().join(stored, on="text_digest", how="semi")
-    untouched = texts.join(stored, on="text_digest", how="anti")
-    for chunk in text_chunks(texts, untouched, partial, size, progress):
-        yield missing.join(chunk, on="text_digest", how="semi", maintain_order="left")
-
-
 def _table(lane: Lane, scored: pl.DataFrame, texts: Mapping[str, str]) -> pl.DataFrame:
     places = scored.select("text_digest", "char_offset", "offset", "input").iter_rows()
     kept = [lane.tool.keeps(texts[digest], place - offset, call) for digest, place, offset, call in places]
     kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit(KEPT_OUT))
-    minus = pl.min_horizontal("loss_empty", "loss_call")
-    return (
-        scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"), loss_minus=minus, loss_plus="loss_result")
-        .with_columns(delta=pl.col("loss_minus") - pl.col("loss_plus"))
-        .select(columns(STAGE).names())
-        .sort(*TEXT, "position", "sample")
-    )
+    marked = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
+    return marked.select(columns(STAGE).names()).sort(*TEXT, "position", "sample")

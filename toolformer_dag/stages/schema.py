@@ -34,6 +34,16 @@ LOSSES = {
     "delta": Column(pl.Float64, "L- - L+: by how much the result helps"),
 }
 
+SCORED = {
+    **CALL,
+    "char_offset": CHAR_OFFSET,
+    "input": INPUT,
+    "result": RESULT,
+    "p_api": P_API,
+    **LOSSES,
+    "reason": Column(pl.String, "why the call may not stay whatever its delta; null for most"),
+}
+
 SCHEMAS: Mapping[str, Mapping[str, Column]] = {
     "raw_shards": {
         "shard": SHARD,
@@ -80,15 +90,8 @@ SCHEMAS: Mapping[str, Mapping[str, Column]] = {
         "cost": Column(pl.Float64, "what the backend says it cost"),
         "tool_version": Column(pl.String, "version of the tool that answered"),
     },
-    "loss_deltas": {
-        **CALL,
-        "char_offset": CHAR_OFFSET,
-        "input": INPUT,
-        "result": RESULT,
-        "p_api": P_API,
-        **LOSSES,
-        "reason": Column(pl.String, "why the call may not stay whatever its delta; null for most"),
-    },
+    "loss_deltas": SCORED,
+    "swapped_results": {**SCORED, "result": Column(pl.String, "result of a call in another document")},
     "filtered_calls": {
         "tool": TOOL,
         "shard": SHARD,

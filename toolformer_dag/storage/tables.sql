@@ -20,6 +20,9 @@ COMMENT ON TABLE tool_results IS 'A row per distinct input in its context.';
 CREATE TABLE loss_deltas AS FROM read_parquet($loss_deltas);
 COMMENT ON TABLE loss_deltas IS 'A row per candidate call that has a result.';
 
+CREATE TABLE swapped_results AS FROM read_parquet($swapped_results);
+COMMENT ON TABLE swapped_results IS 'Control: a sample of the scored calls, scored again with results of other documents.';
+
 CREATE TABLE filtered_calls AS FROM read_parquet($filtered_calls);
 COMMENT ON TABLE filtered_calls IS 'The calls that stay, one per position.';
 

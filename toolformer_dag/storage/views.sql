@@ -32,6 +32,28 @@ FROM thresholds LEFT JOIN texts_with_calls USING (tool, tau_f)
 GROUP BY tool, tau_f
 ORDER BY tool, tau_f;
 
+-- The control beside Table 2: what is kept when calls are told results of other documents. `calls` are kept in truth, as
+-- in filter_statistics. `kept` and `kept_swapped` count, one per position, what stays of the `sampled` calls with their
+-- own and with exchanged results; `ratio` is kept_swapped / kept. `by_chance`: share_swapped of all scored calls.
+CREATE VIEW swapped_statistics AS
+WITH best AS (
+    SELECT tool, digest, segment, position, count(*) AS sampled, max(eligible.delta) AS delta, max(other.delta) AS swapped
+    FROM swapped_results AS other JOIN eligible USING (tool, shard, digest, segment, position, sample)
+    GROUP BY ALL
+), counts AS (
+    SELECT tool, tau_f, calls, coalesce(sum(sampled), 0)::BIGINT AS sampled,
+           count(*) FILTER (delta >= tau_f) AS kept, count(*) FILTER (swapped >= tau_f) AS kept_swapped
+    FROM filter_statistics LEFT JOIN best USING (tool)
+    GROUP BY ALL
+), shares AS (
+    SELECT *, kept / nullif(sampled, 0) AS share, kept_swapped / nullif(sampled, 0) AS share_swapped,
+           kept_swapped / nullif(kept, 0) AS ratio
+    FROM counts
+)
+SELECT shares.*, round(share_swapped * scored)::BIGINT AS by_chance
+FROM shares LEFT JOIN (SELECT tool, count(*) AS scored FROM eligible GROUP BY tool) USING (tool)
+ORDER BY tool, tau_f;
+
 -- What is left after every stage, per tool.
 CREATE VIEW funnel AS
 WITH counts AS (

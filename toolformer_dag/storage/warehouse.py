@@ -30,6 +30,7 @@ STAGES = (
     "scored_candidates",
     "tool_results",
     "loss_deltas",
+    "swapped_results",
     "filtered_calls",
     "augmented_corpus",
 )

@@ -1,0 +1,232 @@
+"""The control: other documents' results, scored like the true ones, counted like the kept ones."""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from toolformer_dag.stages.errors import StaleInput
+from toolformer_dag.stages.exchange import exchange
+from toolformer_dag.stages.schema import columns
+from toolformer_dag.stages.swapped_results import by_chance
+from toolformer_dag.storage.errors import MissingPartition
+from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.warehouse import build, query
+
+if TYPE_CHECKING:
+    from conftest import Line
+
+NewLine = Callable[..., "Line"]
+Row = dict[str, Any]
+KEY = ("shard", "digest", "segment", "position", "sample")
+CALLS = pl.Schema({name: columns("loss_deltas")[name] for name in (*KEY, "input", "result")})
+
+
+def call(shard: str, digest: str, position: int, sample: int, input: str) -> Row:
+    """The result follows from document and input, as it does for a tool."""
+    place = {"shard": shard, "digest": digest, "segment": 0, "position": position, "sample": sample}
+    return {**place, "input": input, "result": f"{input}{digest if input == 'date' else ''}"}
+
+
+rows = st.lists(
+    st.builds(
+        call,
+        st.sampled_from(["one", "two"]),
+        st.sampled_from("abc"),
+        st.integers(0, 3),
+        st.integers(0, 2),
+        st.sampled_from(["1", "2", "date"]),
+    ),
+    max_size=25,
+    unique_by=lambda row: tuple(row[name] for name in KEY),
+)
+
+
+def exchanged(calls: Sequence[Row], limit: int) -> dict[tuple[Any, ...], Row]:
+    found = exchange(pl.DataFrame(calls, schema=CALLS), limit)
+    return {tuple(row[name] for name in KEY): row for row in found.to_dicts()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows, st.integers(1, 30), st.randoms(use_true_random=False))
+def test_a_call_gets_another_result_of_another_document_or_a_reason(calls, limit, random):
+    found = exchanged(calls, limit)
+    assert len(found) == len(calls)
+    for row in calls:
+        told = found[tuple(row[name] for name in KEY)]
+        others = {c["result"] for c in calls if c["digest"] != row["digest"]} - {row["result"]}
+        if told["swap_reason"] is None:
+            assert told["result"] in others
+        else:
+            assert told["result"] is None
+            assert told["swap_reason"] == "not_sampled" or not others
+    for shard in ("one", "two"):
+        sampled = [row for row in found.values() if row["shard"] == shard and row["swap_reason"] != "not_sampled"]
+        assert len(sampled) == min(limit, sum(row["shard"] == shard for row in calls))
+    assert exchanged(random.sample(calls, len(calls)), limit) == found
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows, st.integers(1, 10))
+def test_a_larger_sample_holds_the_smaller_one(calls, limit):
+    smaller, larger = exchanged(calls, limit), exchanged(calls, limit + 5)
+    assert all(larger[key] == row for key, row in smaller.items() if row["swap_reason"] != "not_sampled")
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows)
+def test_equal_calls_at_a_position_are_told_the_same(calls):
+    found = sorted(exchanged(calls, 100).values(), key=str)
+    told: dict[tuple[Any, ...], set[str]] = {}
+    for row in found:
+        told.setdefault((*(row[name] for name in KEY[:-1]), row["input"]), set()).add(str(row["result"]))
+    assert all(len(results) == 1 for results in told.values())
+
+
+def test_results_of_a_shard_go_round():
+    """Each of many documents with a result of its own; hardly any result is told twice or stays where it was."""
+    calls = [call("one", f"{number:03}", 0, 0, "date") for number in range(100)]
+    told = [row["result"] for row in exchanged(calls, 100).values()]
+    assert sorted(told) == sorted(row["result"] for row in calls)
+
+
+@pytest.fixture
+def line(new_line: NewLine) -> "Line":
+    line = new_line(["one"])
+    for name in ("raw_shards", "heuristic_subset", "scored_candidates", "tool_results", "loss_deltas"):
+        line.stage(name, "one")
+    return line
+
+
+def test_losses_are_those_of_the_engine_and_are_paid_once(line: "Line") -> None:
+    true = line.lake.table("calculator/loss_deltas").read("one")
+    report = line.stage("swapped_results", "one")
+    table = line.lake.table("calculator/swapped_results").read("one")
+    assert table.schema == columns("swapped_results")
+    assert table.height == report.rows == line.swapped_calls
+    assert report.rejections["not_sampled"] == true.height - line.swapped_calls
+    assert report.computed > 0
+    pairs = table.join(true, on=("tool", *KEY, "input", "p_api", "char_offset"))
+    assert pairs.height == table.height
+    assert pairs.filter(pl.col("result") == pl.col("result_right")).is_empty()
+    # the call without a call and the call without its result are the same ones as before
+    for loss in ("loss_empty", "loss_call"):
+        assert (pairs[loss] - pairs[f"{loss}_right"]).abs().max() < 1e-4
+    engines = line.engines
+    again = line.stage("swapped_results", "one")
+    assert (again.computed, again.tokens, line.engines) == (0, {}, engines)
+    assert again.data_version == report.data_version
+    line.swapped_calls += 5
+    more = line.stage("swapped_results", "one")
+    assert more.reused >= report.computed
+    assert more.computed <= 5
+
+
+def test_loss_of_a_swapped_result_against_the_engine_itself(line: "Line") -> None:
+    from toolformer_dag.language_model.losses import LossRequest
+
+    line.swapped_calls = 3
+    line.stage("swapped_results", "one")
+    texts = line.lake.table("calculator/heuristic_subset").read("one")
+    found = line.lake.table("calculator/swapped_results").read("one").join(texts, on=("shard", "digest", "segment"))
+    for row in found.to_dicts():
+        request = LossRequest(row["text"], row["position"], "Calculator", row["input"], row["result"])
+        [losses] = line.engine().losses([request])
+        assert row["loss_plus"] == pytest.approx(losses.loss_plus, abs=1e-4)
+        assert row["delta"] == pytest.approx(losses.delta, abs=1e-4)
+
+
+def test_the_true_rows_stay_as_they_are(line: "Line") -> None:
+    before = line.lake.table("calculator/loss_deltas").read("one")
+    line.stage("swapped_results", "one")
+    assert line.stage("loss_deltas", "one").computed == 0
+    assert_frame_equal(line.lake.table("calculator/loss_deltas").read("one"), before)
+
+
+def test_inputs_that_are_missing_or_do_not_fit_are_named(new_line: NewLine, line: "Line") -> None:
+    with pytest.raises(MissingPartition, match="calculator/heuristic_subset"):
+        new_line(["one"]).stage("swapped_results", "one")
+    line.texts_per_shard = 1
+    line.stage("heuristic_subset", "one")
+    with pytest.raises(StaleInput, match="texts that are gone"):
+        line.stage("swapped_results", "one")
+
+
+deltas = st.sampled_from([-1.0, 0.0, 0.5, 0.9, 1.0, 2.0, 3.0])
+pairs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "shard": st.sampled_from(["one", "two"]),
+            "digest": st.sampled_from("ab"),
+            "segment": st.just(0),
+            "position": st.integers(0, 3),
+            "sample": st.integers(0, 2),
+            "delta": deltas,
+            "swapped": st.one_of(st.none(), deltas),
+        }
+    ),
+    max_size=25,
+    unique_by=lambda row: tuple(row[name] for name in KEY),
+)
+
+
+def lake_with(folder: Path, calls: Sequence[Row]) -> Lake:
+    """Both tables of loss_deltas' shape; a call without `swapped` was not sampled."""
+    lake = Lake(folder)
+    for shard in ("one", "two"):
+        true = [{"tool": "calculator", **row} for row in calls if row["shard"] == shard]
+        other = [{**row, "delta": row["swapped"]} for row in true if row["swapped"] is not None]
+        for name, made in (("loss_deltas", true), ("swapped_results", other)):
+            frame = pl.DataFrame([{k: v for k, v in row.items() if k != "swapped"} for row in made], columns(name))
+            lake.table(f"calculator/{name}").publish(shard, [frame], {})
+    return lake
+
+
+def slowly(calls: Sequence[Row], column: str, tau_f: float) -> int:
+    """Positions at which some sampled call stays."""
+    sampled = sorted((row for row in calls if row["swapped"] is not None), key=lambda row: [row[n] for n in KEY])
+    places = groupby(sampled, key=lambda row: [row[name] for name in KEY[:-1]])
+    return sum(any(row[column] >= tau_f for row in group) for _, group in places)
+
+
+@settings(max_examples=6, deadline=None)
+@given(pairs)
+def test_shares_agree_with_plain_loops(tmp_path_factory, calls):
+    folder = tmp_path_factory.mktemp("lake")
+    lake = lake_with(folder, calls)
+    tables = [lake.table(f"calculator/{name}").scan(["one", "two"]) for name in ("loss_deltas", "swapped_results")]
+    sampled = sum(row["swapped"] is not None for row in calls)
+    for tau, *counts in by_chance(*tables, [0.5, 1.0, 2.0]).iter_rows():
+        assert counts == [sampled, slowly(calls, "delta", tau), slowly(calls, "swapped", tau)]
+    build(lake, ["calculator"], ["one", "two"], folder / "w.duckdb")
+    home = {row["digest"]: min(r["shard"] for r in calls if r["digest"] == row["digest"]) for row in calls}
+    once = [row for row in calls if row["shard"] == home[row["digest"]]]
+    sampled = sum(row["swapped"] is not None for row in once)
+    view = query(folder / "w.duckdb", "FROM swapped_statistics").to_dicts()
+    assert [row["tau_f"] for row in view] == [0.5, 1.0, 2.0]
+    for row in view:
+        kept, swapped = slowly(once, "delta", row["tau_f"]), slowly(once, "swapped", row["tau_f"])
+        assert (row["sampled"], row["kept"], row["kept_swapped"]) == (sampled, kept, swapped)
+        assert row["share"] == (kept / sampled if sampled else None)
+        assert row["ratio"] == (swapped / kept if kept else None)
+        expected = None if not sampled else pytest.approx(swapped / sampled * len(once), abs=0.51)
+        assert row["by_chance"] == expected
+    calls_kept = query(folder / "w.duckdb", "SELECT calls FROM filter_statistics ORDER BY tau_f")["calls"]
+    assert [row["calls"] for row in view] == calls_kept.to_list()
+
+
+def test_a_lane_that_was_not_swapped_has_true_counts_and_no_chance(tmp_path: Path) -> None:
+    place = {"shard": "one", "digest": "a", "segment": 0, "position": 0, "sample": 0}
+    lake = lake_with(tmp_path, [{**place, "delta": 1.5, "swapped": None}])
+    build(lake, ["calculator", "calendar"], ["one"], tmp_path / "w.duckdb")
+    wanted = "SELECT tool, tau_f, calls, sampled, share, ratio, by_chance FROM swapped_statistics WHERE tau_f = 1"
+    assert query(tmp_path / "w.duckdb", wanted).rows() == [
+        ("calculator", 1.0, 1, 0, None, None, None),
+        ("calendar", 1.0, 0, 0, None, None, None),
+    ]
