@@ -65,7 +65,8 @@ class Encoding:
     def ended(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each token ends a sample. A model may have rows beyond its tokenizer: those are no text."""
         known = np.minimum(tokens, len(self._ends) - 1)
-        return np.logical_and(tokens == known, self._ends[known])
+        ended: NDArray[np.bool_] = (tokens == known) & self._ends[known]
+        return ended
 
     @cached_property
     def _ends(self) -> NDArray[np.bool_]:

@@ -1,0 +1,1 @@
+"""Speed, side by side with a naive way. LOG.md holds the experiments."""

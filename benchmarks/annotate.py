@@ -1,0 +1,197 @@
+"""`python -m benchmarks.annotate`: positions, samples and losses of the engine beside a naive way, in one run.
+
+Both run the same model, prompt and texts; the kept calls must be the same. Costs are seconds of one processor core
+(of the clock with `--device cuda`). Reading, tools and storage are not in it.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.corpus import texts
+from benchmarks.measure import Cost, measured
+from benchmarks.models import SHAPES, random_model
+from benchmarks.naive import Naive
+from benchmarks.rates import print_rates
+from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.language_model.load import DTYPES, LanguageModel, load_language_model
+from toolformer_dag.language_model.losses import CallLosses, LossRequest
+from toolformer_dag.language_model.proposal import Proposal, ProposalRequest
+from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.texts.call import MalformedCall, parse_call
+from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.tool import Tool, ToolCall
+
+KINDS = ("prompt", "positions", "samples", "loss_empty", "loss_call", "loss_result")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is annotated and how.
+
+    Random weights write no calls: with `made_calls`, the first so many samples of a position stand for distinct calls.
+    """
+
+    tool: Tool
+    k: int
+    m: int
+    tau_f: float
+    sampling: Sampling
+    made_calls: int
+    skip_hopeless: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Kept calls as (text, position, input), their number before the filter, tokens by kind, and cost."""
+
+    kept: frozenset[tuple[int, int, str]]
+    calls: int
+    counts: dict[str, int]
+    cost: Cost
+
+
+def annotate(annotator: Any, task: Task, chosen: Sequence[str], device: torch.device) -> Outcome:
+    """Samples, executes and judges calls for the texts."""
+    with measured(device) as cost:
+        requests = [ProposalRequest(text, f"text {number}") for number, text in enumerate(chosen)]
+        proposals = annotator.propose(task.tool.prompt, requests, tau_s=0.0, k=task.k, m=task.m, sampling=task.sampling)
+        numbers, calls = executed(task, chosen, proposals)
+        options = {"skip_hopeless": True} if task.skip_hopeless else {}
+        losses = annotator.losses(calls, **options)
+    return Outcome(_kept(task, numbers, calls, losses), len(calls), annotator.counts.as_dict(), cost)
+
+
+def executed(task: Task, chosen: Sequence[str], proposals: Sequence[Proposal]) -> tuple[list[int], list[LossRequest]]:
+    """The calls that have a result, and the numbers of their texts."""
+    found = [
+        (number, sample.position, input_)
+        for number, proposal in enumerate(proposals)
+        for sample in proposal.samples
+        if (input_ := _input(task, sample.position, sample.sample, sample.body)) is not None
+    ]
+    results = task.tool.run([ToolCall(input_) for *_, input_ in found])
+    done = [(*each, result.result) for each, result in zip(found, results, strict=True) if result.result is not None]
+    requests = [LossRequest(chosen[n], i, task.tool.name, input_, result) for n, i, input_, result in done]
+    return [number for number, *_ in done], requests
+
+
+def _input(task: Task, position: int, sample: int, body: str | None) -> str | None:
+    if task.made_calls:
+        return f"{position} + {sample}" if sample < task.made_calls else None
+    try:
+        return parse_call(body).input if body is not None else None
+    except MalformedCall:
+        return None
+
+
+def _kept(
+    task: Task, numbers: Sequence[int], calls: Sequence[LossRequest], losses: Sequence[CallLosses]
+) -> frozenset[tuple[int, int, str]]:
+    judged = zip(numbers, calls, losses, strict=True)
+    return frozenset((number, call.position, call.input) for number, call, each in judged if each.delta >= task.tau_f)
+
+
+def show(name: str, outcome: Outcome, count: int) -> None:
+    """One line of the table."""
+    tokens = [outcome.counts[kind] / count for kind in KINDS[1:]]
+    per_second = count / outcome.cost.seconds
+    print(
+        f"{name:12} {count:6} {per_second:10.3f} {sum(tokens):9.0f} "
+        + " ".join(f"{each:8.0f}" for each in tokens)
+        + f" {outcome.counts['passes']:7} {outcome.counts['decoding_steps']:7} {outcome.cost.memory:8.0f}"
+        + f" {outcome.calls / count:7.1f} {len(outcome.kept):6}",
+        flush=True,
+    )
+
+
+def show_header(device: torch.device) -> None:
+    """The table's first line."""
+    unit = "texts/s" if device.type == "cuda" else "texts/CPUs"
+    print(
+        f"{'':12} {'texts':>6} {unit:>10} {'tokens':>9} "
+        + " ".join(f"{kind[-8:]:>8}" for kind in KINDS[1:])
+        + f" {'passes':>7} {'steps':>7} {'MB':>8} {'calls':>7} {'kept':>6}"
+    )
+
+
+def choose_model(options: argparse.Namespace, prompt: str) -> LanguageModel:
+    """A model by folder or id, or random weights of a shape."""
+    if options.model:
+        return load_language_model(options.model, dtype=options.dtype, device=options.device)
+    return random_model(options.shape, prompt, options.device, DTYPES[options.dtype])
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=int, nargs="+", default=[20, 200, 2000], help="numbers of texts")
+    parser.add_argument("--naive-texts", type=int, default=20, help="texts for the naive way; 0 leaves it out")
+    parser.add_argument("--k", type=int, default=5)
+    parser.add_argument("--m", type=int, default=5)
+    parser.add_argument("--tau-f", type=float, default=0.1)
+    parser.add_argument("--max-call-tokens", type=int, default=24)
+    parser.add_argument("--skip-hopeless", action="store_true", help="the exact shortcut of Engine.losses")
+    parser.add_argument("--model", help="folder or hub id; the calls are those that it writes")
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2-4x256", help="random weights of this shape")
+    parser.add_argument(
+        "--made-calls", type=int, default=2, help="distinct calls made up at each position, for --shape"
+    )
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--token-budget", type=int)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table, the ratio and the rates; exits with an error where the kept calls differ."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    tool = load_tool("calculator", {})
+    language_model = choose_model(options, tool.prompt)
+    sampling = Sampling(max_call_tokens=options.max_call_tokens)
+    task = Task(
+        tool,
+        options.k,
+        options.m,
+        options.tau_f,
+        sampling,
+        0 if options.model else options.made_calls,
+        options.skip_hopeless,
+    )
+    device, made = language_model.device, texts(max(options.texts))
+    lengths = language_model.count_tokens(made)
+    print(
+        f"{language_model.name} {options.dtype} on {device}, {options.threads} thread(s), k {task.k}, m {task.m}; "
+        f"prompt {language_model.prompt_tokens(tool.prompt)} tokens, texts {sum(lengths) / len(lengths):.0f} tokens"
+    )
+    annotate(Engine(language_model, token_budget=options.token_budget), task, made[:2], device)
+    show_header(device)
+    for count in options.texts:
+        ours = annotate(Engine(language_model, token_budget=options.token_budget), task, made[:count], device)
+        show("ours", ours, count)
+    if options.naive_texts:
+        compare(options, language_model, task, made[: options.naive_texts])
+    print_rates(Engine(language_model, token_budget=options.token_budget), task, made[:20])
+
+
+def compare(options: argparse.Namespace, language_model: LanguageModel, task: Task, chosen: Sequence[str]) -> None:
+    """The naive way on some texts, and ours on the same ones."""
+    device = language_model.device
+    plain = Task(task.tool, task.k, task.m, task.tau_f, task.sampling, task.made_calls, False)
+    naive = annotate(Naive(language_model), plain, chosen, device)
+    show("naive", naive, len(chosen))
+    ours = annotate(Engine(language_model, token_budget=options.token_budget), task, chosen, device)
+    show("ours", ours, len(chosen))
+    same = "the same" if naive.kept == ours.kept else f"DIFFERENT: {sorted(naive.kept ^ ours.kept)}"
+    print(f"kept calls: {same}; ratio {naive.cost.seconds / ours.cost.seconds:.1f}")
+    if naive.kept != ours.kept and options.dtype == "float32":
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

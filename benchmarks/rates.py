@@ -1,0 +1,76 @@
+"""How near the engine comes to what the machine can do: operations per second, and bytes per second while decoding."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.measure import copy_rate, measured, product_rate
+from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.language_model.losses import LossRequest
+from toolformer_dag.language_model.proposal import ProposalRequest
+
+
+def print_rates(engine: Engine, task: Any, chosen: Sequence[str]) -> None:
+    """Positions, samples and losses apart, with the operations of the matrices alone (attention is not counted)."""
+    model = engine.language_model.model
+    rows, width = engine.runtime.budget.tokens, int(model.config.hidden_size)
+    peak = product_rate(engine.language_model.device, model.dtype, rows, width)
+    print(f"a plain matrix product [{rows}, {width}] x [{width}, {4 * width}]: {peak / 1e9:.0f} GFLOP/s")
+    requests = [ProposalRequest(text, f"text {number}") for number, text in enumerate(chosen)]
+    _proposals(engine, task, requests, peak)
+    _losses(engine, _calls(chosen), peak)
+
+
+def _proposals(engine: Engine, task: Any, requests: list[ProposalRequest], peak: float) -> None:
+    """Samples cost what remains when the positions are taken off."""
+
+    def spent(m: int) -> tuple[float, dict[str, int]]:
+        before = engine.counts.as_dict()
+        with measured(engine.language_model.device) as cost:
+            engine.propose(task.tool.prompt, requests, tau_s=0.0, k=task.k, m=m, sampling=task.sampling)
+        return cost.seconds, {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
+
+    spent(0)
+    positions, counts = spent(0)
+    read = sum(engine.language_model.count_tokens([request.text for request in requests]))
+    _show("positions", counts["positions"], positions, engine, peak, read)
+    both, counts = spent(task.m)
+    _show("samples", counts["samples"], both - positions, engine, peak, counts["samples"])
+    _bandwidth(engine, counts["decoding_steps"], both - positions)
+
+
+def _calls(chosen: Sequence[str]) -> list[LossRequest]:
+    """25 distinct calls for every text, five at each of five places."""
+    pairs = [(i, j) for i in range(5) for j in range(5)]
+    return [LossRequest(text, 20 * i, "Calculator", f"{i} + {j}", str(i + j)) for text in chosen for i, j in pairs]
+
+
+def _losses(engine: Engine, calls: list[LossRequest], peak: float) -> None:
+    before = engine.counts.as_dict()
+    with measured(engine.language_model.device) as cost:
+        engine.losses(calls)
+    after = engine.counts.as_dict()
+    tokens = sum(after[kind] - before[kind] for kind in ("loss_empty", "loss_call", "loss_result"))
+    _show("losses", tokens, cost.seconds, engine, peak, rows=5 * 2 * len(calls))
+
+
+def _show(name: str, tokens: int, seconds: float, engine: Engine, peak: float, rows: int) -> None:
+    head = engine.runtime.backbone.head.weight
+    body = sum(p.numel() for p in engine.runtime.backbone.body.parameters() if p.dim() == 2) - _embeddings(engine)
+    rate = 2 * (tokens * body + rows * head.numel()) / seconds
+    print(
+        f"{name:10} {tokens / seconds:9.0f} tokens/s {rate / 1e9:9.1f} GFLOP/s, {rate / peak:4.0%} of the plain product"
+    )
+
+
+def _embeddings(engine: Engine) -> int:
+    tables = [m for m in engine.runtime.backbone.body.modules() if isinstance(m, torch.nn.Embedding)]
+    return sum(table.weight.numel() for table in tables)
+
+
+def _bandwidth(engine: Engine, steps: int, seconds: float) -> None:
+    """The weights are read once per step; keys and values, which our sharing makes few, are not counted."""
+    weights = sum(p.numel() * p.element_size() for p in engine.language_model.model.parameters())
+    rate, peak = weights * steps / seconds, copy_rate(engine.language_model.device)
+    print(f"{'':10} weights read at {rate / 1e9:.1f} GB/s while decoding, {rate / peak:.0%} of a plain copy")
