@@ -10,6 +10,7 @@ rows is on the disk, so a reader that misses a file finds its rows under another
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 import polars as pl
 from upath import UPath
@@ -87,7 +88,8 @@ class RowStore:
         note = f"{path} {reason}; put aside, its rows are computed again"
         log.warning(note)
         self.damaged.append(note)
-        path.rename(path.with_name(f"{path.name}.damaged"))
+        with suppress(FileNotFoundError):  # another process was faster
+            path.rename(path.with_name(f"{path.name}.damaged"))
 
     def _refresh(self) -> None:
         """Learns new parts, forgets those that are gone."""

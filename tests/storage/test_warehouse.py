@@ -1,0 +1,97 @@
+"""One DuckDB file over everything that is published."""
+
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from toolformer_dag.stages.schema import columns
+from toolformer_dag.storage.errors import DamagedPartition
+from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.warehouse import WarehouseError, build, query
+
+NAMES = {"documents", "candidates", "tool_results", "loss_deltas", "filtered_calls", "rejections", "augmented_corpus"}
+
+
+def row(stage: str, **values: object) -> pl.DataFrame:
+    return pl.DataFrame([{**dict.fromkeys(columns(stage).names()), **values}], schema=columns(stage))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """Two shards, of which one is scored."""
+    lake = Lake(tmp_path / "it's a lake")
+    rejected = [{"shard": "one", "reason": "not_json", "count": 3}]
+    for shard in ("one", "two"):
+        text = row("raw_shards", shard=shard, digest="d", text="ab c 😀 de")
+        lake.table("ccnet/raw_shards").publish(shard, [text], {"tool": None, "rejections": rejected})
+        result = row("tool_results", tool="calculator", input="1", context="", result="1", seconds=1.0)
+        lake.table("calculator/tool_results").publish(shard, [result], {"tool": "calculator"})
+        rejected = []
+    subset = row("heuristic_subset", tool="calculator", shard="one", digest="d", segment=0, offset=3, text="c 😀 d")
+    lake.table("calculator/heuristic_subset").publish("one", [subset], {"tool": "calculator"})
+    return lake
+
+
+@pytest.fixture
+def database(lake: Lake, tmp_path: Path) -> Path:
+    build(lake, ["calculator", "calendar"], ["one", "two"], tmp_path / "w.duckdb")
+    return tmp_path / "w.duckdb"
+
+
+def test_all_names_are_there_even_for_a_lane_that_has_not_run(database: Path) -> None:
+    tables = set(query(database, "SHOW TABLES")["name"])
+    assert tables >= NAMES | {"filter_statistics", "funnel"}
+    assert query(database, "FROM kept_at(0.5)").is_empty()
+    statistics = query(database, "SELECT DISTINCT tool, calls, examples FROM filter_statistics ORDER BY tool")
+    assert statistics.rows() == [("calculator", 0, 0), ("calendar", 0, 0)]
+
+
+def test_the_funnel_counts_per_tool_and_stage(database: Path) -> None:
+    funnel = query(database, "SELECT tool, stage, what, count FROM funnel WHERE count > 0 ORDER BY ALL")
+    assert funnel.rows() == [
+        ("calculator", "heuristic_subset", "texts", 1),
+        ("calculator", "raw_shards", "documents", 2),
+        ("calendar", "raw_shards", "documents", 2),
+    ]
+
+
+def test_rejections_and_results_stand_once(database: Path) -> None:
+    assert query(database, "FROM rejections").rows() == [("raw_shards", None, "one", "not_json", 3)]
+    assert query(database, "SELECT count(*) FROM tool_results").item() == 1
+
+
+def test_a_text_is_found_in_its_document(database: Path) -> None:
+    sql = 'SELECT substr(d.text, "offset" + 1, characters) FROM texts JOIN documents d USING (shard, digest)'
+    assert query(database, sql).item() == "c 😀 d"
+
+
+def test_shards_and_lanes_that_are_not_asked_for_are_left_out(lake: Lake, database: Path) -> None:
+    assert build(lake, ["calendar"], ["two"], database)["documents"] == 1
+    assert query(database, "SELECT count(*) FROM tool_results").item() == 0
+
+
+def test_a_reader_keeps_what_it_opened_and_is_in_nobodys_way(lake: Lake, database: Path) -> None:
+    with duckdb.connect(database, read_only=True) as reader:
+        build(lake, ["calculator"], ["one"], database)
+        assert reader.sql("SELECT count(*) FROM documents").fetchall() == [(2,)]
+    assert query(database, "SELECT count(*) FROM documents").item() == 1
+    assert {path.name for path in database.parent.glob("*.duckdb*")} == {"w.duckdb", ".w.duckdb.lock"}
+
+
+def test_a_damaged_partition_leaves_the_old_file(lake: Lake, database: Path) -> None:
+    Path(lake.table("ccnet/raw_shards").files("one")[0]).write_bytes(b"")
+    with pytest.raises(DamagedPartition, match="'one'"):
+        build(lake, ["calculator"], ["one"], database)
+    assert query(database, "SELECT count(*) FROM documents").item() == 2
+    assert not list(database.parent.glob(".tmp-*"))
+
+
+def test_queries_cannot_write_and_mistakes_are_told(database: Path, tmp_path: Path) -> None:
+    with pytest.raises(WarehouseError, match="read-only"):
+        query(database, "DROP TABLE documents")
+    with pytest.raises(WarehouseError, match="nowhere"):
+        query(database, "FROM nowhere")
+    with pytest.raises(WarehouseError, match="materialize"):
+        query(tmp_path / "none.duckdb", "SELECT 1")
