@@ -15,6 +15,7 @@ from assets.prepared_tool import prepared_tool, prepares
 from assets.raw_shards import raw_shards
 from assets.scored_candidates import scored_candidates
 from assets.shard_list import shard_list
+from assets.swapped_results import swapped_results
 from assets.tool_results import tool_results
 from assets.warehouse import warehouse_tables
 from toolformer_dag.lane import Lane
@@ -30,6 +31,6 @@ def graph(plan: Plan) -> list[dg.AssetsDefinition]:
 
 def lane_assets(plan: Plan, lane: Lane) -> list[dg.AssetsDefinition]:
     """From the texts that a tool wants to its kept calls."""
-    stages = (heuristic_subset, scored_candidates, tool_results, loss_deltas, filtered_calls)
+    stages = (heuristic_subset, scored_candidates, tool_results, loss_deltas, swapped_results, filtered_calls)
     prepared = [prepared_tool(lane)] if prepares(lane.tool) else []
     return [*(stage(plan, lane) for stage in stages), *prepared]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def accuracy(plan: Plan) -> dg.AssetsDefinition:
     """What the calls are good for."""
-    asked = {"questions": plan.settings.evaluation.model_dump(), "decoding": plan.settings.decoding.model_dump()}
+    questions = plan.settings.evaluation.model_dump(include={"questions", "seed"})
+    asked = {"questions": questions, "decoding": plan.settings.decoding.model_dump()}
 
     @dg.asset(
         key=["evaluation", "accuracy"],

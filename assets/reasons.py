@@ -7,7 +7,7 @@ import dagster as dg
 
 from assets.plan import Plan
 from toolformer_dag.lane import Lane
-from toolformer_dag.stages import filtered_calls, loss_deltas, scored_candidates, tool_results
+from toolformer_dag.stages import filtered_calls, loss_deltas, scored_candidates, swapped_results, tool_results
 from toolformer_dag.storage.drift import drift
 from toolformer_dag.storage.lake import Lake
 
@@ -15,6 +15,9 @@ STAGES: Mapping[str, Callable[[Plan, Lane], Mapping[str, Any]]] = {
     "scored_candidates": lambda plan, lane: scored_candidates.settings(lane, plan.model, plan.sampling),
     "tool_results": lambda plan, lane: tool_results.settings(lane),
     "loss_deltas": lambda plan, lane: loss_deltas.settings(lane, plan.model),
+    "swapped_results": lambda plan, lane: swapped_results.settings(
+        lane, plan.model, plan.settings.evaluation.swapped_calls
+    ),
     "filtered_calls": lambda plan, lane: filtered_calls.settings(lane, plan.settings.training.examples_per_tool),
 }
 

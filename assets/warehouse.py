@@ -9,6 +9,9 @@ from resources.warehouse import WarehouseResource
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.storage.lake import Lake
 
+STAGES = ("loss_deltas", "swapped_results", "filtered_calls")
+"""Of each lane; what comes before them is there when they are."""
+
 
 def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
     """The graph's only sink beside evaluation."""
@@ -17,9 +20,9 @@ def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
     @dg.asset(
         key=["warehouse", "loss_deltas"],
         group_name="warehouse",
-        deps=[dg.AssetKey([lane, stage]) for lane in lanes for stage in ("loss_deltas", "filtered_calls")]
+        deps=[dg.AssetKey([lane, stage]) for lane in lanes for stage in STAGES]
         + [dg.AssetKey(["training", "augmented_corpus"])],
-        code_version=fingerprint({"lanes": lanes, "tables": 1}),
+        code_version=fingerprint({"lanes": lanes, "tables": 2}),
         kinds={"duckdb"},
         owners=OWNERS,
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",

@@ -124,10 +124,11 @@ class Decoding(Frozen):
 
 
 class Evaluation(Frozen):
-    """How many held-out questions are asked per tool."""
+    """How many held-out questions are asked per tool, and how many calls per shard and tool get swapped results."""
 
     questions: int = Field(200, ge=1)
     seed: int = 7
+    swapped_calls: int = Field(500, ge=1)
 
 
 class Execution(Frozen):

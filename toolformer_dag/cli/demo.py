@@ -17,6 +17,13 @@ TABLE_2 = """
 pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))
 on tau_f using coalesce(sum(examples), 0) group by tool order by tool
 """
+CHANCE = """
+pivot (
+    select tool, tau_f, calls || ' (' || coalesce(by_chance::varchar, 'not measured') || ')' as kept
+    from swapped_statistics where tau_f in (0.5, 1.0, 2.0)
+)
+on tau_f using any_value(kept) group by tool order by tool
+"""
 EXAMPLES = """
 with judged as (
     select loss.*, kept.tool is not null as kept
@@ -60,6 +67,7 @@ def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
     return [
         ("Funnel: rows per stage and tool", query(warehouse, FUNNEL)),
         ("Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0", query(warehouse, TABLE_2)),
+        ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance: with results of other documents)", query(warehouse, CHANCE)),
         ("Three kept and three rejected calls, with their losses", query(warehouse, EXAMPLES)),
         ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(settings.paths.lake)),
     ]
