@@ -10,11 +10,12 @@ from safetensors.torch import save_file
 from toolformer_dag.embedded.training.gptj import GPTJ
 from toolformer_dag.embedded.training.muon import MuonAdamW
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
+from toolformer_dag.errors import UserError
 
 MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """The checkpoint belongs to another run."""
 
 

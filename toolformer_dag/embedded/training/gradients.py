@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from toolformer_dag.errors import UserError
+
 PATIENCE_S = 180.0  # a step takes a second; the first waits for the other process to start
 
 
-class WorkerLost(RuntimeError):
+class WorkerLost(UserError):
     """Another process of the run has ended."""
 
 

@@ -14,22 +14,8 @@ from toolformer_dag.embedded.gold import Phenomenon
 from toolformer_dag.embedded.today import today_is
 from toolformer_dag.embedded.training.excerpt import excerpt, sentences
 from toolformer_dag.embedded.training.real_text import Page, RealText
+from toolformer_dag.embedded.wordings.calendar import MONTHS, WEEK_DAYS
 
-MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
-WEEK_DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 NUMBER = re.compile(r"(?<= )\d[\d,]*(?:\.\d+)?(?![\d%])")
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][A-Za-z\u00c0-\u017f]+(?: [A-Z][A-Za-z\u00c0-\u017f]+)*")
 WORD = re.compile(r"(?<= )[a-z]{7,}")
@@ -52,7 +38,7 @@ LENGTHS = (150, 250, 400, 700)
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """A mention of a date: page number, passage number, character, the date."""
+    """A mention of a date: in which passage (number) of the page, at which character."""
 
     page: Page
     passage: int

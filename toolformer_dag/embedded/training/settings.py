@@ -16,7 +16,7 @@ class EmbeddedTraining:
 
     shape: ModelShape = SHAPES["2M"]
     seed: int = 0
-    steps: int = 5000
+    steps: int = 7200
     boot_steps: int = 420
     warmup_steps: int = 50
     decay: float = 0.3
@@ -24,7 +24,7 @@ class EmbeddedTraining:
     lane_tokens: int = 1024
     muon_rate: float = 0.02
     adam_rate: float = 6e-3
-    real_share: float = 0.5
+    real_share: float = 0.4
     checkpoint_steps: int = 100
 
     def rate_factor(self, step: int) -> float:
