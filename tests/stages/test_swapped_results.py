@@ -5,12 +5,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dagster as dg
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+from assets.plan import Plan
+from assets.swapped_results import swapped_results
+from resources.instance import SHARDS
+from resources.lake import LakeResource
+from resources.language_model import LanguageModelResource
+from toolformer_dag.cli.demo import CHANCE
+from toolformer_dag.settings import Settings
 from toolformer_dag.stages.errors import StaleInput
 from toolformer_dag.stages.exchange import exchange
 from toolformer_dag.stages.schema import columns
@@ -229,4 +237,42 @@ def test_a_lane_that_was_not_swapped_has_true_counts_and_no_chance(tmp_path: Pat
     assert query(tmp_path / "w.duckdb", wanted).rows() == [
         ("calculator", 1.0, 1, 0, None, None, None),
         ("calendar", 1.0, 0, 0, None, None, None),
+    ]
+
+
+def test_the_demo_prints_the_chance_beside_every_count(tmp_path: Path) -> None:
+    place = {"shard": "one", "segment": 0, "position": 0, "sample": 0}
+    calls = [
+        {**place, "digest": "a", "delta": 1.5, "swapped": 0.5},
+        {**place, "digest": "b", "delta": 3.0, "swapped": -1.0},
+    ]
+    build(lake_with(tmp_path, calls), ["calculator", "calendar"], ["one"], tmp_path / "w.duckdb")
+    assert query(tmp_path / "w.duckdb", CHANCE).rows() == [
+        ("calculator", "2 (1)", "2 (0)", "1 (0)"),
+        ("calendar", "0 (not measured)", "0 (not measured)", "0 (not measured)"),
+    ]
+
+
+def test_the_asset_shows_both_shares(line: "Line") -> None:
+    model = {"name": str(line.model_folder), "device": "cpu"}
+    settings = Settings.model_validate(
+        {"root": line.folder, "tools": {"calculator": {}}, "model": model, "evaluation": {"swapped_calls": 6}}
+    )
+    instance = dg.DagsterInstance.ephemeral()
+    instance.add_dynamic_partitions(SHARDS.name or "", ["one"])
+    done = dg.materialize(
+        [swapped_results(Plan(settings, (line.lane,), line.model, line.sampling), line.lane)],
+        partition_key="one",
+        instance=instance,
+        resources={
+            "lake": LakeResource(root=str(line.folder / "lake")),
+            "language_model": LanguageModelResource(**settings.model.model_dump()),
+        },
+    )
+    [made] = done.asset_materializations_for_node("calculator__swapped_results")
+    assert made.metadata["dagster/row_count"].value == 6
+    table = str(made.metadata["kept"].value)
+    assert table.startswith("| tau_f | sampled | kept | kept_swapped | % kept | % kept_swapped |")
+    assert [row.split(" | ")[:2] for row in table.splitlines()[2:]] == [
+        [f"| {tau:.3f}", "6"] for tau in (line.lane.tau_f, 0.5, 1.0, 2.0)
     ]

@@ -1,13 +1,13 @@
 """What changed between two records."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolformer_dag.storage.drift import ABSENT, FieldChange, drift
 from toolformer_dag.storage.record import record
 
 leaves = st.one_of(st.integers(), st.text(), st.none(), st.booleans())
-settings_ = st.dictionaries(st.sampled_from("abc"), st.one_of(leaves, st.dictionaries(st.sampled_from("de"), leaves)))
+choices = st.dictionaries(st.sampled_from("abc"), st.one_of(leaves, st.dictionaries(st.sampled_from("de"), leaves)))
 
 
 def test_changes_are_named_field_by_field() -> None:
@@ -30,7 +30,8 @@ def test_a_change_reads_as_one_line() -> None:
     assert str(FieldChange("settings.prompt", "a\nb", "x" * 99)) == f"settings.prompt: a\\nb -> {'x' * 57}..."
 
 
-@given(settings_, settings_)
+@settings(deadline=None)
+@given(choices, choices)
 def test_there_is_drift_exactly_where_records_differ(one: dict[str, object], other: dict[str, object]) -> None:
     changes = drift(record(one, {}), record(other, {}))
     assert (changes == []) == (_leaves(one) == _leaves(other))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from upath import UPath
 
@@ -66,6 +66,7 @@ def test_volatile_columns_do_not_count_and_all_others_do(table: Table) -> None:
     assert versions[0] == versions[1] != versions[2]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(), st.integers(-9, 9), st.floats(allow_nan=False))), st.integers(0, 9))
 def test_content_hash_depends_on_rows_alone(rows: list[tuple[str, int, float]], cut: int) -> None:
     schema = {"a": pl.String, "b": pl.Int32, "c": pl.Float64}
@@ -86,6 +87,7 @@ def test_one_partition_has_one_schema() -> None:
         content.update(pl.DataFrame({"b": [1]}))
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_every_name_is_a_file_name(name: str) -> None:
     try:
