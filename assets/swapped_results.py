@@ -61,5 +61,5 @@ def kept_table(lane: Lane, true: pl.LazyFrame, swapped: pl.LazyFrame) -> str:
     """Per cent of the swapped calls that are kept, with their own results and with others; one call per position."""
     thresholds = sorted({*THRESHOLDS, lane.tau_f})
     counts = stage.by_chance(true, swapped, thresholds)
-    percent = 100 * pl.col("kept", "kept_swapped") / pl.col("sampled")
+    percent = pl.col("kept", "kept_swapped") / pl.col("sampled") * 100
     return frame_table(counts.with_columns(percent.name.prefix("% ")), len(thresholds))
