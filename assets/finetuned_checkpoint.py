@@ -23,9 +23,8 @@ CHECKPOINTS = {
 def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
     """One of CHECKPOINTS; both are trained alike and on the same texts."""
     column, description = CHECKPOINTS[name]
-    section = plan.settings.training
-    heldout_texts = section.heldout_texts
-    settings = TrainingSettings(**section.model_dump(exclude={"heldout_texts", "examples_per_tool"}))
+    heldout_texts = plan.settings.training.heldout_texts
+    settings = training_settings(plan)
 
     @dg.asset(
         key=["training", name],
@@ -60,6 +59,11 @@ def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
         return _result(report)
 
     return trained
+
+
+def training_settings(plan: Plan) -> TrainingSettings:
+    """What both are trained with."""
+    return TrainingSettings(**plan.settings.training.model_dump(exclude={"heldout_texts", "examples_per_tool"}))
 
 
 def _result(report: TrainingReport) -> dg.MaterializeResult:

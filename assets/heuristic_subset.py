@@ -35,7 +35,7 @@ def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
                 "segment_tokens": corpus.segment_tokens,
                 "texts_per_shard": corpus.texts_per_shard,
                 "max_call_tokens": plan.sampling.max_call_tokens,
-                "tool_names": sorted(plan.tool_names),
+                "name": lane.tool.name,
             }
         ),
         kinds={"python", "polars"},
@@ -46,19 +46,12 @@ def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
     def texts(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], language_model: LanguageModelResource
     ) -> dg.MaterializeResult:
-        tokens = language_model.tokens()
-        budget = text_budget(
-            segment_tokens=corpus.segment_tokens,
-            context_length=tokens.context_length,
-            prompt_tokens=tokens.prompt(lane.tool.prompt),
-            max_call_tokens=plan.sampling.max_call_tokens,
-        )
         report = stage.heuristic_subset(
             lake,
             lane,
             context.partition_key,
-            cut=Cut(budget, tokens.count, plan.model),
-            tool_names=plan.tool_names,
+            cut=cut_of(plan, lane, language_model),
+            tool_names=[lane.tool.name],  # calls of other tools are refused where the lanes meet, in C*
             texts_per_shard=corpus.texts_per_shard,
             progress=progress(context),
         )
@@ -66,3 +59,15 @@ def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         return result(report, rows, [unique_keys(rows, ["shard", "digest", "segment"])])
 
     return texts
+
+
+def cut_of(plan: Plan, lane: Lane, language_model: LanguageModelResource | None = None) -> Cut:
+    """How documents are cut for a lane; loads the tokenizer, of the settings' model where none is given."""
+    tokens = (language_model or LanguageModelResource(**plan.settings.model.model_dump())).tokens()
+    budget = text_budget(
+        segment_tokens=plan.settings.corpus.segment_tokens,
+        context_length=tokens.context_length,
+        prompt_tokens=tokens.prompt(lane.tool.prompt),
+        max_call_tokens=plan.sampling.max_call_tokens,
+    )
+    return Cut(budget, tokens.count, plan.model)

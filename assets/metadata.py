@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 import dagster as dg
 import polars as pl
 
+from resources.spent import CALLS, TOKENS
 from toolformer_dag.stages.report import StageReport
 from toolformer_dag.stages.schema import SCHEMAS
 
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 60
+NO_TOKENS = ("passes", "decoding_steps")
+"""What the engine counts beside tokens."""
 
 
 def result(
@@ -34,7 +37,9 @@ def figures(report: StageReport) -> dict[str, dg.MetadataValue]:
         "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
         "computed": dg.MetadataValue.int(report.computed),
         "reused (cache hits)": dg.MetadataValue.int(report.reused),
-        "tokens": dg.MetadataValue.md(counts_table("tokens through the model", report.tokens)),
+        TOKENS: dg.MetadataValue.int(sum(n for kind, n in report.tokens.items() if kind not in NO_TOKENS)),
+        CALLS: dg.MetadataValue.int(report.work.get("calls", (0, 0))[0]),
+        "tokens": dg.MetadataValue.md(counts_table("kind", report.tokens)),
         "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
     }
 

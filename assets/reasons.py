@@ -1,17 +1,42 @@
-"""Why an asset is stale, field by field: its record in the lake against what the settings say now."""
+"""Why an asset is stale, field by field: its record beside the data against what the settings and inputs are now."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 
+from assets.finetuned_checkpoint import CHECKPOINTS, training_settings
+from assets.heuristic_subset import cut_of
 from assets.plan import Plan
+from resources.changed_shards import sizes
+from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.lane import Lane
-from toolformer_dag.stages import filtered_calls, loss_deltas, scored_candidates, swapped_results, tool_results
-from toolformer_dag.storage.drift import drift
+from toolformer_dag.shards import partitions, shard_files
+from toolformer_dag.stages import (
+    augmented_corpus,
+    filtered_calls,
+    heuristic_subset,
+    loss_deltas,
+    raw_shards,
+    scored_candidates,
+    swapped_results,
+    tool_results,
+)
+from toolformer_dag.stages.cut import Cut
+from toolformer_dag.stages.publish import WHOLE
+from toolformer_dag.storage.drift import ABSENT, drift
+from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.training.report import RECORD
 
-STAGES: Mapping[str, Callable[[Plan, Lane], Mapping[str, Any]]] = {
+Record = Mapping[str, Any]
+NOTHING = "no stored setting and no version of an input differs"
+
+LANE_STAGES: Mapping[str, Callable[[Plan, Lane], Record]] = {
+    "heuristic_subset": lambda plan, lane: heuristic_subset.settings(
+        lane, cut_of(plan, lane), [lane.tool.name], plan.settings.corpus.texts_per_shard
+    ),
     "scored_candidates": lambda plan, lane: scored_candidates.settings(lane, plan.model, plan.sampling),
     "tool_results": lambda plan, lane: tool_results.settings(lane),
     "loss_deltas": lambda plan, lane: loss_deltas.settings(lane, plan.model),
@@ -23,15 +48,62 @@ STAGES: Mapping[str, Callable[[Plan, Lane], Mapping[str, Any]]] = {
 
 
 def changed_fields(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None) -> list[str]:
-    """`settings.tau_f: 0.5 -> 0.8` for every field that changed since the stored rows were made.
+    """`settings.tau_f: 0.5 -> 0.8` for every field that changed since the output was made.
 
-    Empty for rows that were never made, and for the stages that are no lane's; Dagster's causes remain for those.
+    Empty where there is no record: never made, lost, or an asset that keeps none (the warehouse, the list of shards).
     """
-    lane = next((lane for lane in plan.lanes if lane.key == key.path[0]), None)
-    table = lake.table(key.to_user_string())
-    stored = partition or "all"
-    if lane is None or key.path[-1] not in STAGES or not table.has(stored):
+    before = _checkpoint_record(plan, key) if key.path[-1] in CHECKPOINTS else _table_record(lake, key, partition)
+    if before is None:
         return []
-    record = table.record(stored)
-    now = {"settings": STAGES[key.path[-1]](plan, lane), "inputs": record["inputs"]}
-    return [str(change) for change in drift(record, now)]
+    now = _now(plan, lake, key, partition, before)
+    return [] if now is None else [str(change) for change in drift(before, now)] or [NOTHING]
+
+
+def _table_record(lake: Lake, key: dg.AssetKey, partition: str | None) -> Record | None:
+    try:
+        return lake.table(key.to_user_string()).record(partition or WHOLE)
+    except StorageError:  # nothing to compare with; what is lost is told beside
+        return None
+
+
+def _checkpoint_record(plan: Plan, key: dg.AssetKey) -> Record | None:
+    file = checkpoint_folder(plan.settings, key.path[-1]) / RECORD
+    return json.loads(file.read_text("utf-8")) if file.is_file() else None
+
+
+def _now(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before: Record) -> Record | None:
+    lane = next((lane for lane in plan.lanes if lane.key == key.path[0]), None)
+    inputs = _inputs(plan, lake, key, partition, before.get("inputs", {}))
+    if lane is not None and key.path[-1] in LANE_STAGES:
+        return {"settings": LANE_STAGES[key.path[-1]](plan, lane), "inputs": inputs}
+    if key.path[-1] == raw_shards.STAGE:
+        files = partitions(shard_files(plan.settings)).get(partition or "", ())
+        return {"settings": raw_shards.settings({file.name: file.path for file in files}), "inputs": sizes(files)}
+    if key.path[-1] == augmented_corpus.STAGE:
+        cut = Cut(plan.settings.corpus.segment_tokens, lambda texts: [], plan.model)
+        return {
+            "settings": augmented_corpus.settings(plan.lanes, cut, augmented_corpus.HELDOUT_SHARE),
+            "inputs": inputs,
+        }
+    if key.path[-1] in CHECKPOINTS:
+        return {"settings": training_settings(plan).determining()}
+    return None
+
+
+def _inputs(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before: Record) -> dict[str, Any]:
+    """Versions of the same inputs now: one, or one per partition."""
+    everything = partitions(shard_files(plan.settings))
+    return {
+        name: {one: _version(lake, key, name, one) for one in everything}
+        if isinstance(value, Mapping)
+        else _version(lake, key, name, partition or WHOLE)
+        for name, value in before.items()
+    }
+
+
+def _version(lake: Lake, key: dg.AssetKey, name: str, partition: str) -> str:
+    group = "ccnet" if name == raw_shards.STAGE else key.path[0]
+    try:
+        return lake.table(name if "/" in name else f"{group}/{name}").pointer(partition).data_version
+    except StorageError:
+        return ABSENT

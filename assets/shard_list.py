@@ -20,7 +20,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
     @dg.asset(
         key=KEY,
         group_name="ccnet",
-        code_version=_version(files),
+        code_version=list_version(files),
         kinds={"python"},
         owners=OWNERS,
         description="The shard files and their partitions; a partition without a file leaves every table.",
@@ -29,7 +29,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
         gone = keep_partitions(context.instance, files)
         counts = {name: len(files[name]) for name in files}
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(_version(files)),
+            data_version=dg.DataVersion(list_version(files)),
             metadata={
                 "dagster/row_count": len(files),
                 "files": dg.MetadataValue.md(counts_table("partition", counts)),
@@ -40,5 +40,6 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
     return names
 
 
-def _version(files: Mapping[str, tuple[ShardFile, ...]]) -> str:
+def list_version(files: Mapping[str, tuple[ShardFile, ...]]) -> str:
+    """Another one whenever a file comes or goes."""
     return fingerprint({name: [file.name for file in files[name]] for name in files})

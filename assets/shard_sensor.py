@@ -1,24 +1,26 @@
 """The sensor that notices shard files which were added, changed or removed."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import dagster as dg
 
 from assets.plan import Plan
 from assets.raw_shards import KEY as RAW_SHARDS
 from assets.shard_list import KEY as SHARD_LIST
+from assets.shard_list import list_version
+from resources.changed_shards import unread_shards
 from resources.instance import keep_partitions
+from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.shards import ShardFile, partitions, shard_files
-
-Stamps = Mapping[str, list[tuple[str, int, int]]]
+from toolformer_dag.storage.lake import Lake
 
 
 def shard_sensor(plan: Plan) -> dg.SensorDefinition:
-    """Keeps the partitions those of the files, and asks for the partitions whose files are new or changed.
+    """Keeps the partitions those of the files, and asks for what is new, changed or gone; nothing where all is read.
 
-    The cursor holds every partition's files with size and time of change. What comes after raw_shards is run by the
-    automation of the settings, or by a person.
+    A request is made once per content, so a file that cannot be read is not tried again until it changes. The cursor
+    holds the list of files that was asked for last. What comes after is run by the automation of the settings, or by a
+    person.
     """
 
     @dg.sensor(
@@ -31,37 +33,26 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
         description="Requests ccnet/raw_shards for every partition whose shard files are new or changed.",
     )
     def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        now = stamps(partitions(shard_files(plan.settings)))
-        before: Stamps = json.loads(context.cursor or "{}")
-        gone = keep_partitions(context.instance, now)
-        changed = [name for name in now if json.loads(json.dumps(now[name])) != before.get(name)]
-        requests = [_request(name, now) for name in changed]
-        if changed or gone:
+        files = partitions(shard_files(plan.settings))
+        keep_partitions(context.instance, files)
+        requests = [_request(name, files[name]) for name in unread_shards(Lake(plan.settings.paths.lake), files)]
+        version = list_version(files)
+        if version not in (context.cursor, _listed(context.instance)):
             requests.append(dg.RunRequest(asset_selection=[SHARD_LIST]))
-        return dg.SensorResult(requests, cursor=json.dumps(now))
+        return dg.SensorResult(requests, cursor=version)
 
     return notice
 
 
-def stamps(files: Mapping[str, tuple[ShardFile, ...]]) -> Stamps:
-    """Name, bytes and time of change of every partition's files; a file that is not there yet is left out."""
-    return {
-        name: [
-            (file.name, file.path.stat().st_size, file.path.stat().st_mtime_ns)
-            for file in files[name]
-            if file.path.exists()
-        ]
-        for name in files
-    }
+def _request(name: str, files: Sequence[ShardFile]) -> dg.RunRequest:
+    """One per name, bytes and time of change of the partition's files; a file that is not there yet is left out."""
+    status = {file.name: file.path.stat() for file in files if file.path.exists()}
+    stamp = fingerprint({file: (found.st_size, found.st_mtime_ns) for file, found in status.items()})
+    return dg.RunRequest(run_key=f"{name}-{stamp}", partition_key=name, asset_selection=[RAW_SHARDS])
 
 
-def _request(name: str, now: Stamps) -> dg.RunRequest:
-    key = f"{name}-{hash_of(now[name])}"
-    return dg.RunRequest(run_key=key, partition_key=name, asset_selection=[RAW_SHARDS])
-
-
-def hash_of(stamp: list[tuple[str, int, int]]) -> str:
-    """A run is requested once per content of the stamp."""
-    from toolformer_dag.fingerprint import fingerprint
-
-    return fingerprint([list(entry) for entry in stamp])
+def _listed(instance: dg.DagsterInstance) -> str | None:
+    """The version of the list that was materialized last."""
+    event = instance.get_latest_materialization_event(SHARD_LIST)
+    made = event.asset_materialization if event else None
+    return made.tags.get("dagster/data_version") if made and made.tags else None

@@ -33,7 +33,7 @@ def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
         shards = sorted(context.instance.get_dynamic_partitions(SHARDS.name or ""))
         rows = warehouse.build(lake, lanes, shards)
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(fingerprint({"run": context.run_id})),
+            data_version=dg.DataVersion(fingerprint({"run": context.run.run_id})),
             metadata={
                 "dagster/row_count": rows.get("loss_deltas", 0),
                 "rows": dg.MetadataValue.md(counts_table("table", rows)),

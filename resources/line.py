@@ -1,18 +1,19 @@
 """The whole line as the command line drives it: definitions, the shared instance, and what is stale in them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
 import dagster as dg
 
-from resources.instance import keep_partitions, shared_instance
+from resources.changed_shards import changed_shards
+from resources.instance import home, keep_partitions, shared_instance
+from resources.lost_outputs import lost_outputs
+from resources.processes import alive, end_dead_runs
 from resources.runs import Batch, Outcome, bring_up_to_date
-from resources.staleness import StaleAsset, stale_assets
+from resources.staleness import Output, StaleAsset, stale_assets
 from toolformer_dag.errors import UserError
 from toolformer_dag.settings import Settings
-from toolformer_dag.shards import ShardFile, partitions, shard_files
+from toolformer_dag.shards import partitions, shard_files
 from toolformer_dag.storage.lake import Lake
 
 RAW_SHARDS = dg.AssetKey(["ccnet", "raw_shards"])
@@ -42,13 +43,12 @@ class Line:
 
     def stale(self) -> list[StaleAsset]:
         """Missing and stale assets, upstream first."""
-        return stale_assets(self.definitions, self.instance, self._changed_shards())
+        return stale_assets(self.definitions, self.instance, self._unseen)
 
-    def _changed_shards(self) -> list[tuple[dg.AssetKey, str]]:
-        """Partitions of raw_shards with a file of another size, or written after its rows were."""
-        table = Lake(self.settings.paths.lake).table(RAW_SHARDS.to_user_string())
-        files = partitions(shard_files(self.settings))
-        return [(RAW_SHARDS, name) for name in files if table.has(name) and _changed(table.record(name), files[name])]
+    def _unseen(self, outputs: Iterable[Output]) -> dict[Output, str]:
+        """Fresh to Dagster: rows of shard files that changed, and outputs that were lost."""
+        changed = changed_shards(Lake(self.settings.paths.lake), partitions(shard_files(self.settings)))
+        return {(RAW_SHARDS, name): "its shard file changed" for name in changed} | lost_outputs(self.settings, outputs)
 
     def bring_up_to_date(self, training: bool, announce: Callable[[Batch], None] = lambda batch: None) -> Outcome:
         """Runs what is stale; finetuning and what is measured on it only with `training`."""
@@ -56,7 +56,10 @@ class Line:
         def wanted(key: dg.AssetKey) -> bool:
             return training or not key.to_user_string().startswith(BY_HAND)
 
-        return bring_up_to_date(self.definitions, self.instance, wanted, announce, self.stale)
+        folder = home(self.settings.root)
+        with alive(folder) as tags:
+            end_dead_runs(self.instance, folder)
+            return bring_up_to_date(self.definitions, self.instance, wanted, announce, self.stale, tags)
 
     def why(self, asset: StaleAsset) -> list[str]:
         """What changed since the stored rows were made, and what Dagster says of it."""
@@ -72,10 +75,3 @@ class Line:
         if outcome.failed:
             lines = (f"{asset}: {reason}" for asset, reason in outcome.failed.items())
             raise RunError("\n".join(("some assets did not run; the others are done.", *lines)))
-
-
-def _changed(record: Mapping[str, Any], files: Sequence[ShardFile]) -> bool:
-    there = {file.name: file.path.stat() for file in files if file.path.exists()}
-    sizes = {name: status.st_size for name, status in there.items()}
-    written = datetime.fromisoformat(record["written"]).timestamp()
-    return sizes != record["inputs"] or any(status.st_mtime > written + 1 for status in there.values())

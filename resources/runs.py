@@ -1,12 +1,14 @@
 """Running what is stale, lowest first, until nothing is: what Dagster's own command line has no command for."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
+from resources.spent import Spent
 from resources.staleness import StaleAsset, stale_assets
 
 Wanted = Callable[[dg.AssetKey], bool]
@@ -14,10 +16,11 @@ Wanted = Callable[[dg.AssetKey], bool]
 
 @dataclass
 class Outcome:
-    """What ran, and what failed with which error."""
+    """What ran and what it cost, and what failed with which error."""
 
     ran: list[StaleAsset] = field(default_factory=list)
     failed: dict[StaleAsset, str] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,13 @@ def bring_up_to_date(
     wanted: Wanted = lambda key: True,
     announce: Callable[[Batch], None] = lambda batch: None,
     look: Callable[[], list[StaleAsset]] | None = None,
+    tags: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
     """Materializes the lowest stale assets, looks again, and stops when nothing wanted is stale.
 
     What lands with unchanged content leaves everything after it fresh. A failed asset is not tried twice, and what
     depends on it is left; the other lanes go on. `look`: how what is stale is found, where Dagster alone cannot tell.
+    `tags`: of every run.
     """
     outcome = Outcome()
     graph = definitions.resolve_asset_graph()
@@ -48,7 +53,7 @@ def bring_up_to_date(
             runnable = Batch(batch.partition, tuple(_open(graph, batch.assets, wanted, outcome)))
             if runnable.assets:
                 announce(runnable)
-                _run(definitions, instance, runnable, outcome)
+                _run(definitions, instance, runnable, outcome, tags)
     return outcome
 
 
@@ -65,13 +70,27 @@ def _open(graph: AssetGraph, stale: Sequence[StaleAsset], wanted: Wanted, outcom
 
 
 def _next_batches(graph: AssetGraph, stale: Sequence[StaleAsset]) -> list[Batch]:
-    """Stale assets with nothing stale above them, and missing ones whose inputs are all among the chosen."""
+    """Stale assets with nothing stale above them, and missing ones whose inputs all run before them in any case."""
     chosen: list[StaleAsset] = []
     for asset in stale:
         above = [other for other in stale if _feeds(graph, other, asset)]
-        if not above or (asset.missing and all(other in chosen for other in above)):
+        if not above or (asset.missing and _parents_run(graph, asset, above, chosen)):
             chosen.append(asset)
     return list(_batches(graph, chosen))
+
+
+def _parents_run(
+    graph: AssetGraph, asset: StaleAsset, above: Sequence[StaleAsset], chosen: Sequence[StaleAsset]
+) -> bool:
+    """A fresh parent below something stale may turn stale when that lands: then it is too early for `asset`."""
+    parents = graph.get(asset.key).parent_keys
+    direct = [other for other in above if other.key in parents]
+    doubtful = [
+        parent
+        for parent in parents - {other.key for other in direct}
+        if any(other.key in graph.get_ancestor_asset_keys(parent) for other in above)
+    ]
+    return all(other in chosen for other in direct) and not doubtful
 
 
 def _feeds(graph: AssetGraph, other: StaleAsset, asset: StaleAsset) -> bool:
@@ -92,7 +111,9 @@ def _batches(graph: AssetGraph, chosen: Sequence[StaleAsset]) -> Iterator[Batch]
         yield Batch(partition or None, tuple(assets))
 
 
-def _run(definitions: dg.Definitions, instance: dg.DagsterInstance, batch: Batch, outcome: Outcome) -> None:
+def _run(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, batch: Batch, outcome: Outcome, tags: Mapping[str, str]
+) -> None:
     job = definitions.resolve_implicit_job_def_def_for_assets([asset.key for asset in batch.assets])
     if job is None:
         raise LookupError(f"no job runs {', '.join(map(str, batch.assets))}; reload the definitions")
@@ -101,9 +122,11 @@ def _run(definitions: dg.Definitions, instance: dg.DagsterInstance, batch: Batch
         partition_key=batch.partition,
         asset_selection=[asset.key for asset in batch.assets],
         raise_on_error=False,
+        tags=tags,
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
     )
-    landed = {event.asset_key for event in result.get_asset_materialization_events()}
+    landed = {event.asset_key: event.materialization for event in result.get_asset_materialization_events()}
+    outcome.spent = sum((Spent.of(made.metadata) for made in landed.values()), outcome.spent)
     errors = {event.step_key: event.step_failure_data for event in result.all_events if event.is_step_failure}
     for asset in batch.assets:
         failure = errors.get(asset.key.to_python_identifier())

@@ -1,6 +1,6 @@
 """What is stale, as the UI sees it, and in which order it is made fresh."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
@@ -22,27 +22,34 @@ class StaleAsset:
         return self.key.to_user_string() + (f"[{self.partition}]" if self.partition else "")
 
 
+Output = tuple[dg.AssetKey, str | None]
+"""An asset and its partition."""
+
+
 def stale_assets(
-    definitions: dg.Definitions, instance: dg.DagsterInstance, changed_sources: Collection[tuple[dg.AssetKey, str]] = ()
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    unseen: Callable[[Iterable[Output]], Mapping[Output, str]] = lambda outputs: {},
 ) -> list[StaleAsset]:
     """Every missing or stale asset in topological order.
 
     An asset whose inputs alone are stale counts as fresh until they land with other content: what Dagster's resolver
     reports is direct staleness, hop by hop. The resolver is private to Dagster; the tests of this module would notice
-    another shape. `changed_sources`: partitions whose files changed, which Dagster cannot see.
+    another shape. `unseen`: finds among the fresh ones those that Dagster is wrong about, each with the reason.
     """
     graph = definitions.resolve_asset_graph()
     resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-    found = []
-    for key, partition in _materializable(graph, instance):
-        stale = _look(resolver, key, partition)
-        if stale is None and (key, partition) in changed_sources:
-            stale = StaleAsset(key, partition, False, ("its shard file changed",))
-        found.append(stale)
-    return [stale for stale in found if stale is not None]
+    found = {output: _look(resolver, *output) for output in _materializable(graph, instance)}
+    wrong = unseen([output for output, stale in found.items() if stale is None])
+    looked = (stale or _wrong(output, wrong.get(output)) for output, stale in found.items())
+    return [stale for stale in looked if stale is not None]
 
 
-def _materializable(graph: AssetGraph, instance: dg.DagsterInstance) -> Iterator[tuple[dg.AssetKey, str | None]]:
+def _wrong(output: Output, reason: str | None) -> StaleAsset | None:
+    return None if reason is None else StaleAsset(*output, missing=False, causes=(reason,))
+
+
+def _materializable(graph: AssetGraph, instance: dg.DagsterInstance) -> Iterator[Output]:
     for key in graph.toposorted_asset_keys:
         if not graph.get(key).is_materializable:
             continue

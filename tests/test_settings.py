@@ -59,6 +59,15 @@ def test_paths_count_from_the_folder_of_the_file(file):
     assert load_settings(file, environment={}).paths.lake == file.parent / "lake"
 
 
+def test_model_folder_counts_from_the_folder_of_the_file(file):
+    (file.parent / "mine").mkdir()
+    named = {name: load_settings(file, environment={}, overrides=[f"model.name={name}"]) for name in ("mine", "gpt2")}
+    assert {name: settings.model.name for name, settings in named.items()} == {
+        "mine": str(file.parent / "mine"),
+        "gpt2": "gpt2",
+    }
+
+
 @pytest.mark.parametrize(
     ("pair", "words"),
     [

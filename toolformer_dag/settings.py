@@ -53,7 +53,10 @@ class Corpus(Frozen):
 
 
 class Model(Frozen):
-    """The model M: `embedded`, a folder, or an id of the hub. Device and token budget never enter a fingerprint."""
+    """The model M: `embedded`, a folder (relative to that of toolformer.toml), or an id of the hub.
+
+    Device and token budget never enter a fingerprint.
+    """
 
     name: str = "embedded"
     revision: str | None = None
@@ -61,6 +64,11 @@ class Model(Frozen):
     device: str = "auto"
     token_budget: int | None = Field(None, ge=64)
     trust_remote_code: bool = False
+
+    def under(self, root: Path) -> "Model":
+        folder = root / self.name
+        found = self.name != "embedded" and folder.is_dir()
+        return self.model_copy(update={"name": str(folder)}) if found else self
 
 
 class SamplingSection(Frozen):
@@ -179,4 +187,5 @@ def load_settings(
         settings = Settings.model_validate(values)
     except ValidationError as error:
         raise SettingsError(explain(source, error, Settings)) from error
-    return settings.model_copy(update={"paths": settings.paths.under(settings.root)})
+    root = settings.root
+    return settings.model_copy(update={"paths": settings.paths.under(root), "model": settings.model.under(root)})
