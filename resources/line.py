@@ -9,7 +9,7 @@ from resources.changed_shards import changed_shards
 from resources.instance import home, keep_partitions, shared_instance
 from resources.lost_outputs import lost_outputs
 from resources.processes import alive, end_dead_runs
-from resources.runs import Batch, Outcome, bring_up_to_date
+from resources.runs import NOT_RUN, Batch, Outcome, bring_up_to_date
 from resources.staleness import Output, StaleAsset, stale_assets
 from toolformer_dag.errors import UserError
 from toolformer_dag.settings import Settings
@@ -73,5 +73,7 @@ class Line:
     def raise_for(self, outcome: Outcome) -> None:
         """Raises RunError where something failed."""
         if outcome.failed:
-            lines = (f"{asset}: {reason}" for asset, reason in outcome.failed.items())
-            raise RunError("\n".join(("some assets did not run; the others are done.", *lines)))
+            failures = [f"{asset}: {reason}" for asset, reason in outcome.failed.items() if reason != NOT_RUN]
+            waiting = len(outcome.failed) - len(failures)
+            rest = f"{waiting} assets after them did not run; everything else is done. Mend the cause and run again."
+            raise RunError("\n".join(("some assets failed:", *failures, rest)))

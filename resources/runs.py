@@ -7,10 +7,13 @@ from types import MappingProxyType
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
+from dagster._core.execution.plan.objects import StepFailureData
 
 from resources.spent import Spent
 from resources.staleness import StaleAsset, stale_assets
 
+NOT_RUN = "not run: an asset before it failed"
+INTERRUPTED = "DagsterExecutionInterruptedError"
 Wanted = Callable[[dg.AssetKey], bool]
 
 
@@ -128,11 +131,21 @@ def _run(
     landed = {event.asset_key: event.materialization for event in result.get_asset_materialization_events()}
     outcome.spent = sum((Spent.of(made.metadata) for made in landed.values()), outcome.spent)
     errors = {event.step_key: event.step_failure_data for event in result.all_events if event.is_step_failure}
+    if any(failure.error and failure.error.cls_name == INTERRUPTED for failure in errors.values()):
+        raise KeyboardInterrupt  # Dagster files a signal under failed steps and would let the next run begin
     for asset in batch.assets:
         failure = errors.get(asset.key.to_python_identifier())
         if failure is not None:
-            outcome.failed[asset] = failure.error_display_string
+            outcome.failed[asset] = _reason(failure)
         elif asset.key in landed:
             outcome.ran.append(asset)
         else:
-            outcome.failed[asset] = "not run: an asset before it failed"
+            outcome.failed[asset] = NOT_RUN
+
+
+def _reason(failure: StepFailureData) -> str:
+    """The message of the error itself; its traceback stands in the run's log, which the UI shows."""
+    error = failure.error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return error.message.strip() if error else failure.error_display_string

@@ -49,7 +49,6 @@ class Corpus(Frozen):
     small_web: SmallWeb = SmallWeb()
     segment_tokens: int = Field(512, ge=16)
     texts_per_shard: int | None = Field(None, ge=1)
-    max_line_bytes: int = Field(32 * 2**20, ge=1024)
 
 
 class Model(Frozen):

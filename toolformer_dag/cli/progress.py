@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from resources.runs import Batch
 
 
+FEW = 8  # assets that are named one by one
+
+
 @contextmanager
 def shown() -> Iterator[Callable[["Batch"], None]]:
     """Shows the stages of every run inside the block; yields what announces a batch of assets."""
@@ -30,7 +33,10 @@ def shown() -> Iterator[Callable[["Batch"], None]]:
 
         def announce(batch: "Batch") -> None:
             where = batch.partition or "all shards"
-            names = ", ".join(asset.key.to_user_string() for asset in batch.assets)
+            count = len(batch.assets)
+            names = (
+                ", ".join(asset.key.to_user_string() for asset in batch.assets) if count <= FEW else f"{count} assets"
+            )
             console.print(f"{where}: {names}", highlight=False, soft_wrap=True)
 
         with watched_by(advance):

@@ -16,6 +16,6 @@ def run(config: Config = None, profile: Profile = None, shards: Shards = None, s
     line = Line.of(settings_of(config, profile, set, shards))
     with shown() as announce:
         outcome = line.bring_up_to_date(training=True, announce=announce)
+    line.raise_for(outcome)
     spent = f"{outcome.spent.tokens:,} tokens went through the model, {outcome.spent.calls:,} tool calls were made."
     typer.echo(f"{len(outcome.ran)} assets ran; {spent}" if outcome.ran else "Everything is fresh: nothing ran.")
-    line.raise_for(outcome)

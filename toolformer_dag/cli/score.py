@@ -57,7 +57,7 @@ def _open(file: Path) -> Any:
 
 def _score_lines(engine: "Engine", lines: list[tuple[int, bytes]]) -> bool:
     """Prints the scored lines; returns whether any had to be left out (each is named on standard error)."""
-    records: list[Mapping[str, Any]] = []
+    records: list[tuple[int, Mapping[str, Any]]] = []
     requests: list[LossRequest] = []
     failed = False
     for number, line in lines:
@@ -66,12 +66,16 @@ def _score_lines(engine: "Engine", lines: list[tuple[int, bytes]]) -> bool:
         try:
             record = _record(number, line)
             requests.append(_request(engine, number, record))
-            records.append(record)
+            records.append((number, record))
         except UserError as error:
             typer.echo(f"error: {error}", err=True)
             failed = True
-    for record, losses in zip(records, engine.losses(requests), strict=True):
-        typer.echo(json.dumps({**record, **_columns(losses)}, ensure_ascii=False))
+    for (number, record), losses in zip(records, engine.losses(requests), strict=True):
+        if losses.reason is None:
+            typer.echo(json.dumps({**record, **_columns(losses)}, ensure_ascii=False))
+        else:
+            typer.echo(f"error: line {number}: {losses.reason}: shorten the text or take another model", err=True)
+            failed = True
     return failed
 
 
