@@ -23,7 +23,12 @@ class Outcome:
 
     ran: list[StaleAsset] = field(default_factory=list)
     failed: dict[StaleAsset, str] = field(default_factory=dict)
-    spent: Spent = field(default_factory=Spent)
+    costs: dict[StaleAsset, Spent] = field(default_factory=dict)
+
+    @property
+    def spent(self) -> Spent:
+        """What everything that ran cost together."""
+        return sum(self.costs.values(), Spent())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,6 @@ def _run(
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
     )
     landed = {event.asset_key: event.materialization for event in result.get_asset_materialization_events()}
-    outcome.spent = sum((Spent.of(made.metadata) for made in landed.values()), outcome.spent)
     errors = {event.step_key: event.step_failure_data for event in result.all_events if event.is_step_failure}
     if any(failure.error and failure.error.cls_name == INTERRUPTED for failure in errors.values()):
         raise KeyboardInterrupt  # Dagster files a signal under failed steps and would let the next run begin
@@ -139,6 +143,7 @@ def _run(
             outcome.failed[asset] = _reason(failure)
         elif asset.key in landed:
             outcome.ran.append(asset)
+            outcome.costs[asset] = Spent.of(landed[asset.key].metadata)
         else:
             outcome.failed[asset] = NOT_RUN
 

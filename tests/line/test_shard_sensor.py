@@ -1,0 +1,50 @@
+"""The sensor sees shard files come, change and go."""
+
+import os
+
+import dagster as dg
+import pytest
+
+from assets.plan import Plan
+from assets.shard_sensor import shard_sensor
+from tests.stages.conftest import write_shard
+from toolformer_dag.settings import load_settings
+
+Asked = list[tuple[str, str | None]]
+
+
+@pytest.fixture
+def tick(world):
+    """Evaluates the sensor as the daemon does: with the cursor of the tick before, and no request twice."""
+    cursor, seen = None, set()
+
+    def evaluate() -> Asked:
+        nonlocal cursor
+        plan = Plan.of(load_settings(world.folder / "toolformer.toml", environment={}))
+        with dg.build_sensor_context(instance=dg.DagsterInstance.get(), cursor=cursor) as context:
+            ticked = shard_sensor(plan)(context)
+        cursor = ticked.cursor
+        new = [request for request in ticked.run_requests if request.run_key is None or request.run_key not in seen]
+        seen.update(request.run_key for request in new)
+        return [(request.asset_selection[0].to_user_string(), request.partition_key) for request in new]
+
+    return evaluate
+
+
+def test_nothing_is_asked_for_where_every_file_has_been_read(tick):
+    assert tick() == []
+    assert tick() == []
+
+
+def test_a_file_that_comes_changes_and_goes_is_asked_for_once_each_time(world, tick):
+    assert tick() == []
+    added = write_shard(world.folder / "web", "added")
+    assert tick() == [("ccnet/raw_shards", "added"), ("ccnet/shard_list", None)]
+    assert dg.DagsterInstance.get().has_dynamic_partition("shards", "added")
+    assert tick() == []
+    later = added.stat().st_mtime + 60
+    os.utime(world.folder / "web" / "one.json.gz", (later, later))
+    assert tick() == [("ccnet/raw_shards", "one")]
+    (world.folder / "web" / "two.json.gz").unlink()
+    assert tick() == [("ccnet/shard_list", None)]
+    assert sorted(dg.DagsterInstance.get().get_dynamic_partitions("shards")) == ["added", "one"]

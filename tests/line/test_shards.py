@@ -1,0 +1,65 @@
+"""Shards come, change and go: their partition alone, and their rows with them."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from resources.line import RunError
+from tests.stages.conftest import write_shard
+from toolformer_dag.settings import load_settings
+from toolformer_dag.shards import partitions, shard_files
+
+COUNTS = "select (select count(*) from documents), (select count(*) from loss_deltas where shard = 'added')"
+
+
+def test_a_shard_comes_and_goes_with_its_rows(world):
+    before = world.tables()
+    added = write_shard(world.folder / "web", "added")
+    assert all(asset.endswith("[added]") or asset == "ccnet/shard_list" for asset in world.stale())
+    ran = world.run()
+    assert {asset.partition("[")[2] for asset in ran.assets} == {"added]", ""}
+    documents, scored = world.sql(COUNTS)[0]
+    assert documents == 18 and scored > 0
+    added.unlink()
+    gone = world.run()
+    assert gone.spent.tokens == gone.spent.calls == 0
+    assert world.sql(COUNTS) == [(12, 0)]
+    after = world.tables()
+    assert all(after[name].equals(before[name]) for name in before)
+
+
+def test_a_changed_shard_is_read_again_alone(world):
+    shard = world.folder / "web" / "two.json.gz"
+    records = gzip.decompress(shard.read_bytes()).splitlines()[:-1]
+    shard.write_bytes(gzip.compress(b"\n".join(records) + b"\nnot json\n"))
+    line = world.line()
+    [changed] = line.stale()
+    assert str(changed) == "ccnet/raw_shards[two]"
+    assert any(reason.startswith("inputs.two: ") for reason in line.why(changed))
+    ran = world.run()
+    assert not [asset for asset in ran.assets if "[one]" in asset]
+    assert (ran.spent.tokens, ran.spent.calls) == (0, 0)
+    assert world.sql("select count(*) from documents") == [(11,)]
+    assert world.sql("select reason, count from rejections where stage = 'raw_shards'") == [("not_json", 1)]
+
+
+def test_a_shard_that_cannot_be_read_is_named_and_the_others_go_on(world):
+    (world.folder / "web" / "broken.json.gz").mkdir()
+    write_shard(world.folder / "web", "added")
+    line = world.line()
+    outcome = line.bring_up_to_date(training=False)
+    assert "calculator/loss_deltas[added]" in map(str, outcome.ran)
+    with pytest.raises(RunError, match=r"ccnet/raw_shards\[broken\]"):
+        line.raise_for(outcome)
+
+
+def test_ten_thousand_files_make_99_partitions(tmp_path: Path):
+    (tmp_path / "web").mkdir()
+    for number in range(10_000):
+        (tmp_path / "web" / f"{number:05}.json.gz").touch()
+    (tmp_path / "toolformer.toml").write_text('[corpus]\nshards = ["web/*.json.gz"]\n')
+    spread = partitions(shard_files(load_settings(tmp_path / "toolformer.toml", environment={})))
+    assert len(spread) <= 99
+    assert sum(map(len, spread.values())) == 10_000
+    assert max(map(len, spread.values())) < 2 * 10_000 / 99

@@ -1,0 +1,42 @@
+"""`stale --why` names the fields that changed, stage by stage."""
+
+import pytest
+
+from tests.stages.conftest import write_shard
+
+CHANGES = {
+    "corpus.segment_tokens=30": {
+        "calculator/heuristic_subset[one]": "settings.max_tokens: 40 -> 30",
+        "training/augmented_corpus": "settings.max_tokens: 40 -> 30",
+    },
+    "tools.sums.edition=2": {
+        "sums/heuristic_subset[one]": "settings.identity.edition: 1 -> 2",
+        "sums/tool_results[two]": "settings.identity.edition: 1 -> 2",
+    },
+    "sampling.seed=5": {"sums/scored_candidates[one]": "settings.sampling.seed: 0 -> 5"},
+    "model.dtype=bfloat16": {"calculator/loss_deltas[two]": "settings.model.dtype: float32 -> bfloat16"},
+    "training.max_steps=3": {"training/finetuned_checkpoint": "settings.max_steps: 1 -> 3"},
+}
+
+
+def reasons(world, *overrides: str) -> dict[str, list[str]]:
+    line = world.line(*overrides)
+    return {str(asset): line.why(asset) for asset in line.stale()}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_field_is_named_with_both_values(world, change):
+    found = reasons(world, change)
+    for asset, reason in CHANGES[change].items():
+        assert reason in found[asset]
+
+
+def test_inputs_that_come_and_go_are_named(world):
+    write_shard(world.folder / "web", "two", documents=5)
+    assert any(reason.startswith("inputs.two: ") for reason in reasons(world)["ccnet/raw_shards[two]"])
+    (world.folder / "web" / "two.json.gz").unlink()
+    line = world.line()
+    line.bring_up_to_date(training=False)
+    write_shard(world.folder / "web", "two")
+    world.line().bring_up_to_date(training=False)
+    assert reasons(world) == {}
