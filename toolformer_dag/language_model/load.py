@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.language_model.encoding import Encoding
 from toolformer_dag.language_model.errors import ModelError
+from toolformer_dag.language_model.threads import fit_threads
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNLIMITED = 1 << 30
@@ -71,6 +72,7 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     """A model and tokenizer at hand (just trained, made in a test) as a LanguageModel; puts it in evaluation mode."""
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
+    fit_threads(model)
     return LanguageModel(name, model.eval(), tokenizer, Encoding(tokenizer), context_length(model.config))
 
 

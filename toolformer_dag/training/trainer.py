@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.language_model.encoding import Encoding
 from toolformer_dag.language_model.load import context_length
+from toolformer_dag.language_model.threads import fit_threads
 from toolformer_dag.training.arguments import training_arguments
 from toolformer_dag.training.checkpoint import last_complete
 from toolformer_dag.training.collate import collate
@@ -74,4 +75,5 @@ def world_size() -> int:
 def _model(base: str) -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
     model.config.use_cache = False
+    fit_threads(model)
     return model
