@@ -5,7 +5,9 @@ python -m benchmarks.kills [--kills 50] [--documents 40] [--seed 0] [--work FOLD
 A run of the line is started and killed after a random time until it comes to its end by itself; its tables are compared
 with those of an undisturbed run, and it begins from nothing, until so many kills were made. Times are drawn between the
 moment at which the line has been loaded and the undisturbed run's end, so every stage is met. Finetuning and evaluation
-are left out. Exit status 1 where a table differs or where more was paid for than 5 % plus a chunk per kill.
+are left out. Counted is every request that the model or a tool has answered, in killed processes too; what a kill cuts
+off in the middle is the chunk that each may cost. Exit status 1 where a table differs or where more was paid for than
+5 % plus a chunk per kill.
 """
 
 import argparse
