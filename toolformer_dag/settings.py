@@ -5,6 +5,7 @@ Later wins: defaults (the paper's), the chosen `[profiles.NAME]`, the file's own
 a profile gives values to lanes and adds none.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +102,14 @@ class ToolSection(BaseModel):
     m: int | None = Field(None, ge=1)
     tau_f: float | None = None
     limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _no_misspelt_threshold(self) -> "ToolSection":
+        for key in self.model_extra or {}:
+            meant = difflib.get_close_matches(key, ToolSection.model_fields, 1, 0.8)
+            if meant:
+                raise ValueError(f"unknown key {key!r}; did you mean {meant[0]!r}?")
+        return self
 
     def options(self) -> Mapping[str, Any]:
         """The keys that the tool itself understands, `use` and `prompt` among them."""

@@ -62,7 +62,9 @@ def build(lake: Lake, lanes: Sequence[str], partitions: Sequence[str], database:
 def query(database: Path, sql: str) -> pl.DataFrame:
     """The answer to `sql`, read-only. Raises WarehouseError."""
     if not database.is_file():
-        raise WarehouseError(f"there is no warehouse at {database} yet; materialize warehouse/loss_deltas first")
+        raise WarehouseError(
+            f"there is no warehouse at {database} yet; run `toolformer-dag run`, or materialize warehouse/loss_deltas"
+        )
     try:
         with duckdb.connect(database, read_only=True, config=OFFLINE) as connection:
             return rows(connection, sql)

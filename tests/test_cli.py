@@ -1,0 +1,96 @@
+"""The command line as a person meets it: what is printed, where, and the exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolformer_dag.embedded.folder import SMALL_MODEL
+
+REPOSITORY = Path(__file__).parents[1]
+COMMANDS = ("run", "demo", "stale", "sql", "tool", "generate", "score", "clean", "ui")
+LINE = {"text": "The total is 117 apples.", "offset": 12, "tool": "Calculator", "input": "94 + 23", "result": "117"}
+
+
+def cli(*arguments: str, stdin: str = "", folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "toolformer_dag.cli", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=300)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command):
+    assert f"toolformer-dag {command}" in cli(command, "--help").stdout.split("Example:")[1]
+
+
+def test_tool_prints_its_result():
+    done = cli("tool", "calculator", "400 / 1400")
+    assert (done.stdout, done.returncode) == ("0.29\n", 0)
+    assert cli("tool", "Calculator", "27 + 4 * 2").stdout == "35\n"
+    assert cli("tool", "calendar", "--context", "2023-01-30").stdout == "Today is Monday, January 30, 2023.\n"
+
+
+def test_tool_without_a_result_says_why():
+    done = cli("tool", "calculator", "1/0")
+    assert done.returncode == 1
+    assert "no result" in done.stderr
+    assert done.stdout == ""
+
+
+def test_tool_reads_a_line_per_input():
+    done = cli("tool", "calculator", "-", stdin="1+1\nwords\n3*4\n")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["result"] for answer in answers] == ["2", None, "12"]
+    assert answers[1]["reason"]
+
+
+def test_unknown_tool_names_the_known_ones():
+    done = cli("tool", "weather", "Rome")
+    assert done.returncode == 1
+    assert "'weather'" in done.stderr
+    assert "calculator (Calculator)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sql_without_a_warehouse_says_what_makes_one(tmp_path):
+    done = cli("sql", "from funnel", folder=tmp_path)
+    assert done.returncode == 1
+    assert "toolformer-dag run" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_score_prints_the_losses_and_names_bad_lines():
+    bad_offset = LINE | {"offset": 2}
+    missing = {key: value for key, value in LINE.items() if key != "tool"}
+    lines = "\n".join([json.dumps(LINE), json.dumps(bad_offset), json.dumps(missing), "{", ""])
+    done = cli("score", "-", "--model", str(SMALL_MODEL), "--dtype", "float32", stdin=lines)
+    [scored] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 1
+    assert scored["loss_minus"] == min(scored["loss_empty"], scored["loss_call"])
+    assert scored["delta"] == pytest.approx(scored["loss_minus"] - scored["loss_plus"])
+    assert {key: scored[key] for key in LINE} == LINE
+    assert "line 2: no token begins at character 2; the nearest token boundary is" in done.stderr
+    assert "line 3: field 'tool'" in done.stderr
+    assert "line 4: not JSON" in done.stderr
+
+
+def test_folder_that_is_no_model_is_named(tmp_path):
+    done = cli("score", "-", "--model", str(tmp_path), stdin=json.dumps(LINE))
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_goes_on_from_the_text():
+    prompt = "Ada had 17 apples and got 25 more, so in total there were"
+    done = cli("generate", prompt, "--model", str(SMALL_MODEL), "--max-new-tokens", "4", "--disabled")
+    assert done.returncode == 0
+    assert done.stdout.startswith(prompt)
+    assert "[" not in done.stdout
+
+
+def test_unknown_setting_is_refused_with_the_remedy():
+    done = cli("stale", "--set", "tools.calculator.tauf=0.8")
+    assert done.returncode == 1
+    assert "tau_f" in done.stderr
