@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
     from toolformer_dag.settings import Settings
 
-FUNNEL = "select * from funnel"
+FUNNEL = """
+pivot (select tool, step, what, count from funnel)
+on step in (1, 2, 3, 4, 5, 6, 7, 9) using sum(count) group by tool order by tool
+"""
+STEPS = ("tool", "documents", "texts", "samples", "calls", "with a result", "that help", "kept", "texts in C*")
 TABLE_2 = """
 pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))
 on tau_f using coalesce(sum(examples), 0) group by tool order by tool
@@ -28,6 +32,8 @@ EXAMPLES = """
 with judged as (
     select loss.*, kept.tool is not null as kept
     from loss_deltas as loss left join filtered_calls as kept using (tool, digest, segment, position, sample)
+        join lanes using (tool)
+    where kept.tool is not null or loss.delta < lanes.tau_f
 ), ranked as (
     select *, row_number() over (partition by tool, kept order by hash(digest, position, sample)) as number from judged
 )
@@ -65,12 +71,16 @@ def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
 
     warehouse = settings.paths.warehouse
     return [
-        ("Funnel: rows per stage and tool", query(warehouse, FUNNEL)),
+        ("Funnel: what is left after each stage", _named(query(warehouse, FUNNEL))),
         ("Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0", query(warehouse, TABLE_2)),
         ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance: with results of other documents)", query(warehouse, CHANCE)),
         ("Three kept and three rejected calls, with their losses", query(warehouse, EXAMPLES)),
         ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(settings.paths.lake)),
     ]
+
+
+def _named(funnel: "pl.DataFrame") -> "pl.DataFrame":
+    return funnel.rename(dict(zip(funnel.columns, STEPS, strict=True)))
 
 
 def _plain(rows: "pl.DataFrame") -> str:
