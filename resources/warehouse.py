@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import dagster as dg
-from toolformer_dag.storage.warehouse import build
 
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.warehouse import build
 
 
 class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
