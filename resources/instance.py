@@ -3,9 +3,12 @@
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import dagster as dg
+
+from toolformer_dag.storage.lock import locked
 
 SHARDS = dg.DynamicPartitionsDefinition(name="shards")
 DEFAULTS = Path(__file__).with_name("dagster.yaml")
@@ -14,16 +17,20 @@ DEFAULTS = Path(__file__).with_name("dagster.yaml")
 def home(root: Path) -> Path:
     """$DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use."""
     folder = Path(os.environ.setdefault("DAGSTER_HOME", str(root / ".dagster"))).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "dagster.yaml").exists():
-        shutil.copy(DEFAULTS, folder / "dagster.yaml")
+    with _alone(folder):
+        if not (folder / "dagster.yaml").exists():
+            shutil.copy(DEFAULTS, folder / "dagster.yaml")
     return folder
 
 
 def shared_instance(root: Path) -> dg.DagsterInstance:
     """The instance of `home(root)`; runs of the command line show in the UI and the other way round."""
-    home(root)
-    return dg.DagsterInstance.get()
+    with _alone(home(root)):  # two first openings at once would each make Dagster's databases
+        return dg.DagsterInstance.get()
+
+
+def _alone(folder: Path) -> AbstractContextManager[bool]:
+    return locked(folder / "instance.lock")
 
 
 def keep_partitions(instance: dg.DagsterInstance, wanted: Collection[str]) -> list[str]:

@@ -19,10 +19,10 @@ def ui(
 
     Example: toolformer-dag ui --port 3000
     """
-    from resources.instance import home
+    from resources.instance import shared_instance
 
     settings = settings_of(config, None, None)
-    home(settings.root)
+    shared_instance(settings.root)  # webserver and daemon start at once and would both make its databases
     workspace = Path(settings.root) / "workspace.yaml"
     server = subprocess.Popen(
         [sys.executable, "-m", "dagster", "dev", "-w", str(workspace), "-p", str(port)],

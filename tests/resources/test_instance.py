@@ -1,0 +1,31 @@
+"""Several processes may be the first to open the instance."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+OPEN = """
+import sys, time
+from pathlib import Path
+from resources.instance import shared_instance
+
+root = Path(sys.argv[1])
+(root / f"ready{sys.argv[2]}").touch()
+while not (root / "go").exists():
+    time.sleep(0.001)
+print(shared_instance(root).get_runs_count())
+"""
+PROCESSES = 3
+
+
+def test_first_openings_at_once_make_one_instance(tmp_path):
+    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / ".dagster")}
+    commands = [[sys.executable, "-c", OPEN, str(tmp_path), str(number)] for number in range(PROCESSES)]
+    where = {"cwd": Path(__file__).parents[2], "env": environment}
+    running = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **where) for one in commands]
+    while len(list(tmp_path.glob("ready*"))) < PROCESSES and all(one.poll() is None for one in running):
+        pass
+    (tmp_path / "go").touch()
+    said = [one.communicate() for one in running]
+    assert [output.decode().strip() for output, _ in said] == ["0"] * PROCESSES, said
