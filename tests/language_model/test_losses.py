@@ -53,17 +53,36 @@ def test_order_and_company_change_nothing(case: Any, texts: tuple[str, ...]) -> 
     assert np.allclose(together[::7], alone, rtol=0, atol=1e-5)
 
 
-def test_every_distinct_sequence_is_one_pass_up_to_the_last_token_read(gpt2: Any, texts: tuple[str, ...]) -> None:
+def beginnings(case: Any, written: list[str]) -> int:
+    """How many tokens the texts hold, when what they begin with alike is counted once."""
+    sequences = [case.reference.bos + case.reference.tokens(each) for each in written]
+    return len({tuple(ids[: end + 1]) for ids in sequences for end in range(len(ids))})
+
+
+def test_every_distinct_sequence_is_run_once_up_to_the_last_token_read(gpt2: Any, texts: tuple[str, ...]) -> None:
     text, tokens = texts[0], gpt2.reference.tokens
-    n = len(tokens(text))
     engine = gpt2.engine(10_000)
     requests = [LossRequest(text, i, "Add", "1", result) for i in (3, 5) for result in ("7", "8")]
     engine.losses(requests * 2)
-    assert n > 5 + 4
+    assert len(tokens(text)) > 5 + 4
     assert engine.counts.loss_empty == 5 + 4
-    assert engine.counts.loss_call == len(tokens(" [Add(1)]")) + 5 + 4
-    assert engine.counts.loss_result == sum(len(tokens(f" [Add(1) -> {r}]")) + 5 + 4 for r in "78")
-    assert engine.counts.passes == 1
+    shared = beginnings(gpt2, [" [Add(1)]", " [Add(1) -> 7]", " [Add(1) -> 8]"])
+    assert engine.counts.loss_call + engine.counts.loss_result == shared + 3 * (5 + 4)
+    assert engine.counts.passes == 2
+
+
+def test_calls_that_begin_alike_share_their_beginning(case: Any, texts: tuple[str, ...]) -> None:
+    """Across texts, with inputs that begin other inputs, results longer than a tree, and every call in two texts."""
+    inputs = ["1", "1 + 2", "1 + 2 + 3", "12", "2"]
+    calls = [(value, result) for value in inputs for result in ("3", "3 more", "pens " * 30)]
+    requests = [LossRequest(text, 1, "Add", *call) for text in texts[:2] for call in calls]
+    engine = case.engine()
+    found = as_rows(engine.losses(requests))
+    assert np.allclose(found, [expected(case, each) for each in requests], rtol=0, atol=1e-5)
+    z = [f" [Add({value}){end}]" for value, result in calls for end in ("", f" -> {result}")]
+    apart = sum(len(case.reference.tokens(each)) for each in set(z))
+    behind = 5 * len(set(z)) * 2
+    assert beginnings(case, z) <= engine.counts.loss_call + engine.counts.loss_result - behind < apart
 
 
 def test_near_the_end_nothing_is_renormalised(gpt2: Any, texts: tuple[str, ...]) -> None:

@@ -2,7 +2,8 @@
 
 What follows from the definitions without approximation is used: the prompt's head is run once for all texts, a text
 once for all its positions, samples go on from the text's keys, L_i(empty) of all i is one pass, e(c, r) and x one pass
-for every i, and no pass goes further than the last token that somebody reads.
+for every i, what several e(c) and e(c, r) begin with is run once, and no pass goes further than the last token that
+somebody reads.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,11 @@ from toolformer_dag.language_model.heads import Head, choose_head
 from toolformer_dag.language_model.judge import Judge
 from toolformer_dag.language_model.load import LanguageModel
 from toolformer_dag.language_model.losses import CallLosses, LossRequest
-from toolformer_dag.language_model.memory import TokenBudget, free_token_budget
+from toolformer_dag.language_model.memory import HELD, TokenBudget, free_token_budget
 from toolformer_dag.language_model.proposal import Proposal, ProposalRequest, refused
 from toolformer_dag.language_model.propose import Item, Selection, propose
 from toolformer_dag.language_model.runtime import Runtime
 from toolformer_dag.language_model.sampling import Sampling
-
-HELD = 8
-"""Texts are held for sampling up to this many times the tokens of one pass: decoding wants many rows at once."""
 
 
 class Engine:

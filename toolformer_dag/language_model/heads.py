@@ -6,11 +6,18 @@ from torch import Tensor
 from toolformer_dag.language_model.attention import UnsupportedAttentionError
 from toolformer_dag.language_model.backbone import Backbone, padded
 from toolformer_dag.language_model.cached import CachedBranches, CachedHead, CachedTexts
-from toolformer_dag.language_model.recomputed import RecomputedBranches, RecomputedHead, RecomputedTexts
+from toolformer_dag.language_model.cached_prefixes import CachedPrefixes
+from toolformer_dag.language_model.recomputed import (
+    RecomputedBranches,
+    RecomputedHead,
+    RecomputedPrefixes,
+    RecomputedTexts,
+)
 
 Head = CachedHead | RecomputedHead
 Texts = CachedTexts | RecomputedTexts
 Branches = CachedBranches | RecomputedBranches
+Prefixes = CachedPrefixes | RecomputedPrefixes
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Of the largest logit: what rounding explains. A missing part of a model is off by more."""

@@ -10,6 +10,9 @@ from toolformer_dag.language_model.errors import ModelError
 CPU_TOKENS = 2048
 """What stays in a processor's cache; more made passes slower (benchmarks/LOG.md)."""
 
+HELD = 8
+"""Keys are held for up to this many times the tokens of one pass: decoding wants many rows at once."""
+
 
 class TokenBudget:
     """`tokens` is what one pass may hold, padding counted."""
@@ -17,13 +20,22 @@ class TokenBudget:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def run(self, lengths: Sequence[int], work: Callable[[list[int]], None], *, share: int = 1) -> None:
-        """Calls `work` on batches of indices, sorted by length, none over `share` budgets unless it is a single one.
+    def run(
+        self,
+        lengths: Sequence[int],
+        work: Callable[[list[int]], None],
+        *,
+        share: int = 1,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """Calls `work` on batches of indices, none over `share` budgets unless it is a single one.
+
+        They are sorted by length, unless another `order` of the indices is given.
 
         Where `work` runs out of memory, the budget is halved and the batch cut again; `work` must bear repetition.
         Raises ModelError where a single sequence does not fit into memory.
         """
-        waiting = sorted(range(len(lengths)), key=lengths.__getitem__)
+        waiting = list(order) if order is not None else sorted(range(len(lengths)), key=lengths.__getitem__)
         while waiting:
             batch = next(batches(waiting, lengths, self.tokens * share))
             try:
@@ -60,19 +72,21 @@ def free_token_budget(model: Any, device: torch.device) -> int:
 
 
 def _bytes_per_token(model: Any) -> int:
-    """Keys and values of all layers, eight times (`propose` holds several passes), and one layer's activations."""
+    """Keys and values of all layers, `HELD` times, and one layer's activations."""
     config = model.config
     width, layers = int(config.hidden_size), int(config.num_hidden_layers)
-    return (8 * 2 * layers + 32) * width * int(next(model.parameters()).element_size())
+    return (HELD * 2 * layers + 32) * width * int(next(model.parameters()).element_size())
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cuts indices that are ordered by length so that no batch, padded, is over `tokens`, unless it is a single one."""
+    """Cuts indices, in this order, so that no batch, padded, is over `tokens`, unless it is a single one."""
     batch: list[int] = []
+    longest = 0
     for index in order:
-        if batch and (len(batch) + 1) * lengths[index] > tokens:
+        longest = max(longest, lengths[index])
+        if batch and (len(batch) + 1) * longest > tokens:
             yield batch
-            batch = []
+            batch, longest = [], lengths[index]
         batch.append(index)
     if batch:
         yield batch

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from toolformer_dag.language_model.backbone import Backbone, padded
+from toolformer_dag.language_model.backbone import Backbone, on_device, padded
 
 
 class RecomputedHead:
@@ -58,3 +58,24 @@ class RecomputedBranches:
     def select(self, rows: Sequence[int]) -> None:
         """Goes on with these branches, in this order; one named twice is doubled."""
         self.sequences = [self.sequences[row] for row in rows]
+
+
+class RecomputedPrefixes:
+    """Texts behind prefixes of their own, as in `cached_prefixes.py`: every sequence is run whole."""
+
+    passes = 0
+
+    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
+        self.backbone = backbone
+        self.prefixes = prefixes
+        self.fresh = [len(prefix) for prefix in prefixes]
+
+    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+        """[len(chosen), 1 + T, features]: at the last token of each chosen prefix, then at the tokens of its text."""
+        prefixes = [self.prefixes[number] for number in chosen]
+        whole = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
+        features = self.backbone.features(padded(whole, self.backbone.device))
+        starts = on_device([len(prefix) for prefix in prefixes], features.device)[:, None]
+        columns = starts + torch.arange(max(map(len, texts)) + 1, device=features.device) - 1
+        rows = torch.arange(len(whole), device=features.device)[:, None]
+        return features[rows, columns.clamp(0, features.shape[1] - 1)]

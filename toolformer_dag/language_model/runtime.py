@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from toolformer_dag.language_model.backbone import Backbone
 from toolformer_dag.language_model.cached import CachedHead
+from toolformer_dag.language_model.cached_prefixes import CachedPrefixes
 from toolformer_dag.language_model.counts import TokenCounts
 from toolformer_dag.language_model.encoding import Encoding
-from toolformer_dag.language_model.heads import Head
+from toolformer_dag.language_model.heads import Head, Prefixes
 from toolformer_dag.language_model.memory import TokenBudget
-from toolformer_dag.language_model.recomputed import RecomputedHead
+from toolformer_dag.language_model.recomputed import RecomputedHead, RecomputedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,10 @@ class Runtime:
         self.counts.add("prompt", len(ids))
         self.counts.passes += 1
         return self.head_type(self.backbone, ids)
+
+    def prefixes(self, prefixes: Sequence[Sequence[int]]) -> Prefixes:
+        """Runs prefixes, in lexicographic order, behind which texts are to stand."""
+        kind = CachedPrefixes if self.head_type is CachedHead else RecomputedPrefixes
+        made = kind(self.backbone, prefixes, self.budget.tokens)
+        self.counts.passes += made.passes
+        return made

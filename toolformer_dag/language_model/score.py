@@ -1,11 +1,13 @@
-"""Log-probabilities of the few tokens that losses need, one pass per distinct sequence (paper, section 2)."""
+"""Log-probabilities of the few tokens that losses need, one sequence per distinct text and z (paper, section 2)."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from toolformer_dag.language_model.backbone import on_device, padded
+from toolformer_dag.language_model.backbone import on_device
+from toolformer_dag.language_model.heads import Prefixes
 from toolformer_dag.language_model.losses import WINDOW_WEIGHTS
+from toolformer_dag.language_model.memory import HELD
 from toolformer_dag.language_model.runtime import Runtime
 
 
@@ -34,25 +36,39 @@ class Pass:
         return -sum(weight * term for weight, term in terms if term is not None)
 
     @property
-    def sequence(self) -> list[int]:
-        """What goes through the model: nothing after the token before the last x_j asked for."""
-        return self.prefix + self.text[: max(self.found, default=0)]
+    def read(self) -> list[int]:
+        """What of x goes through the model: nothing after the token before the last x_j asked for."""
+        return self.text[: max(self.found, default=0)]
 
 
 def run_passes(runtime: Runtime, passes: Iterable[Pass]) -> None:
-    """Fills in what was asked for."""
-    waiting = [each for each in passes if not each.done]
-    lengths = [len(each.sequence) for each in waiting]
-    runtime.budget.run(lengths, lambda batch: _run(runtime, [waiting[number] for number in batch]))
+    """Fills in what was asked for. Passes whose prefixes begin alike are taken together."""
+    waiting = sorted((each for each in passes if not each.done), key=lambda each: each.prefix)
+    lengths = [len(each.prefix) for each in waiting]
+    runtime.budget.run(
+        lengths,
+        lambda batch: _run(runtime, [waiting[number] for number in batch]),
+        share=HELD,
+        order=range(len(waiting)),
+    )
 
 
-def _run(runtime: Runtime, batch: Sequence[Pass]) -> None:
-    device = runtime.backbone.device
-    features = runtime.backbone.features(padded([each.sequence for each in batch], device))
-    asked = [(row, len(each.prefix) + j - 1, each.text[j]) for row, each in enumerate(batch) for j in each.found]
-    rows, columns, targets = on_device(asked, device).T
+def _run(runtime: Runtime, passes: Sequence[Pass]) -> None:
+    """The prefixes first, then the texts behind them."""
+    prefixes = runtime.prefixes([each.prefix for each in passes])
+    for each, fresh in zip(passes, prefixes.fresh, strict=True):
+        runtime.counts.add(each.kind, fresh)
+    lengths = [len(each.prefix) + len(each.read) for each in passes]
+    runtime.budget.run(lengths, lambda batch: _texts(runtime, prefixes, passes, batch))
+
+
+def _texts(runtime: Runtime, prefixes: Prefixes, passes: Sequence[Pass], batch: list[int]) -> None:
+    chosen = [passes[number] for number in batch]
+    features = prefixes.features(batch, [each.read for each in chosen])
+    asked = [(row, j, each.text[j]) for row, each in enumerate(chosen) for j in each.found]
+    rows, columns, targets = on_device(asked, features.device).T
     values = iter(runtime.backbone.log_probabilities(features[rows, columns], targets).tolist())
-    for each in batch:
+    for each in chosen:
         each.found = {j: next(values) for j in each.found}
-        runtime.counts.add(each.kind, len(each.sequence))
+        runtime.counts.add(each.kind, len(each.read))
     runtime.counts.passes += 1

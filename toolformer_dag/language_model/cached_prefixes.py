@@ -1,0 +1,102 @@
+"""Texts behind prefixes z of their own, where equal beginnings of all z are run once (paper, section 2).
+
+The results are those of the whole sequences z, x run by themselves, up to rounding.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from toolformer_dag.language_model.backbone import Backbone, on_device, padded
+from toolformer_dag.language_model.memory import batches
+from toolformer_dag.language_model.prefix_tree import PrefixTree, forest
+
+
+class CachedPrefixes:
+    """Keys, values and features of all nodes of the prefixes' trees.
+
+    `fresh` says how many tokens each prefix added to those before it, `passes` how many passes it took.
+    """
+
+    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
+        """Runs the prefixes, which stand in lexicographic order, at most `budget` tokens a pass."""
+        self.backbone = backbone
+        planted = forest(prefixes)
+        self.paths, self.fresh = planted.paths, planted.fresh
+        trees = [tree for tree in planted.trees if tree.tokens]
+        self._keys: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        cuts = list(batches(range(len(trees)), [len(tree.tokens) for tree in trees], budget))
+        ends = [self._grow([trees[number] for number in cut]) for cut in cuts]
+        self.passes = len(cuts)
+        self.ends = torch.cat(ends) if ends else None
+        self.layers = {
+            layer: tuple(torch.cat(parts) for parts in zip(*found, strict=True)) for layer, found in self._keys.items()
+        }
+
+    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+        """[len(chosen), 1 + T, features]: at the last token of each chosen prefix, then at the tokens of its text.
+
+        What stands before the text of an empty prefix means nothing.
+        """
+        ids = padded(texts, self.backbone.device)
+        paths = [self.paths[number] for number in chosen]
+        found = self._behind(ids, paths) if ids.shape[1] else None
+        if self.ends is None:
+            return F.pad(found, (0, 0, 1, 0)) if found is not None else ids
+        ends = self.ends[on_device([path[-1] if path else 0 for path in paths], ids.device)][:, None]
+        return ends if found is None else torch.cat([ends, found], 1)
+
+    def _grow(self, trees: Sequence[PrefixTree]) -> Tensor:
+        """Runs trees side by side and keeps their nodes' keys; [nodes, features]."""
+        ids = padded([tree.tokens for tree in trees], self.backbone.device)
+        places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
+        rows, columns = on_device(places, ids.device).T
+        seen = on_device(np.stack([tree.visible(ids.shape[1]) for tree in trees]), ids.device, torch.bool)
+        bias = self._bias(seen[:, None])
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+            self._keys[layer].append((keys[rows, :, columns], values[rows, :, columns]))
+            return biased(queries, keys, values, bias, scale)
+
+        depths = padded([tree.depths for tree in trees], ids.device)
+        return self.backbone.features(ids, depths, attend)[rows, columns]
+
+    def _behind(self, ids: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+        """[B, T] token ids, each row behind the nodes of its path -> [B, T, features]."""
+        nodes = padded(paths, ids.device)
+        if not nodes.shape[1]:
+            return self.backbone.features(ids)
+        lengths = on_device([len(path) for path in paths], ids.device)[:, None]
+        steps = torch.arange(ids.shape[1], device=ids.device)
+        known = torch.arange(nodes.shape[1], device=ids.device) < lengths
+        own = steps[:, None] >= steps
+        shape = (len(ids), 1, len(steps), -1)
+        bias = self._bias(torch.cat([known[:, None, None].expand(shape), own.expand(shape)], -1))
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+            before = (part[nodes].transpose(1, 2) for part in self.layers[layer])
+            keys, values = (torch.cat(parts, 2) for parts in zip(before, (keys, values), strict=True))
+            return biased(queries, keys, values, bias, scale)
+
+        return self.backbone.features(ids, lengths + steps, attend)
+
+    def _bias(self, seen: Tensor) -> Tensor:
+        """Zero where `seen` is true, else minus infinity, in the model's dtype: made once for all layers."""
+        return torch.zeros(seen.shape, dtype=self.backbone.model.dtype, device=seen.device).masked_fill_(
+            ~seen, -torch.inf
+        )
+
+
+def biased(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Attention of [B, H, T, D] with `bias` [B, 1, T, S] on the scores.
+
+    Grouped keys are repeated: with a bias, the fused kernels of a GPU take none.
+    """
+    repeats = queries.shape[1] // keys.shape[1]
+    if repeats > 1:
+        keys, values = (part.repeat_interleave(repeats, 1) for part in (keys, values))
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
