@@ -6,7 +6,7 @@ import dagster as dg
 
 from assets.metadata import counts_table
 from assets.plan import OWNERS, Plan
-from resources.instance import keep_partitions
+from resources.held_partitions import keep_partitions
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.shards import ShardFile, partitions, shard_files
 

@@ -9,7 +9,7 @@ from assets.raw_shards import KEY as RAW_SHARDS
 from assets.shard_list import KEY as SHARD_LIST
 from assets.shard_list import list_version
 from resources.changed_shards import unread_shards
-from resources.instance import keep_partitions
+from resources.held_partitions import ShardsInUse, keep_partitions
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.shards import ShardFile, partitions, shard_files
 from toolformer_dag.storage.lake import Lake
@@ -34,7 +34,10 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
     )
     def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         files = partitions(shard_files(plan.settings))
-        keep_partitions(context.instance, files)
+        try:
+            keep_partitions(context.instance, files)
+        except ShardsInUse as error:  # looked at again at the next tick
+            return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
         requests = [_request(name, files[name]) for name in unread_shards(Lake(plan.settings.paths.lake), files)]
         version = list_version(files)
         if version not in (context.cursor, _listed(context.instance)):

@@ -1,8 +1,7 @@
-"""The Dagster instance that the command line and the UI share, and the partitions that stand in it."""
+"""The Dagster instance that the command line and the UI share."""
 
 import os
 import shutil
-from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -31,15 +30,3 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
 
 def _alone(folder: Path) -> AbstractContextManager[bool]:
     return locked(folder / "instance.lock")
-
-
-def keep_partitions(instance: dg.DagsterInstance, wanted: Collection[str]) -> list[str]:
-    """Makes the instance's shard partitions those of `wanted`; returns the names that are no longer among them."""
-    there = set(instance.get_dynamic_partitions("shards"))
-    gone = sorted(there - set(wanted))
-    for name in gone:
-        instance.delete_dynamic_partition("shards", name)
-    new = sorted(set(wanted) - there)
-    if new:
-        instance.add_dynamic_partitions("shards", new)
-    return gone

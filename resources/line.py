@@ -1,19 +1,21 @@
 """The whole line as the command line drives it: definitions, the shared instance, and what is stale in them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
 
+from resources.batches import Batch
 from resources.changed_shards import changed_shards
-from resources.instance import home, keep_partitions, shared_instance
+from resources.held_partitions import held_partitions
+from resources.instance import home, shared_instance
 from resources.lost_outputs import lost_outputs
 from resources.processes import alive, end_dead_runs
-from resources.runs import NOT_RUN, Batch, Outcome, bring_up_to_date
+from resources.runs import NOT_RUN, Outcome, bring_up_to_date, materialize
 from resources.staleness import Output, StaleAsset, stale_assets
 from toolformer_dag.errors import UserError
 from toolformer_dag.settings import Settings
-from toolformer_dag.shards import partitions, shard_files
+from toolformer_dag.shards import ShardFile, partitions, shard_files
 from toolformer_dag.storage.lake import Lake
 
 RAW_SHARDS = dg.AssetKey(["ccnet", "raw_shards"])
@@ -26,40 +28,48 @@ class RunError(UserError):
 
 @dataclass(frozen=True)
 class Line:
-    """Settings, the definitions made of them, and the instance that remembers what ran."""
+    """Settings, their shard files by partition, the definitions made of them, and the instance that remembers runs."""
 
     settings: Settings
+    shards: Mapping[str, tuple[ShardFile, ...]]
     definitions: dg.Definitions
     instance: dg.DagsterInstance
 
     @staticmethod
     def of(settings: Settings) -> "Line":
-        """Builds the graph and makes the instance's partitions those of the shard files."""
+        """Builds the graph; the instance is opened and left as it is."""
         from toolformer_dag.definitions import build_definitions
 
-        instance = shared_instance(settings.root)
-        keep_partitions(instance, partitions(shard_files(settings)))
-        return Line(settings, build_definitions(settings), instance)
+        shards = partitions(shard_files(settings))
+        return Line(settings, shards, build_definitions(settings), shared_instance(settings.root))
 
     def stale(self) -> list[StaleAsset]:
         """Missing and stale assets, upstream first."""
-        return stale_assets(self.definitions, self.instance, self._unseen)
+        return stale_assets(self.definitions, self.instance, self.shards, self._unseen)
 
     def _unseen(self, outputs: Iterable[Output]) -> dict[Output, str]:
         """Fresh to Dagster: rows of shard files that changed, and outputs that were lost."""
-        changed = changed_shards(Lake(self.settings.paths.lake), partitions(shard_files(self.settings)))
+        changed = changed_shards(Lake(self.settings.paths.lake), self.shards)
         return {(RAW_SHARDS, name): "its shard file changed" for name in changed} | lost_outputs(self.settings, outputs)
 
     def bring_up_to_date(self, training: bool, announce: Callable[[Batch], None] = lambda batch: None) -> Outcome:
-        """Runs what is stale; finetuning and what is measured on it only with `training`."""
+        """Runs what is stale; finetuning and what is measured on it only with `training`.
 
-        def wanted(key: dg.AssetKey) -> bool:
-            return training or not key.to_user_string().startswith(BY_HAND)
-
+        The instance's partitions become those of the shard files. Raises ShardsInUse.
+        """
         folder = home(self.settings.root)
-        with alive(folder) as tags:
+        with held_partitions(self.instance, self.shards), alive(folder) as tags:
             end_dead_runs(self.instance, folder)
-            return bring_up_to_date(self.definitions, self.instance, wanted, announce, self.stale, tags)
+
+            def wanted(key: dg.AssetKey) -> bool:
+                return training or not key.to_user_string().startswith(BY_HAND)
+
+            def run(batches: Sequence[Batch]) -> Iterator[Outcome]:
+                for batch in batches:
+                    announce(batch)
+                    yield materialize(self.definitions, self.instance, batch, tags)
+
+            return bring_up_to_date(self.definitions.resolve_asset_graph(), self.stale, run, wanted)
 
     def why(self, asset: StaleAsset) -> list[str]:
         """What changed since the stored rows were made, and what Dagster says of it."""

@@ -1,6 +1,6 @@
 """What is stale, as the UI sees it, and in which order it is made fresh."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
@@ -29,17 +29,19 @@ Output = tuple[dg.AssetKey, str | None]
 def stale_assets(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
+    shards: Collection[str],
     unseen: Callable[[Iterable[Output]], Mapping[Output, str]] = lambda outputs: {},
 ) -> list[StaleAsset]:
     """Every missing or stale asset in topological order.
 
     An asset whose inputs alone are stale counts as fresh until they land with other content: what Dagster's resolver
     reports is direct staleness, hop by hop. The resolver is private to Dagster; the tests of this module would notice
-    another shape. `unseen`: finds among the fresh ones those that Dagster is wrong about, each with the reason.
+    another shape. `shards`: the partitions to look at. `unseen`: finds among the fresh ones those that Dagster is wrong
+    about, each with the reason.
     """
     graph = definitions.resolve_asset_graph()
     resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-    found = {output: _look(resolver, *output) for output in _materializable(graph, instance)}
+    found = {output: _look(resolver, *output) for output in _materializable(graph, shards)}
     wrong = unseen([output for output, stale in found.items() if stale is None])
     looked = (stale or _wrong(output, wrong.get(output)) for output, stale in found.items())
     return [stale for stale in looked if stale is not None]
@@ -49,12 +51,12 @@ def _wrong(output: Output, reason: str | None) -> StaleAsset | None:
     return None if reason is None else StaleAsset(*output, missing=False, causes=(reason,))
 
 
-def _materializable(graph: AssetGraph, instance: dg.DagsterInstance) -> Iterator[Output]:
+def _materializable(graph: AssetGraph, shards: Collection[str]) -> Iterator[Output]:
     for key in graph.toposorted_asset_keys:
         if not graph.get(key).is_materializable:
             continue
         if graph.get(key).is_partitioned:
-            yield from ((key, name) for name in sorted(instance.get_dynamic_partitions("shards")))
+            yield from ((key, name) for name in sorted(shards))
         else:
             yield key, None
 

@@ -3,7 +3,8 @@
 import dagster as dg
 import pytest
 
-from resources.runs import bring_up_to_date
+from resources.runs import bring_up_to_date, materialize
+from resources.staleness import stale_assets
 from toolformer_dag.definitions import build_definitions
 from toolformer_dag.settings import load_settings
 
@@ -24,7 +25,12 @@ class Daemon:
         found = dg.evaluate_automation_conditions(definitions, self._instance, cursor=self._cursor)
         self._cursor = found.cursor
         keys = [key for key in definitions.resolve_asset_graph().toposorted_asset_keys if found.get_num_requested(key)]
-        outcome = bring_up_to_date(definitions, self._instance, wanted=lambda key: key in keys)
+        outcome = bring_up_to_date(
+            definitions.resolve_asset_graph(),
+            look=lambda: stale_assets(definitions, self._instance, ["one", "two"]),
+            run=lambda batches: (materialize(definitions, self._instance, batch) for batch in batches),
+            wanted=lambda key: key in keys,
+        )
         assert not outcome.failed
         return sorted(key.to_user_string() for key in keys)
 

@@ -7,6 +7,7 @@ import pytest
 
 from assets.plan import Plan
 from assets.shard_sensor import shard_sensor
+from resources.held_partitions import held_partitions
 from tests.stages.conftest import write_shard
 from toolformer_dag.settings import load_settings
 
@@ -24,7 +25,9 @@ def tick(world):
         with dg.build_sensor_context(instance=dg.DagsterInstance.get(), cursor=cursor) as context:
             ticked = shard_sensor(plan)(context)
         cursor = ticked.cursor
-        new = [request for request in ticked.run_requests if request.run_key is None or request.run_key not in seen]
+        new = [
+            request for request in ticked.run_requests or () if request.run_key is None or request.run_key not in seen
+        ]
         seen.update(request.run_key for request in new)
         return [(request.asset_selection[0].to_user_string(), request.partition_key) for request in new]
 
@@ -48,3 +51,12 @@ def test_a_file_that_comes_changes_and_goes_is_asked_for_once_each_time(world, t
     (world.folder / "web" / "two.json.gz").unlink()
     assert tick() == [("ccnet/shard_list", None)]
     assert sorted(dg.DagsterInstance.get().get_dynamic_partitions("shards")) == ["added", "one"]
+
+
+def test_a_file_that_comes_during_a_run_is_asked_for_after_it(world, tick):
+    assert tick() == []
+    line = world.line()
+    with held_partitions(line.instance, line.shards):
+        write_shard(world.folder / "web", "added")
+        assert tick() == []
+    assert tick() == [("ccnet/raw_shards", "added"), ("ccnet/shard_list", None)]

@@ -6,8 +6,9 @@ from hashlib import sha256
 import dagster as dg
 import pytest
 
-from resources.instance import SHARDS, keep_partitions
-from resources.runs import bring_up_to_date
+from resources.held_partitions import keep_partitions
+from resources.instance import SHARDS
+from resources.runs import Outcome, bring_up_to_date, materialize
 from resources.staleness import stale_assets
 
 Values = dict[str, str]
@@ -51,8 +52,17 @@ def instance():
         yield instance
 
 
+def brought(instance: dg.DagsterInstance, values: Mapping[str, str]) -> Outcome:
+    definitions, shards = graph_of(values), instance.get_dynamic_partitions("shards")
+    return bring_up_to_date(
+        definitions.resolve_asset_graph(),
+        look=lambda: stale_assets(definitions, instance, shards),
+        run=lambda batches: (materialize(definitions, instance, batch) for batch in batches),
+    )
+
+
 def ran(instance: dg.DagsterInstance, values: Mapping[str, str]) -> list[str]:
-    return [str(asset) for asset in bring_up_to_date(graph_of(values), instance).ran]
+    return [str(asset) for asset in brought(instance, values).ran]
 
 
 def test_first_run_makes_everything_once_and_a_second_one_nothing(instance):
@@ -71,13 +81,13 @@ def test_change_stops_where_the_content_stays_the_same(instance):
 def test_new_partition_alone_is_missing(instance):
     ran(instance, FIRST)
     keep_partitions(instance, ["a", "b", "c"])
-    stale = [str(asset) for asset in stale_assets(graph_of(FIRST), instance)]
+    stale = [str(asset) for asset in stale_assets(graph_of(FIRST), instance, ["a", "b", "c"])]
     assert sorted(stale) == ["counted[c]", "other_lane[c]", "raw[c]"]
     assert ran(instance, FIRST)[-1] == "kept"
 
 
 def test_failed_lane_leaves_the_others_going(instance):
-    outcome = bring_up_to_date(graph_of(FIRST | {"counted": "broken"}), instance)
+    outcome = brought(instance, FIRST | {"counted": "broken"})
     assert sorted(map(str, outcome.ran)) == ["other_lane[a]", "other_lane[b]", "raw[a]", "raw[b]"]
     assert "the tool is down" in next(reason for asset, reason in outcome.failed.items() if str(asset) == "counted[a]")
     assert sorted(ran(instance, FIRST)) == ["counted[a]", "counted[b]", "kept", "trained"]
@@ -85,6 +95,6 @@ def test_failed_lane_leaves_the_others_going(instance):
 
 def test_causes_say_what_changed(instance):
     ran(instance, FIRST)
-    [kept] = stale_assets(graph_of(FIRST | {"kept": "2.0"}), instance)
+    [kept] = stale_assets(graph_of(FIRST | {"kept": "2.0"}), instance, ["a", "b"])
     assert str(kept) == "kept"
     assert "code version" in kept.causes[0]

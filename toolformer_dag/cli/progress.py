@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from toolformer_dag.progress import watched_by
 
 if TYPE_CHECKING:
-    from resources.runs import Batch
+    from resources.batches import Batch
 
 
 FEW = 8  # assets that are named one by one
