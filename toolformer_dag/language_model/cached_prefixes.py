@@ -5,6 +5,7 @@ The results are those of the whole sequences z, x run by themselves, up to round
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from toolformer_dag.language_model.backbone import Backbone, on_device, padded
 from toolformer_dag.language_model.memory import batches
 from toolformer_dag.language_model.prefix_tree import PrefixTree, forest
+
+Nodes = dict[int, list[tuple[Tensor, Tensor]]]
+"""Keys and values [nodes, H_kv, D] by layer, a pair for each pass."""
 
 
 class CachedPrefixes:
@@ -26,16 +30,18 @@ class CachedPrefixes:
         """Runs the prefixes, which stand in lexicographic order, at most `budget` tokens a pass."""
         self.backbone = backbone
         planted = forest(prefixes)
-        self.paths, self.fresh = planted.paths, planted.fresh
-        trees = [tree for tree in planted.trees if tree.tokens]
-        self._keys: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        cuts = list(batches(range(len(trees)), [len(tree.tokens) for tree in trees], budget))
-        ends = [self._grow([trees[number] for number in cut]) for cut in cuts]
+        self.fresh = planted.fresh
+        sizes = [len(tree.tokens) for tree in planted.trees]
+        order = sorted(filter(sizes.__getitem__, range(len(sizes))), key=sizes.__getitem__)
+        starts = dict(zip(order, accumulate((sizes[tree] for tree in order), initial=0), strict=False))
+        homes = zip(planted.homes, planted.paths, strict=True)
+        self.paths = [[starts[home] + node for node in path] for home, path in homes]
+        found: Nodes = defaultdict(list)
+        cuts = list(batches(order, sizes, budget))
+        ends = [self._grow([planted.trees[tree] for tree in cut], found) for cut in cuts]
         self.passes = len(cuts)
         self.ends = torch.cat(ends) if ends else None
-        self.layers = {
-            layer: tuple(torch.cat(parts) for parts in zip(*found, strict=True)) for layer, found in self._keys.items()
-        }
+        self.layers = {layer: tuple(map(torch.cat, zip(*found.pop(layer), strict=True))) for layer in list(found)}
 
     def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """[len(chosen), 1 + T, features]: at the last token of each chosen prefix, then at the tokens of its text.
@@ -50,8 +56,8 @@ class CachedPrefixes:
         ends = self.ends[on_device([path[-1] if path else 0 for path in paths], ids.device)][:, None]
         return ends if found is None else torch.cat([ends, found], 1)
 
-    def _grow(self, trees: Sequence[PrefixTree]) -> Tensor:
-        """Runs trees side by side and keeps their nodes' keys; [nodes, features]."""
+    def _grow(self, trees: Sequence[PrefixTree], found: Nodes) -> Tensor:
+        """Runs trees side by side and adds their nodes' keys to what was found; [nodes, features]."""
         ids = padded([tree.tokens for tree in trees], self.backbone.device)
         places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
         rows, columns = on_device(places, ids.device).T
@@ -59,7 +65,7 @@ class CachedPrefixes:
         bias = self._bias(seen[:, None])
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-            self._keys[layer].append((keys[rows, :, columns], values[rows, :, columns]))
+            found[layer].append((keys[rows, :, columns], values[rows, :, columns]))
             return biased(queries, keys, values, bias, scale)
 
         depths = padded([tree.depths for tree in trees], ids.device)

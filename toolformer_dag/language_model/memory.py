@@ -13,6 +13,8 @@ CPU_TOKENS = 2048
 HELD = 8
 """Keys are held for up to this many times the tokens of one pass: decoding wants many rows at once."""
 
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
+
 
 class TokenBudget:
     """`tokens` is what one pass may hold, padding counted."""
@@ -44,6 +46,9 @@ class TokenBudget:
                 self._shrink(error, len(batch), lengths[batch[-1]])
             else:
                 waiting = waiting[len(batch) :]
+                continue
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # not before the error is gone, which holds on to the tensors of its frames
 
     def _shrink(self, error: RuntimeError, batch: int, length: int) -> None:
         if not is_out_of_memory(error):
@@ -54,13 +59,11 @@ class TokenBudget:
                 "shorter segments or a device with more memory"
             ) from error
         self.tokens = max(1, self.tokens // 2)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """On a GPU torch has a class for it, on a CPU only words."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """On a GPU torch has a class for it; on a CPU, and where cuBLAS asks for memory itself, only words."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def free_token_budget(model: Any, device: torch.device) -> int:
@@ -73,7 +76,7 @@ def free_token_budget(model: Any, device: torch.device) -> int:
 
 def _bytes_per_token(model: Any) -> int:
     """Keys and values of all layers, `HELD` times, and one layer's activations."""
-    config = model.config
+    config = model.config.get_text_config()
     width, layers = int(config.hidden_size), int(config.num_hidden_layers)
     return (HELD * 2 * layers + 32) * width * int(next(model.parameters()).element_size())
 

@@ -42,31 +42,29 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Trees over some sequences; `paths` has the nodes of each, counted through all trees, `fresh` how many are new."""
+    """Trees over some sequences: by sequence the number of its tree, its nodes there, and how many of them are new."""
 
     trees: list[PrefixTree]
+    homes: list[int]
     paths: list[list[int]]
     fresh: list[int]
 
 
 def forest(sequences: Sequence[Sequence[int]]) -> Forest:
     """Trees over sequences in lexicographic order, in which a sequence shares most with the one before it."""
-    trees: list[PrefixTree] = []
-    paths: list[list[int]] = []
-    fresh: list[int] = []
-    first, before, path = 0, list[int](), list[int]()
+    grown = Forest([PrefixTree()], [], [], [])
+    before, path = list[int](), list[int]()
     for sequence in map(list, sequences):
         common = _common(before, sequence)
-        added = len(sequence) - common
-        if not trees or (added and trees[-1].tokens and len(trees[-1].tokens) + added > NODES):
-            first += len(trees[-1].tokens) if trees else 0
-            trees.append(PrefixTree())
-            common, added, path = 0, len(sequence), []
-        path = trees[-1].add(sequence, path[:common])
-        paths.append([first + node for node in path])
-        fresh.append(added)
-        before = sequence
-    return Forest(trees, paths, fresh)
+        held = len(grown.trees[-1].tokens)
+        if held and common < len(sequence) and held + len(sequence) - common > NODES:
+            grown.trees.append(PrefixTree())
+            common = 0
+        before, path = sequence, grown.trees[-1].add(sequence, path[:common])
+        grown.homes.append(len(grown.trees) - 1)
+        grown.paths.append(path)
+        grown.fresh.append(len(sequence) - common)
+    return grown
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

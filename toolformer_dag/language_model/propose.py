@@ -74,26 +74,33 @@ def _probabilities(runtime: Runtime, texts: Texts, items: Sequence[Item]) -> lis
     for batch in batches(range(len(items)), lengths, runtime.budget.tokens):
         features = texts.features(batch)
         runtime.counts.passes += 1
-        for row, number in zip(features, batch, strict=True):
-            item = items[number]
-            runtime.counts.add("samples" if item.wanted is not None else "positions", lengths[number])
-            if item.request.probabilities is not None:
-                result.append(item.request.probabilities)
-            else:
-                result.append(_first_token(runtime, row, item.text))
+        for number in batch:
+            runtime.counts.add("samples" if items[number].wanted is not None else "positions", lengths[number])
+        found = iter(_first_tokens(runtime, features, [items[number] for number in batch]))
+        for number in batch:
+            known = items[number].request.probabilities
+            result.append(known if known is not None else next(found))
     asked = [number for number, item in enumerate(items) if item.wanted is None]
     if len(runtime.encoding.start) > 1 and asked:
         _further_tokens(runtime, texts, items, asked, result)
     return result
 
 
-def _first_token(runtime: Runtime, features: torch.Tensor, text: TextTokens) -> NDArray[np.float32]:
-    """The probability of the first token of " [" before every x_i; 0 where x_i begins inside a character."""
-    n = len(text.ids)
-    first = n + len(runtime.encoding.output) - 1
-    start = torch.full((n,), runtime.encoding.start[0], device=features.device)
-    probabilities = runtime.backbone.log_probabilities(features[first : first + n], start).exp()
-    return np.where(text.inside, np.float32(0), probabilities.cpu().numpy())
+def _first_tokens(runtime: Runtime, features: torch.Tensor, items: Sequence[Item]) -> list[NDArray[np.float32]]:
+    """For the items without p_i: the probability of the first token of " [" before every x_i.
+
+    0 where x_i begins inside a character. Read back once for all of them.
+    """
+    before = len(runtime.encoding.output) - 1
+    asked = [(row, item.text) for row, item in enumerate(items) if item.request.probabilities is None]
+    if not asked:
+        return []
+    starts = [(row, len(text.ids) + before, len(text.ids)) for row, text in asked]
+    rows = torch.cat([features[row, first : first + n] for row, first, n in starts])
+    token = torch.full((len(rows),), runtime.encoding.start[0], device=features.device)
+    probabilities = runtime.backbone.log_probabilities(rows, token).exp().cpu().numpy()
+    parts = np.split(probabilities, np.cumsum([n for *_, n in starts])[:-1])
+    return [np.where(text.inside, np.float32(0), part) for (_, text), part in zip(asked, parts, strict=True)]
 
 
 def _further_tokens(
