@@ -37,7 +37,7 @@ def _proposals(engine: Engine, task: Any, requests: list[ProposalRequest], peak:
     _show("positions", counts["positions"], positions, engine, peak, read)
     both, counts = spent(task.m)
     _show("samples", counts["samples"], both - positions, engine, peak, counts["samples"])
-    _bandwidth(engine, counts["decoding_steps"], both - positions)
+    _bandwidth(engine, _read(engine, task, counts["decoding_steps"], read), both - positions)
 
 
 def _calls(chosen: Sequence[str]) -> list[LossRequest]:
@@ -69,8 +69,22 @@ def _embeddings(engine: Engine) -> int:
     return sum(table.weight.numel() for table in tables)
 
 
-def _bandwidth(engine: Engine, steps: int, seconds: float) -> None:
-    """The weights are read once per step; keys and values, which our sharing makes few, are not counted."""
+def _read(engine: Engine, task: Any, steps: int, tokens: int) -> int:
+    """Bytes read by that many decoding steps.
+
+    The weights and the head's keys and values are read once a step, those of a text (twice its tokens) once for each
+    token of its samples, of which random weights end hardly any early.
+    """
     weights = sum(p.numel() * p.element_size() for p in engine.language_model.model.parameters())
-    rate, peak = weights * steps / seconds, copy_rate(engine.language_model.device)
-    print(f"{'':10} weights read at {rate / 1e9:.1f} GB/s while decoding, {rate / peak:.0%} of a plain copy")
+    config = engine.language_model.model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = config.hidden_size // config.num_attention_heads * heads
+    key_bytes: int = 2 * config.num_hidden_layers * width * engine.language_model.model.dtype.itemsize
+    head = len(engine.encoding.head(task.tool.prompt))
+    own_steps: int = task.sampling.max_call_tokens
+    return steps * (weights + head * key_bytes) + 2 * tokens * own_steps * key_bytes
+
+
+def _bandwidth(engine: Engine, read: int, seconds: float) -> None:
+    rate, peak = read / seconds, copy_rate(engine.language_model.device)
+    print(f"{'':10} weights, keys and values read at {rate / 1e9:.1f} GB/s, {rate / peak:.0%} of a plain copy")
