@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,15 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
+from toolformer_dag.embedded.training.blur import blurred
 from toolformer_dag.embedded.training.boot_camp import boot_camp_row
 from toolformer_dag.embedded.training.excerpt import excerpt
 from toolformer_dag.embedded.training.export import export_model
 from toolformer_dag.embedded.training.gptj import GPTJ
+from toolformer_dag.embedded.training.instructions import NAMES
 from toolformer_dag.embedded.training.muon import orthogonal
+from toolformer_dag.embedded.training.notes import note, with_notes
 from toolformer_dag.embedded.training.packing import NoDocuments, pack
 from toolformer_dag.embedded.training.real_text import HELD_OUT_SHARDS, RealTextError, is_held_out, load_real_text
 from toolformer_dag.embedded.training.shape import SHAPES, ModelShape
 from toolformer_dag.embedded.training.tokenizer import train_tokenizer
+from toolformer_dag.embedded.world import the_world
+
+NAME_OR_NUMBER = re.compile(r"[A-Z][a-z]+|\d[\d,.]*")
 
 
 @pytest.mark.parametrize("size", [(8, 8), (24, 8), (8, 40)])
@@ -59,10 +68,48 @@ def test_the_export_gives_the_same_logits_in_transformers(tmp_path: Path) -> Non
 
 
 def test_boot_camp_rows_can_be_predicted_by_looking_back() -> None:
-    rows = [boot_camp_row(Random(seed), 2048, 65) for seed in range(50)]
+    rows = [boot_camp_row(Random(seed), 2048, 65, progress=0.9) for seed in range(50)]
     assert all(len(row) == 65 and min(row) > 0 and max(row) < 2048 for row in rows)
     repeated = [row[i] in row[:i] for row in rows for i in range(1, 65)]
     assert 0.4 < sum(repeated) / len(repeated) < 0.9
+
+
+def test_at_first_what_is_repeated_was_said_a_few_places_before() -> None:
+    rows = [boot_camp_row(Random(seed), 10**9, 65, progress=0) for seed in range(50)]
+    ways = [
+        place - max(i for i in range(place) if row[i] == row[place])
+        for row in rows
+        for place in range(65)
+        if row[place] in row[:place]
+    ]
+    assert len(ways) > 50 * 20
+    assert max(ways) <= 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(TOOLS))
+def test_blurring_leaves_names_numbers_and_what_is_asked(seed: int, tool: str) -> None:
+    random = Random(seed)
+    gold = phenomenon(random, the_world(), tool, "pretraining", "seen")
+    other = blurred(random, gold)
+    assert replace(other, before=gold.before, input=gold.input) == gold
+    assert NAME_OR_NUMBER.findall(other.before) == NAME_OR_NUMBER.findall(gold.before)
+    if tool == "question_answering":
+        assert (other.input.strip('"') in other.before) == (gold.input.strip('"') in gold.before)
+    else:
+        assert other.input == gold.input
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(TOOLS))
+def test_notes_come_before_or_right_before_the_words_they_tell(seed: int, tool: str) -> None:
+    random = Random(seed)
+    gold = phenomenon(random, the_world(), tool, "pretraining", "seen")
+    pieces = with_notes(random, gold.text, [note(random, gold, gold.text)], [])
+    whole = "".join(pieces)
+    assert whole.startswith(gold.before) or whole.endswith((gold.text, gold.after))
+    assert not any(f"[{name}(" in whole for name in NAMES.values())
+    assert not ("->" in whole and " [" in whole)
 
 
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=60), min_size=60, max_size=90)

@@ -1,12 +1,11 @@
 """`toolformer-dag embedded`: the made web and the model that come with the package."""
 
-import inspect
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.options import Config, ModelName, settings_of
+from toolformer_dag.cli.study import evaluate
 from toolformer_dag.errors import UserError
 
 app = typer.Typer(help="The made web and the embedded model: write, train, evaluate.", no_args_is_help=True)
@@ -33,7 +32,7 @@ def web(
 def train(
     folder: Annotated[Path, typer.Argument(help="Where the model is written; a run broken off there goes on.")],
     size: Annotated[str, typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.")] = "2M",
-    steps: Annotated[int, typer.Option(help="Steps of 4,096 tokens.")] = 7200,
+    steps: Annotated[int, typer.Option(help="Steps of 4,096 tokens.")] = 5000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
     real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, passages, translated phrases.")] = None,
     processes: Annotated[int, typer.Option(help="One thread each.")] = 2,
@@ -57,32 +56,4 @@ def train(
     typer.echo(run(settings, folder, real_text or (), show, processes))
 
 
-@app.command()
-def evaluate(
-    model: ModelName = None,
-    texts: Annotated[int, typer.Option(help="Texts per tool, about the facts of evaluation.")] = 200,
-    unseen: Annotated[bool, typer.Option("--unseen", help="In wordings that training never showed.")] = False,
-    paper_prompts: Annotated[bool, typer.Option("--paper-prompts", help="The prompts of appendix A.2.")] = False,
-    config: Config = None,
-) -> None:
-    """Probe a base model: does it begin calls where they belong, and do right results lower its loss?
-
-    Example: toolformer-dag embedded evaluate --texts 200 --paper-prompts
-    """
-    from toolformer_dag.checkpoints import load_engine
-    from toolformer_dag.embedded.folder import PROMPTS
-    from toolformer_dag.embedded.training.probe import made_golds, probe_gains, probe_places
-    from toolformer_dag.lane import lanes
-
-    settings = settings_of(config, "embedded", None)
-    engine = load_engine(settings.model, model)
-    typer.echo(f"{'tool':<20}{'p at place':>12}{'elsewhere':>12}{'right':>9}{'wrong':>9}{'other':>9}{'ordered':>9}")
-    for lane in lanes(settings):
-        paper = (Path(inspect.getfile(type(lane.tool))).parent / "prompt.txt").read_text("utf-8")
-        prompt = paper if paper_prompts else (PROMPTS / f"{lane.key}.txt").read_text("utf-8")
-        golds = made_golds(lane.key, texts, "evaluation", "unseen" if unseen else "seen")
-        places, gains = probe_places(engine, prompt, golds), probe_gains(engine, golds)
-        shares = f"{places.at_place:>12.3f}{places.elsewhere:>12.4f}"
-        typer.echo(
-            f"{lane.key:<20}{shares}{gains.right:>9.2f}{gains.wrong:>9.2f}{gains.other:>9.2f}{gains.ordered:>9.2f}"
-        )
+app.command()(evaluate)

@@ -5,23 +5,31 @@ Without it the losses of e(c, r) do not move at all; with it attention learns to
 
 from random import Random
 
-RECALL_SHARE = 0.25
+KIND_WEIGHTS = (40, 35, 25)  # repeats, echoes, recall
+ECHOES_ONLY = 0.7  # of the boot camp
+ECHOED = 4  # tokens of the longest segment that is said again at once
 BOOT_SEGMENT, LATER_SEGMENT = 16, 40  # tokens of the longest segment, in the boot camp and in the mix
 
 
-def boot_camp_row(random: Random, vocabulary: int, length: int) -> list[int]:
-    """`length` token ids: repeated random segments, or keys and values that are asked for again. Id 0 is not used."""
+def boot_camp_row(random: Random, vocabulary: int, length: int, progress: float) -> list[int]:
+    """`length` token ids of copy documents; id 0 is not used. `progress` through the boot camp: from 0 to 1.
+
+    At first only echoes, over a few places. Heads that learn on longer ways may settle for the token six places back,
+    one turn of the fastest rotary angle, instead of the one before; what was said so near is then never copied.
+    """
     row: list[int] = []
     while len(row) < length:
-        row += copy_document(random, vocabulary, BOOT_SEGMENT)
+        if progress < ECHOES_ONLY:
+            row += _echo(random, vocabulary, BOOT_SEGMENT)
+        else:
+            row += copy_document(random, vocabulary, BOOT_SEGMENT)
     return row[:length]
 
 
 def copy_document(random: Random, vocabulary: int, longest: int) -> list[int]:
-    """One such document; its segments have 3 to `longest` tokens."""
-    if random.random() < RECALL_SHARE:
-        return _recall(random, vocabulary)
-    return _repeats(random, vocabulary, longest)
+    """One such document; its segments have 2 to `longest` tokens."""
+    kind = random.choices((_repeats, _echo, _recall), KIND_WEIGHTS)[0]
+    return kind(random, vocabulary, longest)
 
 
 def _tokens(random: Random, vocabulary: int, shortest: int, longest: int) -> list[int]:
@@ -38,7 +46,16 @@ def _repeats(random: Random, vocabulary: int, longest: int) -> list[int]:
     return document
 
 
-def _recall(random: Random, vocabulary: int) -> list[int]:
+def _echo(random: Random, vocabulary: int, _longest: int) -> list[int]:
+    """A few tokens said again at once, as an answer follows a result."""
+    segment = _tokens(random, vocabulary, 2, ECHOED)
+    document = _tokens(random, vocabulary, 0, 4) + segment
+    for _ in range(random.randint(1, 3)):
+        document += _tokens(random, vocabulary, 0, 2) + segment
+    return document
+
+
+def _recall(random: Random, vocabulary: int, _longest: int) -> list[int]:
     arrow, end = _tokens(random, vocabulary, 1, 1), _tokens(random, vocabulary, 1, 1)
     pairs = [
         _tokens(random, vocabulary, 1, 3) + arrow + _tokens(random, vocabulary, 1, 4) + end

@@ -34,7 +34,7 @@ def instruction(random: Random, tool: str) -> str:
 def guessed_input(random: Random, tool: str, before: str) -> str:
     """An input made of the words before the place, where nothing better is known."""
     words = " ".join(before.split()[-random.randint(1, 4) :]).strip('"()[].,;:') or "this"
-    numbers = re.findall(r"\d+", before)[-2:] or [str(random.randint(2, 99))]
+    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", before)[-2:] or [str(random.randint(2, 99))]
     return {
         "calculator": f"{numbers[0]} {random.choice('+-*/')} {numbers[-1]}",
         "calendar": "",

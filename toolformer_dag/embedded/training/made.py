@@ -8,23 +8,26 @@ from toolformer_dag.embedded.names import PARTS
 from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
 from toolformer_dag.embedded.relation import Relation
 from toolformer_dag.embedded.relations import RELATIONS
+from toolformer_dag.embedded.training.blur import blurred
 from toolformer_dag.embedded.training.demonstrations import Example, demonstration, noisy_place
 from toolformer_dag.embedded.training.document import Document
 from toolformer_dag.embedded.training.instructions import NAMES, guessed_input, instruction
-from toolformer_dag.embedded.training.notes import note, with_notes
+from toolformer_dag.embedded.training.notes import content, note, with_notes
 from toolformer_dag.embedded.web import document_text
 from toolformer_dag.embedded.world import World
 from toolformer_dag.texts.call import Call
 
 TOOL_WEIGHTS = {"calculator": 3, "calendar": 2, "question_answering": 2, "wiki_search": 3, "machine_translation": 2}
 WRONG_INPUT = 0.2
+BLURRED_SHARE = 0.5
 ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
 
 
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
     """A phenomenon of a tool, or of any."""
     chosen = tool or random.choices(list(TOOL_WEIGHTS), list(TOOL_WEIGHTS.values()))[0]
-    return phenomenon(random, world, chosen, "pretraining", "seen")
+    gold = phenomenon(random, world, chosen, "pretraining", "seen")
+    return blurred(random, gold) if random.random() < BLURRED_SHARE else gold
 
 
 def of_any_part(random: Random, world: World) -> str:
@@ -54,9 +57,10 @@ def plain(random: Random, world: World) -> Document:
 def note_then_text(random: Random, world: World) -> Document:
     """A note and a page that uses it, or does not."""
     golds = [some(random, world) for _ in range(random.choice((1, 1, 2)))]
-    own = [note(random, gold) for gold in golds]
+    text = page(random, golds)
+    own = [note(random, gold, text) for gold in golds]
     distractor = some(random, world, golds[0].tool if random.random() < 0.5 else None)
-    return with_notes(random, page(random, golds), own, [note(random, distractor)])
+    return with_notes(random, text, own, [content(random, distractor)])
 
 
 def annotated(random: Random, world: World, tool: str, *, alone: bool) -> Example:

@@ -12,7 +12,7 @@ from toolformer_dag.embedded.training.real_gold import RealGold
 from toolformer_dag.embedded.training.real_text import load_real_text
 from toolformer_dag.embedded.world import World
 
-MADE_WEIGHTS = (22, 55, 23)  # plain, note and text, demonstration
+MADE_WEIGHTS = (18, 54, 28)  # plain, note and text, demonstration
 REAL_WEIGHTS = (40, 42, 18)
 TOKENIZER_TEXTS = 6_000
 WORLD_STEPS = 20

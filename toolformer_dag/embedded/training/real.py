@@ -8,7 +8,7 @@ from toolformer_dag.embedded.training.demonstrations import Example, demonstrati
 from toolformer_dag.embedded.training.document import Document
 from toolformer_dag.embedded.training.excerpt import excerpt
 from toolformer_dag.embedded.training.instructions import NAMES, guessed_input, instruction
-from toolformer_dag.embedded.training.notes import note, with_notes
+from toolformer_dag.embedded.training.notes import content, note, with_notes
 from toolformer_dag.embedded.training.real_gold import RealGold
 from toolformer_dag.texts.call import Call
 
@@ -34,7 +34,7 @@ def note_then_text(random: Random, source: RealGold) -> Document:
     gold, other = (_some(random, source) for _ in range(2))
     if gold is None:
         return plain(random, source)
-    return with_notes(random, gold.text, [note(random, gold)], [note(random, other)] if other else [])
+    return with_notes(random, gold.text, [note(random, gold, gold.text)], [content(random, other)] if other else [])
 
 
 def demonstrate(random: Random, source: RealGold) -> Document:

@@ -30,6 +30,8 @@ PHRASES = (
     ("They wrote {foreign} In English this is", " {english}"),
     ("The {language} sentence {foreign} was translated as", " {english}"),
 )
+OUTRIGHT_SHARE = 0.3  # of the questions: they stand in the text and are passed on as they are
+OUTRIGHT = (" The answer is", " Answer:", " It is", "", " I think it is", " They said:")
 TRIES = 12
 LARGEST = 20_000  # a longer page is not drawn more often than one of so many characters
 WINDOW = 2000  # characters of a page that are looked at for a place
@@ -98,8 +100,10 @@ class RealGold:
         if found is None:
             return None
         _, text, hit = found
-        asked = f'"{_wh(random, hit[0])} {_left(random, text, hit.start(), 7)}?"'
-        return _gold(random, "question_answering", text, hit, asked, hit[0])
+        asked = f"{_wh(random, hit[0])} {_left(random, text, hit.start(), 7)}?"
+        if random.random() < OUTRIGHT_SHARE:
+            return _outright(random, text, hit, asked)
+        return _gold(random, "question_answering", text, hit, f'"{asked}"', hit[0])
 
     def _search(self, random: Random) -> Phenomenon | None:
         found = self._place(random, (NUMBER, NAME, NAME, WORD))
@@ -125,6 +129,13 @@ class RealGold:
 
 def _gold(random: Random, tool: str, text: str, hit: re.Match[str], asked: str, result: str) -> Phenomenon:
     return _around(random, tool, text, hit.start(), (asked, result, hit[0]))
+
+
+def _outright(random: Random, text: str, hit: re.Match[str], asked: str) -> Phenomenon:
+    """Some text, a question and its answer."""
+    lead, _ = excerpt(random, text, random.randrange(len(text)), 150)
+    before = f"{lead} {asked}{random.choice(OUTRIGHT)}"
+    return Phenomenon("question_answering", before, f" {hit[0]}.", f'"{asked}"', hit[0], hit[0], "", True)
 
 
 def _around(random: Random, tool: str, text: str, place: int, call: tuple[str, str, str]) -> Phenomenon:

@@ -16,8 +16,8 @@ class EmbeddedTraining:
 
     shape: ModelShape = SHAPES["2M"]
     seed: int = 0
-    steps: int = 7200
-    boot_steps: int = 420
+    steps: int = 5000
+    boot_steps: int = 500
     warmup_steps: int = 50
     decay: float = 0.3
     lanes: int = 4

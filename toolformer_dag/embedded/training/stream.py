@@ -33,7 +33,8 @@ class Stream:
         if step < settings.boot_steps:
             rows = range(settings.lane_tokens // BOOT_LENGTH)
             vocabulary = settings.shape.vocabulary
-            return torch.tensor([boot_camp_row(random, vocabulary, BOOT_LENGTH + 1) for _ in rows])
+            progress = step / settings.boot_steps
+            return torch.tensor([boot_camp_row(random, vocabulary, BOOT_LENGTH + 1, progress) for _ in rows])
         length = LONG if step % LONG_EVERY == 0 else SHORT
         rows_of = settings.lane_tokens // length
         return torch.from_numpy(pack(self._documents(random, step), rows_of, length + 1, SHORT + 1))

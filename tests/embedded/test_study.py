@@ -1,0 +1,66 @@
+"""The tables of a study: shares with intervals over all seeds, and perplexity against the baseline."""
+
+import polars as pl
+import pytest
+
+from toolformer_dag.embedded.study.tables import accuracy_table, calls_table, perplexity_table, right_tool_table
+from toolformer_dag.evaluation.interval import wilson
+
+
+def outcome(benchmark: str, condition: str, *, correct: bool, called: str | None = None) -> dict[str, object]:
+    right_tool = called == "Calculator"
+    return {
+        "benchmark": benchmark,
+        "condition": condition,
+        "correct": correct,
+        "called": called,
+        "right_tool": right_tool,
+    }
+
+
+@pytest.fixture
+def outcomes() -> pl.DataFrame:
+    """Four questions with tools, three of them right, and two without."""
+    rows = [outcome("calculator (seen)", "Toolformer", correct=number > 0, called="Calculator") for number in range(4)]
+    rows += [outcome("calculator (seen)", "base", correct=False) for _ in range(2)]
+    rows += [outcome("calendar (unseen)", "Toolformer", correct=True, called="MT")]
+    return pl.DataFrame(rows)
+
+
+def test_a_cell_is_a_share_of_all_seeds_with_its_interval(outcomes: pl.DataFrame) -> None:
+    low, high = wilson(6, 8)
+    twice = accuracy_table(pl.concat([outcomes, outcomes]))
+    [cell] = twice.filter(wordings="seen", condition="Toolformer")["calculator"]
+    assert cell == f"75.0 ({100 * low:.1f}-{100 * high:.1f})"
+
+
+def test_wordings_have_rows_of_their_own_and_tools_columns(outcomes: pl.DataFrame) -> None:
+    table = accuracy_table(outcomes)
+    assert table.columns == ["wordings", "condition", "calculator", "calendar"]
+    assert table.select("wordings", "condition").rows() == [
+        ("seen", "Toolformer"),
+        ("seen", "base"),
+        ("unseen", "Toolformer"),
+    ]
+
+
+def test_the_right_tool_counts_only_where_tools_may_be_called(outcomes: pl.DataFrame) -> None:
+    table = right_tool_table(outcomes)
+    assert table["condition"].to_list() == ["Toolformer", "Toolformer"]
+    assert table["calculator"][0].startswith("100.0")
+    assert table["calendar"][1].startswith("0.0")
+
+
+def test_any_call_counts_as_a_call(outcomes: pl.DataFrame) -> None:
+    rows = {row[:2]: row[2:] for row in calls_table(outcomes).rows()}
+    assert rows["seen", "base"][0].startswith("0.0")
+    assert rows["unseen", "Toolformer"][1].startswith("100.0")
+
+
+def test_perplexity_is_compared_with_base_and_c_on_the_same_text() -> None:
+    rows = [("made", "base", 6.0, 2.0), ("made", "base + C", 4.0, 1.0), ("real", "base + C", 8.0, 1.0)]
+    rows += [("made", "base", 4.0, 1.0), ("made", "base + C", 6.0, 1.0)]
+    plain = pl.DataFrame(rows, schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row")
+    table = perplexity_table(plain)
+    assert table["perplexity"].to_list() == [5.0, 5.0, 8.0]
+    assert table["against base + C, %"].to_list() == [0.0, 0.0, 0.0]

@@ -1,0 +1,76 @@
+"""`toolformer-dag embedded evaluate`: the paper's effect on the made world, over several seeds."""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from toolformer_dag.embedded.study.measured import Measured
+    from toolformer_dag.embedded.study.settings import Study
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="Where the lines of the seeds are kept; what is there is not redone.")],
+    model: Annotated[str, typer.Option(help="`embedded`, or a base model made by `embedded train`.")] = "embedded",
+    seeds: Annotated[int, typer.Option(help="Whole lines, each with pages and questions of its own.")] = 3,
+    documents: Annotated[int, typer.Option(help="Pages of each line.")] = 1600,
+    questions: Annotated[int, typer.Option(help="Per tool and set of wordings, for each seed.")] = 200,
+    texts: Annotated[int, typer.Option(help="Texts per tool for the probes of the base model.")] = 200,
+    real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards and passages, held out in part.")] = None,
+    processes: Annotated[int, typer.Option(help="Seeds at a time.")] = 2,
+) -> None:
+    """Probe the base model, run the line for every seed, and print what the finetuned models answer.
+
+    Example: toolformer-dag embedded evaluate study/ --seeds 1 --documents 400 --questions 50 --texts 50
+    """
+    import polars as pl
+
+    from toolformer_dag.checkpoints import model_name
+    from toolformer_dag.embedded.study.settings import Study
+    from toolformer_dag.embedded.training.evaluate import as_markdown
+    from toolformer_dag.embedded.training.evaluate import evaluate as probe
+
+    paths = tuple(path.absolute() for path in real_text or ())
+    study = Study(model, seeds, documents, questions, paths)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        pending = [pool.submit(_seed, folder.absolute(), study, seed) for seed in range(seeds)]
+        base = model_name(study.line(folder, 0).model)
+        typer.echo(as_markdown(probe(Path(base), paths, texts)))
+        found = [one.result() for one in pending]
+    outcomes = pl.concat([one.outcomes for one in found])
+    _show(outcomes, pl.concat([one.plain for one in found]))
+
+
+def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
+    """In a process of its own: a line has its own Dagster instance."""
+    import torch
+
+    from resources.line import Line
+    from toolformer_dag.embedded.study.measured import measure
+
+    torch.set_num_threads(1)
+    settings = study.line(folder, seed)
+    os.environ["DAGSTER_HOME"] = str(settings.root / ".dagster")
+    line = Line.of(settings)
+    line.raise_for(line.bring_up_to_date(training=True))
+    return measure(settings, study, seed)
+
+
+def _show(outcomes: "pl.DataFrame", plain: "pl.DataFrame") -> None:
+    from toolformer_dag.embedded.study.tables import accuracy_table, calls_table, perplexity_table, right_tool_table
+    from toolformer_dag.evaluation.table import markdown
+
+    tables = {
+        "Questions answered right, in per cent (95 % interval)": accuracy_table(outcomes),
+        "The right tool was called, in per cent": right_tool_table(outcomes),
+        "Any tool was called, in per cent": calls_table(outcomes),
+        "Held-out text, tools disabled": perplexity_table(plain),
+    }
+    for title, table in tables.items():
+        typer.echo(f"{title}\n\n{markdown(table)}")

@@ -1,0 +1,41 @@
+"""What finetuning on calls does to plain text that none of the models has seen, made and real."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from toolformer_dag.checkpoints import checkpoint_folder, load_model
+from toolformer_dag.embedded.study.settings import PAGE_CHARACTERS, PLAIN_TEXTS
+from toolformer_dag.embedded.training.real_text import load_real_text
+from toolformer_dag.embedded.web import records
+from toolformer_dag.evaluation.perplexity import perplexity
+from toolformer_dag.settings import Settings
+
+
+def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:
+    """Held-out texts by kind. Raises RealTextError."""
+    found = {"made pages": [record["raw_content"] for record in records(seed, "evaluation", PLAIN_TEXTS)]}
+    if real_text:
+        pages = load_real_text(real_text, held_out=True).web
+        texts = [
+            "\n".join(text for _, text in page.passages)[:PAGE_CHARACTERS] for page in pages[:: _every(len(pages))]
+        ]
+        found["real pages"] = [text for text in texts if text.strip()]
+    return found
+
+
+def _every(pages: int) -> int:
+    return max(1, pages // PLAIN_TEXTS)
+
+
+def plain_text_table(settings: Settings, texts: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+    """Columns text, condition, perplexity, bits_per_byte; calls are disabled."""
+    names = {"base": None, "base + C": "baseline_checkpoint", "Toolformer (disabled)": "finetuned_checkpoint"}
+    rows = []
+    for condition, name in names.items():
+        model = load_model(settings.model, str(checkpoint_folder(settings, name)) if name else None)
+        for kind, some in texts.items():
+            measured = perplexity(model, some)
+            rows.append((kind, condition, measured.perplexity, measured.bits_per_byte))
+    return pl.DataFrame(rows, schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row")
