@@ -75,7 +75,7 @@ def _read(engine: Engine, task: Any, steps: int, tokens: int) -> int:
     The weights and the head's keys and values are read once a step, those of a text (twice its tokens) once for each
     token of its samples, of which random weights end hardly any early.
     """
-    weights = sum(p.numel() * p.element_size() for p in engine.language_model.model.parameters())
+    weights: int = sum(p.numel() * p.element_size() for p in engine.language_model.model.parameters())
     config = engine.language_model.model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = config.hidden_size // config.num_attention_heads * heads

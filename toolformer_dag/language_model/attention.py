@@ -1,7 +1,7 @@
 """Taking over a model's attention for a forward pass, so that sequences can share keys and values.
 
-A model of transformers asks for its attention function by name, or (GPT-J) calls a method of its own; for the time of a
-`with` block ours stands in both places. Not covered: attention that is more than softmax(q k) v, such as soft caps,
+A model of transformers asks for its attention function by name, or (GPT-J) calls methods of its own; for the time of a
+`with` block ours stand in their places. Not covered: attention that is more than softmax(q k) v, such as soft caps,
 sinks, ALiBi or recurrent layers; such a model is run without shared keys (see `probe.py`).
 """
 
@@ -41,11 +41,12 @@ def attending(model: Any, attend: Attend) -> Iterator[None]:
     model.config._attn_implementation = NAME
     for module in _gptj_attentions(model):
         module._attn = partial(_gptj_attention, module)
+        module._get_embed_positions = partial(_gptj_rotations, module)
     try:
         yield
     finally:
         for module in _gptj_attentions(model):
-            del module._attn
+            del module._attn, module._get_embed_positions
         model.config._attn_implementation = before
         _attend.reset(token)
 
@@ -69,6 +70,12 @@ def _interface(
 
 def _gptj_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
     return _attend.get()(module.layer_idx, query, key, value, 1 / module.scale_attn), None
+
+
+def _gptj_rotations(module: Any, position_ids: Tensor) -> Tensor:
+    """The table of sines, seen by every row: transformers copies it for each, 500 kB a row and layer."""
+    table: Tensor = module.embed_positions
+    return table.expand(len(position_ids), -1, -1)
 
 
 def _gptj_attentions(model: Any) -> list[Any]:
