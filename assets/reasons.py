@@ -41,7 +41,7 @@ LANE_STAGES: Mapping[str, Callable[[Plan, Lane], Record]] = {
     "tool_results": lambda plan, lane: tool_results.settings(lane),
     "loss_deltas": lambda plan, lane: loss_deltas.settings(lane, plan.model),
     "swapped_results": lambda plan, lane: swapped_results.settings(
-        lane, plan.model, plan.settings.evaluation.swapped_calls
+        lane, plan.model, plan.settings.evaluation.swapped_texts
     ),
     "filtered_calls": lambda plan, lane: filtered_calls.settings(lane, plan.settings.training.examples_per_tool),
 }

@@ -21,19 +21,19 @@ THRESHOLDS = (0.5, 1.0, 2.0)
 def swapped_results(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
     """Nothing but the warehouse comes after it."""
     key = dg.AssetKey([lane.key, "swapped_results"])
-    limit = plan.settings.evaluation.swapped_calls
+    limit = plan.settings.evaluation.swapped_texts
 
     @dg.asset(
         key=key,
         group_name=lane.key,
-        deps=[dg.AssetKey([lane.key, "loss_deltas"])],
+        deps=[dg.AssetKey([lane.key, above]) for above in ("heuristic_subset", "loss_deltas")],
         partitions_def=SHARDS,
-        code_version=fingerprint(stage.settings(lane=lane, model=plan.model, swapped_calls=limit)),
+        code_version=fingerprint(stage.settings(lane=lane, model=plan.model, swapped_texts=limit)),
         kinds={"pytorch", "parquet"},
         owners=OWNERS,
         pool="gpu",
         check_specs=specs(key, "unique_keys", "losses_finite"),
-        description=f"Control: {limit} calls per shard with results of other documents: what is kept by chance.",
+        description=f"Control: calls of {limit} texts per shard with other documents' results: what is kept by chance.",
     )
     def swapped(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], language_model: LanguageModelResource
@@ -42,7 +42,7 @@ def swapped_results(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
             lake,
             lane,
             context.partition_key,
-            swapped_calls=limit,
+            swapped_texts=limit,
             engine=language_model.engine,
             model=plan.model,
             chunk_texts=plan.settings.execution.chunk_texts,

@@ -16,7 +16,6 @@ from toolformer_dag.settings import load_settings
 from toolformer_dag.storage.lake import Lake
 
 MEASURED = ("seconds", "cost")
-CONTROL = "swapped_results"
 SETTINGS = """
 [corpus]
 shards = ["web/*.json.gz"]
@@ -36,14 +35,10 @@ chunk_texts = 8
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What bringing the line up to date took; finetuning and evaluation are left out.
-
-    `control`: what the control with swapped results cost, which swaps other calls when calls change; not in `spent`.
-    """
+    """What bringing the line up to date took; finetuning and evaluation are left out."""
 
     seconds: float
     spent: Spent
-    control: Spent
     assets: int
 
 
@@ -74,10 +69,7 @@ class LineWorld:
         line = Line.of(load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides))
         outcome = line.bring_up_to_date(training=False)
         line.raise_for(outcome)
-        costs = outcome.costs.items()
-        control = sum((cost for asset, cost in costs if asset.key.path[-1] == CONTROL), Spent())
-        spent = sum((cost for asset, cost in costs if asset.key.path[-1] != CONTROL), Spent())
-        return Cost(time.perf_counter() - begin, spent, control, len(outcome.ran))
+        return Cost(time.perf_counter() - begin, outcome.spent, len(outcome.ran))
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Rows of every table and partition, without what measures time."""

@@ -3,8 +3,7 @@
 python -m benchmarks.rerun [--documents 60] [--work FOLDER]
 
 The full run is made twice, and the second one counts: the first pays for importing torch. Every change starts from a
-copy of its folder. Finetuning and evaluation are left out: they are run by hand. The tokens of the control with swapped
-results stand apart, since it swaps other calls whenever the calls change.
+copy of its folder. Finetuning and evaluation are left out: they are run by hand.
 """
 
 import argparse
@@ -113,12 +112,12 @@ def measure(folder: Path, count: int) -> None:
     full = whole.run()
     spent = full.spent
     print(f"full run: {full.seconds:.1f} s, {spent.tokens:,} tokens, {spent.calls:,} tool calls, {full.assets} assets")
-    print(f"{'change':28} {'time':>7} {'tokens':>8} {'calls':>7} {'control':>8} {'assets':>7}")
+    print(f"{'change':28} {'time':>7} {'tokens':>8} {'calls':>7} {'assets':>7}")
     for number, (name, change) in enumerate(CHANGES.items()):
         cost = change(whole.copy(folder / str(number)))
         time, tokens = cost.seconds / full.seconds, cost.spent.tokens / spent.tokens
-        calls, control = cost.spent.calls / spent.calls, cost.control.tokens / full.control.tokens
-        print(f"{name:28} {time:7.1%} {tokens:8.1%} {calls:7.1%} {control:8.1%} {cost.assets:7}", flush=True)
+        calls = cost.spent.calls / spent.calls
+        print(f"{name:28} {time:7.1%} {tokens:8.1%} {calls:7.1%} {cost.assets:7}", flush=True)
         shutil.rmtree(folder / str(number))
 
 

@@ -140,11 +140,11 @@ class Decoding(Frozen):
 
 
 class Evaluation(Frozen):
-    """How many held-out questions are asked per tool, and how many calls per shard and tool get swapped results."""
+    """Held-out questions per tool, and texts per shard and tool whose calls are scored with swapped results too."""
 
     questions: int = Field(200, ge=1)
     seed: int = 7
-    swapped_calls: int = Field(500, ge=1)
+    swapped_texts: int = Field(80, ge=1)
 
 
 class Execution(Frozen):

@@ -76,10 +76,14 @@ class Sums(Tool):
 
 @dataclass(frozen=True)
 class Ran:
-    """What was brought up to date, and its cost without the control, which swaps other calls when the calls change."""
+    """What was brought up to date, and what each of it cost."""
 
     assets: list[str]
-    spent: Spent
+    costs: Mapping[str, Spent]
+
+    @property
+    def spent(self) -> Spent:
+        return sum(self.costs.values(), Spent())
 
     def stages(self) -> set[str]:
         """Names without partitions."""
@@ -102,8 +106,7 @@ class World:
         line = self.line(*overrides)
         outcome = line.bring_up_to_date(training=training)
         line.raise_for(outcome)
-        paid = [cost for asset, cost in outcome.costs.items() if asset.key.path[-1] != "swapped_results"]
-        return Ran(list(map(str, outcome.ran)), sum(paid, Spent()))
+        return Ran(list(map(str, outcome.ran)), {str(asset): cost for asset, cost in outcome.costs.items()})
 
     def sql(self, sql: str) -> list[tuple[object, ...]]:
         return query(self.folder / "lake" / "toolformer.duckdb", sql).rows()

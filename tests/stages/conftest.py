@@ -149,7 +149,7 @@ class Line:
     max_tokens: int = 36
     chunk_texts: int = 4
     texts_per_shard: int | None = None
-    swapped_calls: int = 10
+    swapped_texts: int = 3
     engines: int = 0
     progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -190,7 +190,7 @@ class Line:
         if name == "loss_deltas":
             return loss_deltas(lake, lane, partition, **asked)
         if name == "swapped_results":
-            return swapped_results(lake, lane, partition, swapped_calls=self.swapped_calls, **asked)
+            return swapped_results(lake, lane, partition, swapped_texts=self.swapped_texts, **asked)
         if name == "filtered_calls":
             return filtered_calls(lake, lane, sorted(self.shards), examples_per_tool=1000)
         return augmented_corpus(lake, [lane], sorted(self.shards), cut=self.cut)

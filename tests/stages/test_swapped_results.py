@@ -1,7 +1,8 @@
 """The control: other documents' results, scored like the true ones, counted like the kept ones."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from resources.language_model import LanguageModelResource
 from toolformer_dag.cli.demo import CHANCE
 from toolformer_dag.settings import Settings
 from toolformer_dag.stages.errors import StaleInput
-from toolformer_dag.stages.exchange import exchange
+from toolformer_dag.stages.exchange import TEXT, exchange, likeliest_places
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.stages.swapped_results import by_chance
 from toolformer_dag.storage.errors import MissingPartition
@@ -30,78 +31,117 @@ from toolformer_dag.storage.warehouse import build, query
 if TYPE_CHECKING:
     from conftest import Line
 
+    from toolformer_dag.stages.report import StageReport
+
 NewLine = Callable[..., "Line"]
 Row = dict[str, Any]
+Key = tuple[Any, ...]
 KEY = ("shard", "digest", "segment", "position", "sample")
-CALLS = pl.Schema({name: columns("loss_deltas")[name] for name in (*KEY, "input", "result")})
+CALLS = pl.Schema({name: columns("loss_deltas")[name] for name in (*KEY, "input", "result", "p_api")})
+TEXTS = 100
+likely = st.sampled_from([0.1, 0.2, 0.2, 0.4])
 
 
-def call(shard: str, digest: str, position: int, sample: int, input: str) -> Row:
-    """The result follows from document and input, as it does for a tool."""
+def call(shard: str, digest: str, position: int, sample: int, input: str | None, p_api: float) -> Row:
+    """A candidate; the result follows from document and input, as it does for a tool. Without an input, no call."""
     place = {"shard": shard, "digest": digest, "segment": 0, "position": position, "sample": sample}
-    return {**place, "input": input, "result": f"{input}{digest if input == 'date' else ''}"}
+    result = None if input is None else f"{input}{digest if input == 'date' else ''}"
+    return {**place, "input": input, "result": result, "p_api": p_api}
 
 
-rows = st.lists(
-    st.builds(
-        call,
-        st.sampled_from(["one", "two"]),
-        st.sampled_from("abc"),
-        st.integers(0, 3),
-        st.integers(0, 2),
-        st.sampled_from(["1", "2", "date"]),
+def candidates_of(probabilities: dict[tuple[str, str], list[float]], inputs: Sequence[str | None]) -> list[Row]:
+    """Three samples at every position; p_i by text."""
+    turn = cycle(inputs)
+    return [
+        call(shard, digest, position, sample, next(turn), p_api)
+        for (shard, digest), found in probabilities.items()
+        for position, p_api in enumerate(found)
+        for sample in range(3)
+    ]
+
+
+candidates = st.builds(
+    candidates_of,
+    st.dictionaries(
+        st.tuples(st.sampled_from(["one", "two"]), st.sampled_from("abcd")), st.lists(likely, min_size=1, max_size=4)
     ),
-    max_size=25,
-    unique_by=lambda row: tuple(row[name] for name in KEY),
+    st.lists(st.sampled_from(["1", "2", "date", None]), min_size=1, max_size=20),
 )
 
 
-def exchanged(calls: Sequence[Row], limit: int) -> dict[tuple[Any, ...], Row]:
-    found = exchange(pl.DataFrame(calls, schema=CALLS), limit)
-    return {tuple(row[name] for name in KEY): row for row in found.to_dicts()}
+def exchanged(rows: Sequence[Row], limit: int = TEXTS, texts: Sequence[Row] | None = None) -> dict[Key, Row]:
+    """By key. `rows`: candidates; `texts`: rows of all texts, where some have no candidate."""
+    whole = pl.DataFrame(rows, schema=CALLS)
+    known = pl.DataFrame(texts or rows, schema=CALLS).select(TEXT).unique()
+    found = exchange(whole.filter(pl.col("result").is_not_null()), known, likeliest_places(whole), limit)
+    return {key_of(row): row for row in found.to_dicts()}
+
+
+def key_of(row: Row) -> Key:
+    return tuple(row[name] for name in KEY)
+
+
+def selected(rows: Sequence[Row], tau_s: float, k: int, m: int) -> list[Row]:
+    """The candidates that these thresholds leave, found slowly."""
+    texts = groupby(sorted(rows, key=key_of), key=lambda row: key_of(row)[:3])
+    chosen: list[Row] = []
+    for _, group in texts:
+        own = list(group)
+        places = sorted({(-row["p_api"], row["position"]) for row in own if row["p_api"] > tau_s})[:k]
+        chosen += [row for row in own if (-row["p_api"], row["position"]) in places and row["sample"] < m]
+    return chosen
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows, st.integers(1, 30), st.randoms(use_true_random=False))
-def test_a_call_gets_another_result_of_another_document_or_a_reason(calls, limit, random):
-    found = exchanged(calls, limit)
-    assert len(found) == len(calls)
-    for row in calls:
-        told = found[tuple(row[name] for name in KEY)]
-        others = {c["result"] for c in calls if c["digest"] != row["digest"]} - {row["result"]}
-        if told["swap_reason"] is None:
-            assert told["result"] in others
-        else:
-            assert told["result"] is None
-            assert told["swap_reason"] == "not_sampled" or not others
+@given(candidates, st.randoms(use_true_random=False))
+def test_a_call_is_told_the_first_sample_of_a_likelier_place_elsewhere_or_has_a_reason(rows, random):
+    found = exchanged(rows)
+    assert found.keys() == {key_of(row) for row in rows if row["result"] is not None}
+    best = {key_of(row)[:4]: row for row in selected(rows, 0.0, 1, 1)}
+    for told in found.values():
+        own = next(row for row in rows if key_of(row) == key_of(told))
+        others = {
+            row["result"]
+            for row in best.values()
+            if row["digest"] != own["digest"] and row["p_api"] >= own["p_api"] and row["result"] is not None
+        } - {own["result"]}
+        assert told["result"] in others if others else told["result"] is None
+        assert told["swap_reason"] == (None if others else "no_other_result")
+    assert exchanged(random.sample(rows, len(rows))) == found
+
+
+@settings(max_examples=60, deadline=None)
+@given(candidates, likely, st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
+def test_fewer_calls_change_nothing_about_those_that_stay(rows, tau_s, k, m, limit):
+    """Lowering k or m, or raising tau_s, asks for no pair that was not there."""
+    fewer, more = exchanged(selected(rows, tau_s, k, m), limit, rows), exchanged(rows, limit)
+    assert all(more[key] == row for key, row in fewer.items())
+
+
+@settings(max_examples=20, deadline=None)
+@given(candidates, st.integers(1, 3))
+def test_a_larger_sample_holds_the_smaller_one_and_texts_count_by_shard(rows, limit):
+    smaller, larger = exchanged(rows, limit), exchanged(rows, limit + 1)
+    sampled = {key: row for key, row in smaller.items() if row["swap_reason"] != "not_sampled"}
+    assert all(larger[key] == row for key, row in sampled.items())
     for shard in ("one", "two"):
-        sampled = [row for row in found.values() if row["shard"] == shard and row["swap_reason"] != "not_sampled"]
-        assert len(sampled) == min(limit, sum(row["shard"] == shard for row in calls))
-    assert exchanged(random.sample(calls, len(calls)), limit) == found
+        assert len({key[:3] for key in sampled if key[0] == shard}) <= limit
 
 
 @settings(max_examples=20, deadline=None)
-@given(rows, st.integers(1, 10))
-def test_a_larger_sample_holds_the_smaller_one(calls, limit):
-    smaller, larger = exchanged(calls, limit), exchanged(calls, limit + 5)
-    assert all(larger[key] == row for key, row in smaller.items() if row["swap_reason"] != "not_sampled")
-
-
-@settings(max_examples=20, deadline=None)
-@given(rows)
-def test_equal_calls_at_a_position_are_told_the_same(calls):
-    found = sorted(exchanged(calls, 100).values(), key=str)
+@given(candidates)
+def test_equal_calls_at_a_position_are_told_the_same(rows):
     told: dict[tuple[Any, ...], set[str]] = {}
-    for row in found:
-        told.setdefault((*(row[name] for name in KEY[:-1]), row["input"]), set()).add(str(row["result"]))
+    for row in exchanged(rows).values():
+        told.setdefault((*key_of(row)[:-1], row["input"]), set()).add(str(row["result"]))
     assert all(len(results) == 1 for results in told.values())
 
 
 def test_results_of_a_shard_go_round():
-    """Each of many documents with a result of its own; hardly any result is told twice or stays where it was."""
-    calls = [call("one", f"{number:03}", 0, 0, "date") for number in range(100)]
-    told = [row["result"] for row in exchanged(calls, 100).values()]
-    assert sorted(told) == sorted(row["result"] for row in calls)
+    """Each of many documents has a result of its own; of equally likely ones each is told once."""
+    rows = [call("one", f"{number:03}", 0, 0, "date", 0.5) for number in range(100)]
+    told = [row["result"] for row in exchanged(rows).values()]
+    assert sorted(told) == sorted(row["result"] for row in rows)
 
 
 @pytest.fixture
@@ -117,8 +157,10 @@ def test_losses_are_those_of_the_engine_and_are_paid_once(line: "Line") -> None:
     report = line.stage("swapped_results", "one")
     table = line.lake.table("calculator/swapped_results").read("one")
     assert table.schema == columns("swapped_results")
-    assert table.height == report.rows == line.swapped_calls
-    assert report.rejections["not_sampled"] == true.height - line.swapped_calls
+    texts = true.select(TEXT).unique().height
+    assert table.height == report.rows > 0
+    assert table.select(TEXT).unique().height <= line.swapped_texts < texts
+    assert table.height + sum(report.rejections.values()) == true.height
     assert report.computed > 0
     pairs = table.join(true, on=("tool", *KEY, "input", "p_api", "char_offset"))
     assert pairs.height == table.height
@@ -130,16 +172,41 @@ def test_losses_are_those_of_the_engine_and_are_paid_once(line: "Line") -> None:
     again = line.stage("swapped_results", "one")
     assert (again.computed, again.tokens, line.engines) == (0, {}, engines)
     assert again.data_version == report.data_version
-    line.swapped_calls += 5
+    line.swapped_texts += 1
     more = line.stage("swapped_results", "one")
     assert more.reused >= report.computed
-    assert more.computed <= 5
+    assert 0 < more.computed < report.computed
+
+
+def rerun(line: "Line") -> "StageReport":
+    """The lane from its candidates on; returns the control's report."""
+    for name in ("scored_candidates", "tool_results", "loss_deltas"):
+        line.stage(name, "one")
+    return line.stage("swapped_results", "one")
+
+
+@pytest.mark.parametrize("change", [{"k": 2}, {"m": 2}, {"tau_s": 0.3}])
+def test_fewer_candidates_cost_nothing_and_more_cost_what_is_missing(new_line: NewLine, line: "Line", change) -> None:
+    wide, whole = line.lane, line.stage("swapped_results", "one")
+    rows = line.lake.table("calculator/swapped_results").read("one")
+    line.lane = replace(wide, **change)
+    fewer = rerun(line)
+    assert fewer.tokens == {} and 0 < fewer.rows < whole.rows
+    narrow = new_line(["one"])
+    narrow.lane = line.lane
+    for name in ("raw_shards", "heuristic_subset"):
+        narrow.stage(name, "one")
+    alone = rerun(narrow)
+    assert_frame_equal(*(one.lake.table("calculator/swapped_results").read("one") for one in (line, narrow)))
+    narrow.lane = wide
+    assert rerun(narrow).computed == whole.computed - alone.computed
+    assert_frame_equal(narrow.lake.table("calculator/swapped_results").read("one"), rows, abs_tol=1e-5)
 
 
 def test_loss_of_a_swapped_result_against_the_engine_itself(line: "Line") -> None:
     from toolformer_dag.language_model.losses import LossRequest
 
-    line.swapped_calls = 3
+    line.swapped_texts = 1
     line.stage("swapped_results", "one")
     texts = line.lake.table("calculator/heuristic_subset").read("one")
     found = line.lake.table("calculator/swapped_results").read("one").join(texts, on=("shard", "digest", "segment"))
@@ -256,7 +323,7 @@ def test_the_demo_prints_the_chance_beside_every_count(tmp_path: Path) -> None:
 def test_the_asset_shows_both_shares(line: "Line") -> None:
     model = {"name": str(line.model_folder), "device": "cpu"}
     settings = Settings.model_validate(
-        {"root": line.folder, "tools": {"calculator": {}}, "model": model, "evaluation": {"swapped_calls": 6}}
+        {"root": line.folder, "tools": {"calculator": {}}, "model": model, "evaluation": {"swapped_texts": 2}}
     )
     instance = dg.DagsterInstance.ephemeral()
     instance.add_dynamic_partitions(SHARDS.name or "", ["one"])
@@ -270,9 +337,10 @@ def test_the_asset_shows_both_shares(line: "Line") -> None:
         },
     )
     [made] = done.asset_materializations_for_node("calculator__swapped_results")
-    assert made.metadata["dagster/row_count"].value == 6
+    rows = made.metadata["dagster/row_count"].value
+    assert rows == line.lake.table("calculator/swapped_results").read("one").height > 0
     table = str(made.metadata["kept"].value)
     assert table.startswith("| tau_f | sampled | kept | kept_swapped | % kept | % kept_swapped |")
     assert [row.split(" | ")[:2] for row in table.splitlines()[2:]] == [
-        [f"| {tau:.3f}", "6"] for tau in (line.lane.tau_f, 0.5, 1.0, 2.0)
+        [f"| {tau:.3f}", str(rows)] for tau in (line.lane.tau_f, 0.5, 1.0, 2.0)
     ]

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from toolformer_dag.language_model.engine import Engine
 
 STAGE = "swapped_results"
-TEXT = ("shard", "digest", "segment")
-ROW = ("tool", *TEXT, "position", "sample")
+TEXT = exchange.TEXT
+ROW = ("tool", *exchange.PLACE, "sample")
 
 
-def settings(lane: Lane, model: Mapping[str, object], swapped_calls: int) -> dict[str, Any]:
+def settings(lane: Lane, model: Mapping[str, object], swapped_texts: int) -> dict[str, Any]:
     """What determines the rows beside the scored calls."""
-    return {**losses_identity(lane, model), "exchange": exchange.METHOD, "swapped_calls": swapped_calls}
+    return {**losses_identity(lane, model), "exchange": exchange.METHOD, "swapped_texts": swapped_texts}
 
 
 def swapped_results(
@@ -34,26 +34,27 @@ def swapped_results(
     lane: Lane,
     partition: str,
     *,
-    swapped_calls: int,
+    swapped_texts: int,
     engine: "Callable[[], Engine]",
     model: Mapping[str, object],
     chunk_texts: int,
     progress: Progress = silent,
 ) -> StageReport:
-    """Scores at most `swapped_calls` calls of each shard again, with results of other documents (see `exchange`).
+    """Scores the calls of `swapped_texts` texts of each shard again, with results of other documents (see `exchange`).
 
     A row is a row of loss_deltas with another result, its losses and its delta. Every scored call has one or is
     counted: not_sampled, no_other_result, or the reason it had in loss_deltas. Raises StaleInput, MissingPartition.
     """
     clock = Clock()
     versions, texts, calls = _calls(lake, lane, partition)
-    swapped = exchange.exchange(calls.filter(pl.col("reason").is_null()), swapped_calls)
+    likeliest = exchange.likeliest_places(lake.table(f"{lane.key}/scored_candidates").read(partition))
+    swapped = exchange.exchange(calls.filter(pl.col("reason").is_null()), texts, likeliest, swapped_texts)
     left_out = counted(calls) + counted(swapped, "swap_reason")
     scored, work = paid_losses(
         lake,
         lane,
         swapped.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"),
-        texts,
+        dict(texts.select("text_digest", "text").iter_rows()),
         engine=engine,
         model=model,
         chunk_texts=chunk_texts,
@@ -62,7 +63,7 @@ def swapped_results(
     table = scored.select(columns(STAGE).names()).sort(ROW)
     output = Output(lake, STAGE, lane.key, partition, lane.key)
     return output.publish(
-        [table], settings(lane, model, swapped_calls), versions, left_out + counted(table), clock, work
+        [table], settings(lane, model, swapped_texts), versions, left_out + counted(table), clock, work
     )
 
 
@@ -81,13 +82,13 @@ def by_chance(true: pl.LazyFrame, swapped: pl.LazyFrame, thresholds: Sequence[fl
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], dict[str, str], pl.DataFrame]:
-    """Data versions of the inputs, texts by digest, and the scored calls with the digests of their texts."""
+def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.DataFrame, pl.DataFrame]:
+    """Data versions of the inputs, the texts, and the scored calls with the digests of their texts."""
     scored, subset = lake.table(f"{lane.key}/loss_deltas"), lake.table(f"{lane.key}/heuristic_subset")
+    versions = {table.name.split("/")[1]: table.pointer(partition).data_version for table in (subset, scored)}
     texts = subset.read(partition)
     calls = scored.read(partition).join(texts.select(*TEXT, "text_digest"), on=TEXT, how="left", maintain_order="left")
     if calls["text_digest"].has_nulls():
         raise StaleInput(STAGE, partition, "scored calls of texts that are gone", f"{lane.key}/loss_deltas")
-    versions = {"loss_deltas": scored.pointer(partition).data_version}
     calls = calls.drop("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
-    return versions, dict(texts.select("text_digest", "text").iter_rows()), calls
+    return versions, texts, calls
