@@ -30,6 +30,7 @@ tau_f = 0.1
 tau_f = 0.1
 [execution]
 chunk_texts = 8
+workers = 1
 """
 
 

@@ -1,10 +1,14 @@
 """The model that the assets ask, loaded when the first asset needs it and kept for the process."""
 
+import os
 from functools import lru_cache
+from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from resources.gpu import own_gpu
 from toolformer_dag.settings import Model
 
 if TYPE_CHECKING:
@@ -36,8 +40,13 @@ class LanguageModelResource(dg.ConfigurableResource["LanguageModelResource"]):
 
 @lru_cache(maxsize=1)
 def _engine(model: Model) -> "Engine":
+    import torch
+
     from toolformer_dag.checkpoints import load_engine
 
+    gpu = own_gpu(torch.cuda.device_count(), Path(os.environ.get("DAGSTER_HOME", gettempdir())))
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
     return load_engine(model)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import dagster as dg
 
@@ -13,12 +14,16 @@ from resources.lost_outputs import lost_outputs
 from resources.processes import alive, end_dead_runs
 from resources.runs import NOT_RUN, Outcome, bring_up_to_date, materialize
 from resources.staleness import Output, StaleAsset, stale_assets
+from resources.worker_count import worker_count
+from resources.workers import Workers
 from toolformer_dag.errors import UserError
 from toolformer_dag.settings import Settings
 from toolformer_dag.shards import ShardFile, partitions, shard_files
 from toolformer_dag.storage.lake import Lake
 
 RAW_SHARDS = dg.AssetKey(["ccnet", "raw_shards"])
+POOL = "gpu"
+"""Of the assets that ask the model."""
 BY_HAND = ("training/finetuned_checkpoint", "training/baseline_checkpoint", "evaluation/")
 
 
@@ -58,18 +63,40 @@ class Line:
         The instance's partitions become those of the shard files. Raises ShardsInUse.
         """
         folder = home(self.settings.root)
-        with held_partitions(self.instance, self.shards), alive(folder) as tags:
+
+        def wanted(key: dg.AssetKey) -> bool:
+            return training or not key.to_user_string().startswith(BY_HAND)
+
+        with (
+            held_partitions(self.instance, self.shards),
+            alive(folder) as tags,
+            Workers(self.settings, self.instance, announce) as workers,
+        ):
             end_dead_runs(self.instance, folder)
-
-            def wanted(key: dg.AssetKey) -> bool:
-                return training or not key.to_user_string().startswith(BY_HAND)
-
-            def run(batches: Sequence[Batch]) -> Iterator[Outcome]:
-                for batch in batches:
-                    announce(batch)
-                    yield materialize(self.definitions, self.instance, batch, tags)
-
+            run = partial(self._run, workers, tags, announce)
             return bring_up_to_date(self.definitions.resolve_asset_graph(), self.stale, run, wanted)
+
+    def _run(
+        self, workers: Workers, tags: Mapping[str, str], announce: Callable[[Batch], None], batches: Sequence[Batch]
+    ) -> Iterator[Outcome]:
+        """In workers where several batches ask the model, else here."""
+        if (count := self._at_once(batches)) > 1:
+            yield from workers.run(batches, count)
+            return
+        if any(batch.partition is None for batch in batches):
+            workers.close()  # finetuning and evaluation want their memory
+        for batch in batches:
+            announce(batch)
+            yield materialize(self.definitions, self.instance, batch, tags)
+
+    def _at_once(self, batches: Sequence[Batch]) -> int:
+        graph = self.definitions.resolve_asset_graph()
+        asking = [batch for batch in batches if any(POOL in (graph.get(one.key).pools or ()) for one in batch.assets)]
+        if len(asking) < 2:
+            return 1
+        count = worker_count(self.settings)
+        self.instance.event_log_storage.set_concurrency_slots(POOL, count)
+        return count
 
     def why(self, asset: StaleAsset) -> list[str]:
         """What changed since the stored rows were made, and what Dagster says of it."""

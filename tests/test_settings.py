@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolformer_dag.settings import load_settings
@@ -75,6 +75,7 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
         ("training.batchsize=3", ["training.batchsize", "did you mean 'batch_size'"]),
         ("training.zzz=3", ["training.zzz", "known keys", "batch_size"]),
         ("training.max_steps=0", ["training.max_steps", "greater than or equal to 1", "correct the value"]),
+        ("execution.workers=0", ["execution.workers", "greater than or equal to 1"]),
         ("tools.calculator.tau_s=2.0", ["tools.calculator.tau_s", "less than or equal to 1"]),
         ("tools.calculator.k", ["key.path=value"]),
         ("profile=nowhere", ["'nowhere'", "known profiles", "embedded"]),
@@ -109,6 +110,7 @@ tables = st.recursive(
 table = st.dictionaries(st.sampled_from("abc"), tables, max_size=3)
 
 
+@settings(deadline=None)
 @given(table, table)
 def test_merge_keeps_every_leaf_of_the_upper_table(under, over):
     def leaves(values, path=()):

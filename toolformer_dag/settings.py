@@ -148,10 +148,15 @@ class Evaluation(Frozen):
 
 
 class Execution(Frozen):
-    """How work is spread; none of it enters a fingerprint."""
+    """How work is spread; none of it enters a fingerprint.
+
+    `workers`: partitions that are worked on at once, each in a process with a model of its own. Left out, it is the
+    number of GPUs; without one, the number of cores for a model so small that it computes on one, else 1.
+    """
 
     chunk_texts: int = Field(64, ge=1)
     chunk_calls: int = Field(512, ge=1)
+    workers: int | None = Field(None, ge=1)
     automation: bool = False
     sensor_seconds: int = Field(30, ge=1)
 

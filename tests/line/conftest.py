@@ -50,6 +50,8 @@ batch_size = 2
 sequence_length = 64
 [evaluation]
 questions = 1
+[execution]
+workers = 1
 [decoding]
 max_new_tokens = 4
 """

@@ -12,7 +12,7 @@ def test_path_device_batches_and_workers_change_nothing(world):
     (world.folder / "lake").rename(world.folder / "lake_elsewhere")
     moved = ("model.name=elsewhere", "paths.lake=lake_elsewhere", "paths.warehouse=lake_elsewhere/toolformer.duckdb")
     spread = ("model.device=auto", "model.token_budget=512", "execution.chunk_texts=3", "execution.chunk_calls=2")
-    workers = ("tools.calculator.limits.concurrency=3", "training.device_batch_size=1")
+    workers = ("execution.workers=3", "tools.calculator.limits.concurrency=3", "training.device_batch_size=1")
     assert world.stale(*moved, *spread, *workers) == []
 
 

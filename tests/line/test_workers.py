@@ -1,0 +1,77 @@
+"""Partitions in processes of their own: the rows of one process, and nothing lost when a process dies."""
+
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resources.processes import PROCESS
+from tests.line.conftest import assert_same
+from toolformer_dag.progress import watched_by
+
+TWO = "execution.workers=2"
+
+
+@pytest.fixture
+def fresh(fresh, monkeypatch):
+    monkeypatch.setenv("DAGSTER_HOME", str(fresh.folder / ".dagster"))
+    return fresh
+
+
+def test_two_workers_make_the_rows_of_one_process_and_tell_how_far_they_are(made, fresh):
+    told = []
+    with watched_by(lambda *progress: told.append(progress)):
+        ran = fresh.run(TWO)
+    assert_same(fresh.tables(), {name: made.tables()[name] for name in fresh.tables()})
+    runs = fresh.line().instance.get_runs()
+    by_process = {run.tags[PROCESS]: run.tags.get("dagster/partition") for run in runs}
+    assert sorted(by_process.values(), key=str) == [None, "one", "two"]
+    assert {"calculator/loss_deltas one", "sums/scored_candidates two"} <= {stage for stage, *_ in told}
+    assert ran.costs["calculator/loss_deltas[two]"].tokens > 0
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_dies_takes_its_partition_with_it_and_no_other(made, fresh):
+    line, killed = fresh.line(TWO), []
+
+    def kill_the_first(batch) -> None:
+        if batch.partition and not killed:
+            [worker] = multiprocessing.active_children()
+            worker.kill()
+            killed.append(batch.partition)
+
+    outcome = line.bring_up_to_date(training=False, announce=kill_the_first)
+    [reason] = {reason for reason in outcome.failed.values() if "exit code -9" in reason}
+    assert "execution.workers" in reason
+    assert {asset.partition for asset in outcome.failed} == set(killed)
+    assert f"sums/swapped_results[{'two' if killed == ['one'] else 'one'}]" in map(str, outcome.ran)
+    assert "warehouse/loss_deltas" not in map(str, outcome.ran)
+    fresh.run()
+    assert_same(fresh.tables(), {name: made.tables()[name] for name in fresh.tables()})
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def at_work(process: int) -> bool:
+    return Path(f"/proc/{process}").exists() and "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+
+
+def test_workers_end_with_the_process_that_started_them(made, fresh):
+    settings = str(fresh.folder / "toolformer.toml")
+    command = [sys.executable, "-m", "toolformer_dag.cli", "stale", "--run", "--config", settings, "--set", TWO]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while parent.poll() is None and not list((fresh.folder / "lake").glob("*/samples/*/*.parquet")):
+        time.sleep(0.01)
+    workers = children(parent.pid)
+    assert len(workers) >= 2
+    parent.kill()
+    parent.communicate()
+    while any(map(at_work, workers)):
+        time.sleep(0.01)
+    fresh.run()
+    assert_same(fresh.tables(), {name: made.tables()[name] for name in fresh.tables()})
