@@ -1,5 +1,6 @@
 """What the shipped models must do for the method to work at all; the model card has the figures."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,19 @@ def test_a_prompt_makes_calls_begin_where_they_belong(engine: Engine, tool: str,
     assert probe.at_place > 0.3
     assert probe.elsewhere < 0.1 * probe.at_place
     assert probe.first > 0.5
+
+
+@pytest.mark.parametrize("way", [3, 5, 8, 16])
+def test_what_was_said_is_said_again_over_short_and_long_ways(engine: Engine, way: int) -> None:
+    """Else a finetuned model calls the tool and cannot use the result, which stands a few tokens before."""
+    random = torch.Generator().manual_seed(0)
+    vocabulary = engine.language_model.model.config.vocab_size
+    before, said = (torch.randint(1, vocabulary, (64, length), generator=random) for length in (30, way))
+    ids = torch.cat([torch.zeros(64, 1, dtype=torch.long), before, said, said], 1)
+    with torch.inference_mode():
+        logits = engine.language_model.model(ids).logits[:, -way:-1]
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), said[:, 1:].flatten())
+    assert losses < 0.6 * math.log(vocabulary)
 
 
 @pytest.mark.parametrize("tool", NAMES)

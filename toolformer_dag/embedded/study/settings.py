@@ -35,7 +35,7 @@ class Study:
     model: str = "embedded"
     seeds: int = 3
     documents: int = 1600
-    questions: int = 200
+    questions: int = 100
     real_text: tuple[Path, ...] = ()
 
     def line(self, folder: Path, seed: int) -> Settings:
