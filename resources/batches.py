@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from dagster import AssetKey
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from resources.staleness import StaleAsset
@@ -40,15 +41,22 @@ def waiting_for_nothing(
 def _parents_run(
     graph: AssetGraph, asset: StaleAsset, above: Sequence[StaleAsset], chosen: Sequence[StaleAsset]
 ) -> bool:
-    """A fresh parent below something stale may turn stale when that lands: then it is too early for `asset`."""
+    """Fresh rows of a parent may turn stale when something stale above them lands: then it is too early for `asset`."""
     parents = graph.get(asset.key).parent_keys
     direct = [other for other in above if other.key in parents]
-    doubtful = [
-        parent
-        for parent in parents - {other.key for other in direct}
-        if any(other.key in graph.get_ancestor_asset_keys(parent) for other in above)
-    ]
-    return all(other in chosen for other in direct) and not doubtful
+    running = {(other.key, other.partition) for other in direct}
+    changing = {
+        (parent, _rows_below(graph, parent, other, asset))
+        for parent in parents
+        for other in above
+        if other.key in graph.get_ancestor_asset_keys(parent)
+    }
+    return all(other in chosen for other in direct) and changing <= running
+
+
+def _rows_below(graph: AssetGraph, parent: AssetKey, other: StaleAsset, asset: StaleAsset) -> str | None:
+    """The partition of `parent` that `other` feeds and `asset` reads; None: all of them, or it has none."""
+    return (other.partition or asset.partition) if graph.get(parent).partitions_def else None
 
 
 def _feeds(graph: AssetGraph, other: StaleAsset, asset: StaleAsset) -> bool:

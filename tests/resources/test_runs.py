@@ -6,10 +6,11 @@ from hashlib import sha256
 import dagster as dg
 import pytest
 
+from resources.batches import Batch
 from resources.held_partitions import keep_partitions
 from resources.instance import SHARDS
 from resources.runs import Outcome, bring_up_to_date, materialize
-from resources.staleness import stale_assets
+from resources.staleness import StaleAsset, stale_assets
 
 Values = dict[str, str]
 
@@ -65,6 +66,11 @@ def ran(instance: dg.DagsterInstance, values: Mapping[str, str]) -> list[str]:
     return [str(asset) for asset in brought(instance, values).ran]
 
 
+def stale_of(values: Values, instance: dg.DagsterInstance, shards: list[str], *names: str) -> list[StaleAsset]:
+    found = stale_assets(graph_of(values), instance, shards)
+    return [asset for asset in found if asset.partition and asset.key.to_user_string() in names]
+
+
 def test_first_run_makes_everything_once_and_a_second_one_nothing(instance):
     assert sorted(ran(instance, FIRST)) == [
         "counted[a]", "counted[b]", "kept", "other_lane[a]", "other_lane[b]", "raw[a]", "raw[b]", "trained",
@@ -84,6 +90,17 @@ def test_new_partition_alone_is_missing(instance):
     stale = [str(asset) for asset in stale_assets(graph_of(FIRST), instance, ["a", "b", "c"])]
     assert sorted(stale) == ["counted[c]", "other_lane[c]", "raw[c]"]
     assert ran(instance, FIRST)[-1] == "kept"
+
+
+def test_what_was_never_made_waits_for_all_rows_that_a_change_above_may_reach(instance):
+    """A run that was killed and goes on under another threshold: `kept` of the old rows of `a` would be wrong."""
+    keep_partitions(instance, ["a"])
+    changed = FIRST | {"raw": "2"}
+    materialize(graph_of(FIRST), instance, Batch("a", tuple(stale_of(FIRST, instance, ["a"], "raw", "counted"))))
+    keep_partitions(instance, ["a", "b"])
+    order = ran(instance, changed)
+    assert order.index("kept") > max(order.index("counted[a]"), order.index("counted[b]"))
+    assert stale_assets(graph_of(changed), instance, ["a", "b"]) == []
 
 
 def test_failed_lane_leaves_the_others_going(instance):
