@@ -1,8 +1,14 @@
-"""The tables of a study: shares with intervals over all seeds, and perplexity against the baseline."""
+"""A study: shares over all seeds with intervals, perplexity against the baseline, the command that measures them."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import polars as pl
 import pytest
 
+from toolformer_dag.embedded.folder import SMALL_MODEL
+from toolformer_dag.embedded.phenomenon import TOOLS
 from toolformer_dag.embedded.study.tables import accuracy_table, calls_table, perplexity_table, right_tool_table
 from toolformer_dag.evaluation.interval import wilson
 
@@ -64,3 +70,17 @@ def test_perplexity_is_compared_with_base_and_c_on_the_same_text() -> None:
     table = perplexity_table(plain)
     assert table["perplexity"].to_list() == [5.0, 5.0, 8.0]
     assert table["against base + C, %"].to_list() == [0.0, 0.0, 0.0]
+
+
+def test_the_command_runs_the_line_and_prints_every_table(tmp_path: Path) -> None:
+    few = ["--seeds", "1", "--documents", "40", "--questions", "1", "--texts", "2"]
+    command = [sys.executable, "-m", "toolformer_dag.cli", "embedded", "evaluate", str(tmp_path), *few]
+    done = subprocess.run([*command, "--model", str(SMALL_MODEL)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tables = [block for block in done.stdout.split("\n\n") if block.startswith("|")]
+    asked = next(table for table in tables if "unfiltered corpus" in table)
+    assert all(tool in asked.splitlines()[0] for tool in TOOLS)
+    assert [line.count("(") for line in asked.splitlines()[2:] if "| Toolformer |" in line] == [5, 5]
+    assert "Probability of ` [` under the paper's prompts" in done.stdout
+    assert "| made pages | Toolformer (disabled) |" in tables[-1]
+    assert (tmp_path / "seed0" / "lake" / "toolformer.duckdb").exists()

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="Where the lines of the seeds are kept; what is there is not redone.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Where the lines of the seeds are kept; what ran there is not run again.")
+    ],
     model: Annotated[str, typer.Option(help="`embedded`, or a base model made by `embedded train`.")] = "embedded",
     seeds: Annotated[int, typer.Option(help="Whole lines, each with pages and questions of its own.")] = 3,
     documents: Annotated[int, typer.Option(help="Pages of each line.")] = 1600,
@@ -37,7 +39,8 @@ def evaluate(
     from toolformer_dag.embedded.training.evaluate import evaluate as probe
 
     paths = tuple(path.absolute() for path in real_text or ())
-    study = Study(model, seeds, documents, questions, paths)
+    named = str(Path(model).absolute()) if Path(model).is_dir() else model
+    study = Study(named, seeds, documents, questions, paths)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         pending = [pool.submit(_seed, folder.absolute(), study, seed) for seed in range(seeds)]
         base = model_name(study.line(folder, 0).model)
