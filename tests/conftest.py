@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from toolformer_dag.language_model.load import LanguageModel
+
+
+# No test is timed: a busy machine must not make one fail.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
