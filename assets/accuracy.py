@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import polars as pl
 
-from assets.conditions import CHECKPOINTS, compared
+from assets.finetuned_checkpoint import CHECKPOINT_KEYS
 from assets.metadata import frame_table, image
 from assets.plan import OWNERS, Plan
 from assets.plots import accuracy_bars
@@ -27,7 +27,7 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
     @dg.asset(
         key=["evaluation", "accuracy"],
         group_name="evaluation",
-        deps=CHECKPOINTS,
+        deps=CHECKPOINT_KEYS,
         code_version=fingerprint({**asked, "lanes": [lane.key for lane in plan.lanes]}),
         kinds={"pytorch"},
         owners=OWNERS,
@@ -56,30 +56,15 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
 
 
 def _ask(plan: Plan, context: dg.AssetExecutionContext) -> "list[list[Outcome]]":
-    from toolformer_dag.evaluation.accuracy import outcomes
-    from toolformer_dag.evaluation.made_world import made_world
+    from toolformer_dag.evaluation.compared import compared
+    from toolformer_dag.evaluation.made_world_outcomes import made_world_outcomes
 
-    settings, advance = plan.settings, progress(context)
-    lanes = [lane for lane in plan.lanes if lane.key in TOOLS]
-    benchmarks = [
-        made_world(lane.key, settings.evaluation.questions, settings.evaluation.seed, "seen") for lane in lanes
-    ]
-    tools = {lane.tool.name: lane.tool for lane in plan.lanes}
-    limits = {lane.tool.name: lane.limits for lane in plan.lanes}
+    advance = progress(context)
+    asked = [lane.key for lane in plan.lanes if lane.key in TOOLS]
     found: list[list[Outcome]] = []
-    for model, conditions in compared(plan):
+    for model, conditions in compared(plan.settings):
         for condition in conditions:
-            for benchmark in benchmarks:
-                found.append(
-                    outcomes(
-                        model,
-                        benchmark,
-                        tools,
-                        condition,
-                        max_new_tokens=settings.decoding.max_new_tokens,
-                        max_call_tokens=plan.sampling.max_call_tokens,
-                        limits=limits,
-                    )
-                )
-                advance(len(found), 4 * len(benchmarks))
+            for tool in asked:
+                found.append(made_world_outcomes(plan.settings, plan.lanes, model, condition, tool, "seen"))
+                advance(len(found), 4 * len(asked))
     return found

@@ -20,11 +20,14 @@ CHECKPOINTS = {
 }
 
 
+CHECKPOINT_KEYS = [dg.AssetKey(["training", name]) for name in CHECKPOINTS]
+
+
 def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
     """One of CHECKPOINTS; both are trained alike and on the same texts."""
     column, description = CHECKPOINTS[name]
     heldout_texts = plan.settings.training.heldout_texts
-    settings = training_settings(plan)
+    settings = TrainingSettings.of(plan.settings.training)
 
     @dg.asset(
         key=["training", name],
@@ -59,11 +62,6 @@ def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
         return _result(report)
 
     return trained
-
-
-def training_settings(plan: Plan) -> TrainingSettings:
-    """What both are trained with."""
-    return TrainingSettings(**plan.settings.training.model_dump(exclude={"heldout_texts", "examples_per_tool"}))
 
 
 def _result(report: TrainingReport) -> dg.MaterializeResult:

@@ -4,7 +4,7 @@ import dagster as dg
 import polars as pl
 
 from assets.augmented_corpus import KEY as CORPUS
-from assets.conditions import CHECKPOINTS, DISABLED, compared
+from assets.finetuned_checkpoint import CHECKPOINT_KEYS
 from assets.metadata import frame_table
 from assets.plan import OWNERS, Plan
 from toolformer_dag.evaluation.results import PERPLEXITY, publish
@@ -19,7 +19,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
     @dg.asset(
         key=["evaluation", "perplexity"],
         group_name="evaluation",
-        deps=[*CHECKPOINTS, CORPUS],
+        deps=[*CHECKPOINT_KEYS, CORPUS],
         code_version=fingerprint({"texts": texts}),
         kinds={"pytorch"},
         owners=OWNERS,
@@ -27,15 +27,15 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         description="Perplexity and bits per byte on held-out texts, calls disabled: base, base + C, Toolformer.",
     )
     def scores(lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
+        from toolformer_dag.evaluation.compared import compared
         from toolformer_dag.evaluation.perplexity import perplexity as measure
 
         corpus = lake.table("training/augmented_corpus").read("all")
         heldout = corpus.filter(pl.col("split") == "heldout")["text"].head(texts).to_list()
         rows = []
-        for model, conditions in compared(plan):
-            condition = next(condition for condition in conditions if condition.k == DISABLED)
+        for model, (disabled, *_) in compared(plan.settings):
             found = measure(model, heldout)
-            rows.append((condition.name, len(heldout), found.perplexity, found.bits_per_byte))
+            rows.append((disabled.name, len(heldout), found.perplexity, found.bits_per_byte))
         columns = {"condition": pl.String, "texts": pl.Int64, "perplexity": pl.Float64, "bits_per_byte": pl.Float64}
         table = pl.DataFrame(rows, schema=columns, orient="row")
         version = publish(lake, PERPLEXITY, table, {"texts": texts})

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.finetuned_checkpoint import CHECKPOINTS, training_settings
+from assets.finetuned_checkpoint import CHECKPOINTS
 from assets.heuristic_subset import cut_of
 from assets.plan import Plan
 from resources.changed_shards import sizes
@@ -29,6 +29,7 @@ from toolformer_dag.storage.drift import ABSENT, drift
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.training.report import RECORD
+from toolformer_dag.training.settings import TrainingSettings
 
 Record = Mapping[str, Any]
 NOTHING = "no stored setting and no version of an input differs"
@@ -86,7 +87,7 @@ def _now(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before
             "inputs": inputs,
         }
     if key.path[-1] in CHECKPOINTS:
-        return {"settings": training_settings(plan).determining()}
+        return {"settings": TrainingSettings.of(plan.settings.training).determining()}
     return None
 
 

@@ -63,6 +63,7 @@ def main() -> None:
     def load(model: Model) -> Engine:
         return CountedEngine(toolformer_dag.checkpoints.load_model(model), token_budget=model.token_budget)
 
+    # what a killed process had paid for stands in no table, so it is counted where it is paid
     Runner.run = counted_run  # type: ignore[method-assign]
     toolformer_dag.checkpoints.load_engine = load  # type: ignore[assignment]
     print("loaded", flush=True)

@@ -37,14 +37,14 @@ def evaluate(
     from toolformer_dag.embedded.study.settings import Study
     from toolformer_dag.embedded.training.evaluate import as_markdown
     from toolformer_dag.embedded.training.evaluate import evaluate as probe
+    from toolformer_dag.settings import Model
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model
     study = Study(named, seeds, documents, questions, paths)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         pending = [pool.submit(_seed, folder.absolute(), study, seed) for seed in range(seeds)]
-        base = model_name(study.line(folder, 0).model)
-        typer.echo(as_markdown(probe(Path(base), paths, texts)))
+        typer.echo(as_markdown(probe(Path(model_name(Model(name=named))), paths, texts)))
         found = [one.result() for one in pending]
     outcomes = pl.concat([one.outcomes for one in found])
     _show(outcomes, pl.concat([one.plain for one in found]))
@@ -52,12 +52,9 @@ def evaluate(
 
 def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
     """In a process of its own: a line has its own Dagster instance."""
-    import torch
-
     from resources.line import Line
     from toolformer_dag.embedded.study.measured import measure
 
-    torch.set_num_threads(1)
     settings = study.line(folder, seed)
     os.environ["DAGSTER_HOME"] = str(settings.root / ".dagster")
     line = Line.of(settings)

@@ -47,6 +47,7 @@ def swapped_results(
     """
     clock = Clock()
     versions, texts, calls = _calls(lake, lane, partition)
+    # no version of theirs is kept: a text's likeliest place is the same for every k, m and tau_s that leave it a call
     likeliest = exchange.likeliest_places(lake.table(f"{lane.key}/scored_candidates").read(partition))
     swapped = exchange.exchange(calls.filter(pl.col("reason").is_null()), texts, likeliest, swapped_texts)
     left_out = counted(calls) + counted(swapped, "swap_reason")

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from toolformer_dag.settings import Training
+
 EXECUTION = ("device_batch_size", "deepspeed")
 
 
@@ -26,6 +28,11 @@ class TrainingSettings:
     eval_steps: int = 500
     seed: int = 0
     deepspeed: bool = False
+
+    @staticmethod
+    def of(section: Training) -> "TrainingSettings":
+        """Those of the section `[training]`, which also says what the corpus and the held-out texts are."""
+        return TrainingSettings(**section.model_dump(exclude={"heldout_texts", "examples_per_tool"}))
 
     def determining(self) -> Mapping[str, object]:
         """What the trained weights depend on, for the fingerprint; how the work is spread does not enter."""

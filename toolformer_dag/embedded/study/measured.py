@@ -1,4 +1,4 @@
-"""One seed of a study: what is measured once its line has run, kept beside its lake."""
+"""One seed of a study: what is measured once its line has run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,6 @@ def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
     """The folder of M finetuned as Toolformer is, but on these texts."""
     section, out = settings.training, settings.paths.lake / "training" / "unfiltered"
     heldout = Lake(settings.paths.lake).table(CORPUS).read(WHOLE).filter(pl.col("split") == "heldout")["text"]
-    values = section.model_dump(exclude={"heldout_texts", "examples_per_tool"})
     some = heldout.head(section.heldout_texts).to_list()
-    finetune(model_name(settings.model), texts, some, TrainingSettings(**values), out)
+    finetune(model_name(settings.model), texts, some, TrainingSettings.of(section), out)
     return out

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import polars as pl
 
-from toolformer_dag.checkpoints import checkpoint_folder, load_model
 from toolformer_dag.embedded.study.settings import PAGE_CHARACTERS, PLAIN_TEXTS
 from toolformer_dag.embedded.training.real_text import load_real_text
 from toolformer_dag.embedded.web import records
+from toolformer_dag.evaluation.compared import compared
 from toolformer_dag.evaluation.perplexity import perplexity
 from toolformer_dag.settings import Settings
 
@@ -18,24 +18,17 @@ def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:
     found = {"made pages": [record["raw_content"] for record in records(seed, "evaluation", PLAIN_TEXTS)]}
     if real_text:
         pages = load_real_text(real_text, held_out=True).web
-        texts = [
-            "\n".join(text for _, text in page.passages)[:PAGE_CHARACTERS] for page in pages[:: _every(len(pages))]
-        ]
+        some = pages[:: max(1, len(pages) // PLAIN_TEXTS)]
+        texts = ["\n".join(text for _, text in page.passages)[:PAGE_CHARACTERS] for page in some]
         found["real pages"] = [text for text in texts if text.strip()]
     return found
 
 
-def _every(pages: int) -> int:
-    return max(1, pages // PLAIN_TEXTS)
-
-
 def plain_text_table(settings: Settings, texts: Mapping[str, Sequence[str]]) -> pl.DataFrame:
     """Columns text, condition, perplexity, bits_per_byte; calls are disabled."""
-    names = {"base": None, "base + C": "baseline_checkpoint", "Toolformer (disabled)": "finetuned_checkpoint"}
     rows = []
-    for condition, name in names.items():
-        model = load_model(settings.model, str(checkpoint_folder(settings, name)) if name else None)
+    for model, (disabled, *_) in compared(settings):
         for kind, some in texts.items():
             measured = perplexity(model, some)
-            rows.append((kind, condition, measured.perplexity, measured.bits_per_byte))
+            rows.append((kind, disabled.name, measured.perplexity, measured.bits_per_byte))
     return pl.DataFrame(rows, schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row")

@@ -6,7 +6,10 @@ from toolformer_dag.embedded.phenomenon import TOOLS
 from toolformer_dag.evaluation.interval import wilson
 
 BENCHMARK = r"^(?<tool>\w+) \((?<wordings>\w+)\)$"
-DISABLED = "Toolformer (disabled)"
+DISABLED, BASE_C = (
+    "Toolformer (disabled)",
+    "base + C",
+)  # names of conditions in `evaluation.compared`, which loads torch
 
 
 def accuracy_table(outcomes: pl.DataFrame) -> pl.DataFrame:
@@ -28,7 +31,7 @@ def calls_table(outcomes: pl.DataFrame) -> pl.DataFrame:
 def perplexity_table(plain: pl.DataFrame) -> pl.DataFrame:
     """Means over the seeds; `against base + C, %`: how much larger the perplexity is."""
     means = plain.group_by("text", "condition", maintain_order=True).agg(pl.col("perplexity", "bits_per_byte").mean())
-    baseline = means.filter(condition="base + C").select("text", baseline="perplexity")
+    baseline = means.filter(condition=BASE_C).select("text", baseline="perplexity")
     larger = ((pl.col("perplexity") / pl.col("baseline") - 1) * 100).alias("against base + C, %")
     return means.join(baseline, on="text", how="left", maintain_order="left").with_columns(larger).drop("baseline")
 
