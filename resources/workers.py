@@ -1,11 +1,9 @@
 """Worker processes: batches that do not wait for each other run at the same time, each with a model of its own."""
 
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -16,6 +14,7 @@ from resources.batches import Batch
 from resources.instance import home, shared_instance
 from resources.processes import alive, end_dead_runs
 from resources.runs import NOT_RUN, Outcome, materialize
+from toolformer_dag.orphan import end_with_parent
 from toolformer_dag.progress import progress_of, watched_by
 from toolformer_dag.settings import Settings
 
@@ -122,7 +121,7 @@ def serve(settings: Settings, connection: Connection) -> None:
     """A worker's life: it runs what comes in until the line is closed, it is interrupted, or its parent is gone."""
     from toolformer_dag.definitions import build_definitions
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     definitions, instance = build_definitions(settings), shared_instance(settings.root)
 
     def send(stage: str, done: int, total: int) -> None:
@@ -131,11 +130,3 @@ def serve(settings: Settings, connection: Connection) -> None:
     with suppress(EOFError, KeyboardInterrupt), alive(home(settings.root)) as tags, watched_by(send):
         while True:
             connection.send(materialize(definitions, instance, connection.recv(), tags))
-
-
-def _end_with_parent() -> None:
-    """At once, however it ended: what is committed is safe at any instant, and nobody is left to pay for the rest."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

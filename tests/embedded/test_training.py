@@ -1,6 +1,9 @@
 """A training run of seconds on a micro shape: it learns, is reproducible, and goes on where it was broken off."""
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import at_work, children
+from toolformer_dag.embedded.folder import SMALL_MODEL
 from toolformer_dag.embedded.training.checkpoint import CheckpointError
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
 from toolformer_dag.embedded.training.shape import ModelShape
@@ -94,3 +99,19 @@ def test_another_seed_gives_another_model(run: tuple[Path, list[Progress]], tmp_
 def test_a_folder_of_another_run_is_refused_by_name(run: tuple[Path, list[Progress]]) -> None:
     with pytest.raises(CheckpointError, match="muon_rate"):
         train(replace(SETTINGS, muon_rate=0.01), run[0], processes=1)
+
+
+def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    begun_folder = tmp_path / "training"
+    begun_folder.mkdir()
+    (begun_folder / "tokenizer.json").write_bytes((SMALL_MODEL / "tokenizer.json").read_bytes())
+    command = [sys.executable, "-m", "toolformer_dag.cli", "embedded", "train", str(tmp_path), "--size", "0.1M"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while parent.poll() is None and not (begun_folder / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    workers = children(parent.pid)
+    assert len(workers) >= 1
+    parent.kill()
+    parent.wait()
+    while any(map(at_work, workers)):
+        time.sleep(0.01)

@@ -4,12 +4,12 @@ import multiprocessing
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from resources.processes import PROCESS
 from tests.line.conftest import assert_same
+from tests.processes import at_work, children
 from toolformer_dag.progress import watched_by
 
 TWO = "execution.workers=2"
@@ -51,14 +51,6 @@ def test_a_worker_that_dies_takes_its_partition_with_it_and_no_other(made, fresh
     assert "warehouse/loss_deltas" not in map(str, outcome.ran)
     fresh.run()
     assert_same(fresh.tables(), {name: made.tables()[name] for name in fresh.tables()})
-
-
-def children(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
-def at_work(process: int) -> bool:
-    return Path(f"/proc/{process}").exists() and "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
 
 
 def test_workers_end_with_the_process_that_started_them(made, fresh):

@@ -19,6 +19,7 @@ from toolformer_dag.embedded.training.muon import MuonAdamW
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
 from toolformer_dag.embedded.training.stream import Stream
 from toolformer_dag.embedded.training.tokenizer import train_tokenizer
+from toolformer_dag.orphan import end_with_parent
 
 LOG_STEPS = 10
 
@@ -86,6 +87,7 @@ def _tokenizer(run: Run) -> Tokenizer:
 
 
 def _work(run: Run, gradients: SharedGradients, log: "_Log | None" = None) -> GPTJ:
+    end_with_parent()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
