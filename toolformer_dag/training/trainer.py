@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PrinterCallback, Trainer, set_seed
 from transformers.utils.logging import disable_progress_bar
 
@@ -55,8 +56,8 @@ def prepare(
     trainer = Trainer(
         model=_model(base),  # after the arguments: they tell from_pretrained that ZeRO-3 will share the weights
         args=arguments,
-        train_dataset=[{"input_ids": train.sequences[at]} for at in order],
-        eval_dataset=[{"input_ids": ids} for ids in sorted(held.sequences, key=len)],
+        train_dataset=Dataset.from_dict({"input_ids": train.sequences}).select(order),
+        eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=len)}),
         data_collator=collate,
         processing_class=tokenizer,
         preprocess_logits_for_metrics=row_losses,
