@@ -9,7 +9,9 @@ import pytest
 
 from toolformer_dag.embedded.folder import SMALL_MODEL
 from toolformer_dag.embedded.phenomenon import TOOLS
+from toolformer_dag.embedded.study.scaling import scaling_table
 from toolformer_dag.embedded.study.tables import accuracy_table, calls_table, perplexity_table, right_tool_table
+from toolformer_dag.errors import UserError
 from toolformer_dag.evaluation.interval import wilson
 
 
@@ -72,11 +74,17 @@ def test_perplexity_is_compared_with_base_and_c_on_the_same_text() -> None:
     assert table["against base + C, %"].to_list() == [0.0, 0.0, 0.0]
 
 
-def test_the_command_runs_the_line_and_prints_every_table(tmp_path: Path) -> None:
-    few = ["--seeds", "1", "--documents", "40", "--questions", "1", "--texts", "2"]
-    command = [sys.executable, "-m", "toolformer_dag.cli", "embedded", "evaluate", str(tmp_path), *few]
-    done = subprocess.run([*command, "--model", str(SMALL_MODEL)], capture_output=True, text=True)
+def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`toolformer-dag embedded`, which must go well."""
+    module = [sys.executable, "-m", "toolformer_dag.cli", "embedded"]
+    done = subprocess.run([*module, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_command_runs_the_line_and_prints_every_table_and_the_figure(tmp_path: Path) -> None:
+    few = ["--seeds", "1", "--documents", "40", "--questions", "1", "--texts", "2"]
+    done = command("evaluate", str(tmp_path), *few, "--model", str(SMALL_MODEL))
     tables = [block for block in done.stdout.split("\n\n") if block.startswith("|")]
     asked = next(table for table in tables if "unfiltered corpus" in table)
     assert all(tool in asked.splitlines()[0] for tool in TOOLS)
@@ -84,3 +92,12 @@ def test_the_command_runs_the_line_and_prints_every_table(tmp_path: Path) -> Non
     assert "Probability of ` [` under the paper's prompts" in done.stdout
     assert "| made pages | Toolformer (disabled) |" in tables[-1]
     assert (tmp_path / "seed0" / "lake" / "toolformer.duckdb").exists()
+    done = command("scaling", str(tmp_path / "scaling.svg"), str(tmp_path))
+    assert "| 922880 | Toolformer (disabled) |" in done.stdout
+    figure = (tmp_path / "scaling.svg").read_text("utf-8")
+    assert all(tool in figure for tool in TOOLS)
+
+
+def test_scaling_names_a_folder_without_a_study(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="embedded evaluate"):
+        scaling_table([tmp_path])

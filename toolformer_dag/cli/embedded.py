@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.study import evaluate
+from toolformer_dag.cli.study import evaluate, scaling
 from toolformer_dag.errors import UserError
 
 app = typer.Typer(help="The made web and the embedded model: write, train, evaluate.", no_args_is_help=True)
@@ -32,7 +32,7 @@ def web(
 def train(
     folder: Annotated[Path, typer.Argument(help="Where the model is written; a run broken off there goes on.")],
     size: Annotated[str, typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.")] = "2M",
-    steps: Annotated[int, typer.Option(help="Steps of 4,096 tokens.")] = 5000,
+    steps: Annotated[int, typer.Option(help="Steps of 4,096 tokens.")] = 10000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
     real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, passages, translated phrases.")] = None,
     processes: Annotated[int, typer.Option(help="One thread each.")] = 2,
@@ -57,3 +57,4 @@ def train(
 
 
 app.command()(evaluate)
+app.command()(scaling)

@@ -1,4 +1,4 @@
-"""`toolformer-dag embedded evaluate`: the paper's effect on the made world, over several seeds."""
+"""`toolformer-dag embedded evaluate` and `scaling`: the paper's effect on the made world, over seeds and sizes."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -48,6 +48,22 @@ def evaluate(
         found = [one.result() for one in pending]
     outcomes = pl.concat([one.outcomes for one in found])
     _show(outcomes, pl.concat([one.plain for one in found]))
+
+
+def scaling(
+    figure: Annotated[Path, typer.Argument(help="Where the SVG is written.")],
+    studies: Annotated[list[Path], typer.Argument(help="Folders of `embedded evaluate`, one for each size.")],
+) -> None:
+    """Draw what models of several sizes answer with tools and without.
+
+    Example: toolformer-dag embedded scaling scaling.svg study-small/ study/
+    """
+    from toolformer_dag.embedded.study.scaling import scaling_figure, scaling_table
+    from toolformer_dag.evaluation.table import markdown
+
+    table = scaling_table(studies)
+    figure.write_text(scaling_figure(table), "utf-8")
+    typer.echo(markdown(table.pivot("tool", index=["parameters", "condition"], values="accuracy")))
 
 
 def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
