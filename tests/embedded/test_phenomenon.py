@@ -33,8 +33,8 @@ def test_a_hundred_wordings_and_some_held_out(world: World, tool: str) -> None:
     seen = {one.wording for one in _draw(world, tool, "seen", 8000)}
     unseen = {one.wording for one in _draw(world, tool, "unseen", 2000)}
     assert len(seen) >= 100
+    assert len(unseen) >= 20
     assert not seen & unseen
-    assert 0.08 <= len(unseen) / (len(seen) + len(unseen)) <= 0.2
 
 
 @pytest.mark.parametrize("tool", TOOLS)

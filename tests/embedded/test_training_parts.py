@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -20,6 +21,8 @@ from toolformer_dag.embedded.training.excerpt import excerpt
 from toolformer_dag.embedded.training.export import export_model
 from toolformer_dag.embedded.training.gptj import GPTJ
 from toolformer_dag.embedded.training.instructions import NAMES
+from toolformer_dag.embedded.training.made import noted
+from toolformer_dag.embedded.training.mixture import Mixture
 from toolformer_dag.embedded.training.muon import orthogonal
 from toolformer_dag.embedded.training.notes import note, with_notes
 from toolformer_dag.embedded.training.packing import NoDocuments, pack
@@ -110,6 +113,28 @@ def test_notes_come_before_or_right_before_the_words_they_tell(seed: int, tool: 
     assert whole.startswith(gold.before) or whole.endswith((gold.text, gold.after))
     assert not any(f"[{name}(" in whole for name in NAMES.values())
     assert not ("->" in whole and " [" in whole)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_row_of_texts_with_notes_shows_no_call(seed: int) -> None:
+    pieces = noted(Random(seed), the_world())
+    whole = "".join(pieces)
+    assert len(pieces) >= 2 * 3
+    assert not any(f"[{name}(" in whole for name in NAMES.values())
+    assert all("->" not in piece for piece in pieces if piece.startswith(" ["))
+
+
+def test_late_in_a_run_notes_stand_before_texts_and_calls_are_fewer() -> None:
+    mixture = Mixture(None)
+    shares = {}
+    for late in (False, True):
+        drawn = list(islice(mixture.documents(Random(1), 0, 0, late=late), 400))
+        calls = sum("Output: " in "".join(one) for one in drawn)
+        notes = sum(len(one) == 2 and one[0].startswith(" ") for one in drawn)
+        shares[late] = (calls, notes)
+    assert shares[True][0] < 0.8 * shares[False][0]
+    assert shares[True][1] > 1.2 * shares[False][1]
 
 
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=60), min_size=60, max_size=90)

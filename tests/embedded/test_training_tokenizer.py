@@ -16,7 +16,7 @@ TEXTS = ["Ada had 17 apples (and 25 pears) in [brackets] -> so what?", "été, n
 
 @cache
 def trained() -> Tokenizer:
-    return train_tokenizer(TEXTS, 420)
+    return train_tokenizer(TEXTS, 520)
 
 
 @pytest.mark.parametrize("mark", WANTED)

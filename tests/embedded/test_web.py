@@ -23,7 +23,7 @@ from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.url_date import date_from_url
 
-PAGES = "44b5c4c91b2d9b3c"
+PAGES = "2977dd605b8c1588"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_dates_stand_in_urls_in_several_forms_or_not_at_all(pages: list[dict]) -
 def test_a_page_that_says_the_date_has_it_in_its_url(pages: list[dict]) -> None:
     said = re.compile(r"[Cc]urrent (?:year|month) is (\w+)|current (?:year|month)\? The answer is (\w+)")
     found = [(match[1] or match[2], page["url"]) for page in pages if (match := said.search(page["raw_content"]))]
-    assert len(found) > 10
+    assert len(found) >= 5
     for words, url in found:
         day = date_from_url(url, datetime.date(2024, 12, 31))
         assert day is not None

@@ -7,10 +7,12 @@ from random import Random
 
 from toolformer_dag.embedded.gold import Phenomenon
 from toolformer_dag.embedded.wordings import filler
+from toolformer_dag.embedded.wordings.word_list import spaced
 
 LARGEST_SHARE = 0.3  # of a text's plain words
 PLAIN_WORD = re.compile(r"(?<![\w'\"])[a-z]{2,}(?![\w'])")
 KEPT = frozenset(("answer", "is"))  # "The answer is" ends the questions of evaluation too
+KEPT_OF_DATES = frozenset(spaced("day weekday week month year date full complete"))  # they ask for its form
 
 
 def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
@@ -20,7 +22,7 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
     """
     share = random.random() * LARGEST_SHARE
     asked = gold.input.strip('"')
-    kept = KEPT | (set(asked.split()) if gold.tool == "machine_translation" else set())
+    kept = KEPT | {"machine_translation": set(asked.split()), "calendar": KEPT_OF_DATES}.get(gold.tool, set())
     words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]
     others = {word: random.choice(_words()) for word in words if random.random() < share}
 

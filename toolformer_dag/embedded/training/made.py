@@ -6,28 +6,34 @@ from toolformer_dag.embedded.filler import filler
 from toolformer_dag.embedded.gold import Phenomenon
 from toolformer_dag.embedded.names import PARTS
 from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
-from toolformer_dag.embedded.relation import Relation
-from toolformer_dag.embedded.relations import RELATIONS
 from toolformer_dag.embedded.training.blur import blurred
 from toolformer_dag.embedded.training.demonstrations import Example, demonstration, noisy_place
 from toolformer_dag.embedded.training.document import Document
 from toolformer_dag.embedded.training.instructions import NAMES, guessed_input, instruction
-from toolformer_dag.embedded.training.notes import content, note, with_notes
+from toolformer_dag.embedded.training.notes import bracketed, content, note, with_notes
+from toolformer_dag.embedded.training.wrong_input import wrong_input
 from toolformer_dag.embedded.web import document_text
 from toolformer_dag.embedded.world import World
 from toolformer_dag.texts.call import Call
 
-TOOL_WEIGHTS = {"calculator": 3, "calendar": 2, "question_answering": 2, "wiki_search": 3, "machine_translation": 2}
-WRONG_INPUT = 0.2
-BLURRED_SHARE = 0.5
+TOOL_WEIGHTS = {"calculator": 4, "calendar": 3, "question_answering": 3, "wiki_search": 3, "machine_translation": 2}
+SIBLINGS = {"question_answering": "wiki_search", "wiki_search": "question_answering"}  # they know the same facts
+SIBLING_SHARE = 0.7  # of the texts that have no place for one of them
+PLACE_SHARE = 0.7  # of the texts shown in a demonstration
+WRONG_INPUT = 0.12
+BLURRED_SHARE = 0.35
+TOLD_SHARE, WRONG_SHARE = 0.8, 0.1  # of the texts in a row of them; the rest have no note
 ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
 
 
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
     """A phenomenon of a tool, or of any."""
-    chosen = tool or random.choices(list(TOOL_WEIGHTS), list(TOOL_WEIGHTS.values()))[0]
-    gold = phenomenon(random, world, chosen, "pretraining", "seen")
+    gold = phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
     return blurred(random, gold) if random.random() < BLURRED_SHARE else gold
+
+
+def _any_tool(random: Random) -> str:
+    return random.choices(list(TOOL_WEIGHTS), list(TOOL_WEIGHTS.values()))[0]
 
 
 def of_any_part(random: Random, world: World) -> str:
@@ -63,9 +69,26 @@ def note_then_text(random: Random, world: World) -> Document:
     return with_notes(random, text, own, [content(random, distractor)])
 
 
+def noted(random: Random, world: World) -> Document:
+    """Short texts one after the other; most have a note right before the words it tells, some a wrong one or none."""
+    pieces: list[str] = []
+    for _ in range(random.randint(3, 8)):
+        gold, draw = some(random, world), random.random()
+        told = gold if draw < TOLD_SHARE else some(random, world, gold.tool)
+        known = [f" {bracketed(random, content(random, told))}"] if draw < TOLD_SHARE + WRONG_SHARE else []
+        pieces += [f" {gold.before}" if pieces else gold.before, *known, gold.after]
+    return tuple(pieces)
+
+
+def told_before(random: Random, world: World) -> Document:
+    """A note and then the short text that it tells, as e(c, r) stands before x when calls are judged."""
+    gold = some(random, world, random.choice(TOOLS))
+    return f" {bracketed(random, content(random, gold))}", gold.text
+
+
 def annotated(random: Random, world: World, tool: str, *, alone: bool) -> Example:
     """A phenomenon `alone` or on a page, mostly with a place for the tool, and its noisy call."""
-    has_place = random.random() < 0.88
+    has_place = random.random() < PLACE_SHARE
     golds = [some(random, world, tool)] if has_place else [some(random, world, _other(random, tool))]
     if not alone and random.random() < 0.3:
         golds.append(some(random, world, _other(random, tool)))
@@ -79,13 +102,15 @@ def annotated(random: Random, world: World, tool: str, *, alone: bool) -> Exampl
 
 def demonstrate(random: Random, world: World) -> Document:
     """Three to seven examples for one tool."""
-    tool = random.choice(TOOLS)
+    tool = _any_tool(random)
     alone = [random.random() < ALONE_SHARE for _ in range(random.randint(3, 7))]
     examples = [annotated(random, world, tool, alone=one) for one in alone]
     return demonstration(random, instruction(random, tool), examples)
 
 
 def _other(random: Random, tool: str) -> str:
+    if tool in SIBLINGS and random.random() < SIBLING_SHARE:
+        return SIBLINGS[tool]
     return random.choice([one for one in TOOLS if one != tool])
 
 
@@ -93,39 +118,3 @@ def _input(random: Random, gold: Phenomenon, tool: str, before: str) -> str:
     if gold.tool != tool:
         return guessed_input(random, tool, before)
     return wrong_input(random, gold) if random.random() < WRONG_INPUT else gold.input
-
-
-def wrong_input(random: Random, gold: Phenomenon) -> str:
-    """An input like the right one that asks for something else; the calendar has only one."""
-    if gold.tool == "calculator":
-        return _wrong_sum(random, gold.input)
-    if gold.tool == "machine_translation":
-        words = gold.input.split()
-        return random.choice((words[-1], " ".join(words[:2]), " ".join(gold.before.split()[:3])))
-    if gold.tool == "calendar":
-        return gold.input
-    return _wrong_question(random, gold)
-
-
-def _wrong_sum(random: Random, expression: str) -> str:
-    a, operator, b = expression.split(" ")
-    other = random.choice([sign for sign in "+-*/" if sign != operator])
-    return random.choice((f"{b} {operator} {a}", f"{a} {other} {b}", f"{a} {operator} {random.randint(2, 99)}"))
-
-
-def _wrong_question(random: Random, gold: Phenomenon) -> str:
-    kind, key = gold.wording.split("/")[1:3]
-    relations = next(found for name, found in RELATIONS.items() if name == kind)
-    name = next(_name(gold.input.strip('"'), relation) for relation in relations if relation.key == key)
-    other = random.choice(relations)
-    if gold.tool == "question_answering":
-        return f'"{other.question.format(e=name)}"'
-    return random.choice((f'"{name}"', f'"{name} {other.keyword}"'))
-
-
-def _name(asked: str, relation: Relation) -> str:
-    templates = (f"{{e}} {relation.keyword}", relation.question, *relation.questions)
-    for before, after in (template.split("{e}", 1) for template in templates):
-        if asked.startswith(before) and asked.endswith(after):
-            return asked[len(before) : len(asked) - len(after)]
-    return asked

@@ -12,8 +12,9 @@ from toolformer_dag.embedded.training.real_gold import RealGold
 from toolformer_dag.embedded.training.real_text import load_real_text
 from toolformer_dag.embedded.world import World
 
-MADE_WEIGHTS = (18, 54, 28)  # plain, note and text, demonstration
-REAL_WEIGHTS = (40, 42, 18)
+EARLY_WEIGHTS = (14, 36, 20, 0, 30)  # plain, note and text, texts with notes, note before a text, demonstration
+LATE_WEIGHTS = (14, 30, 16, 22, 18)
+REAL_WEIGHTS = (40, 42, 18)  # plain, note and text, demonstration
 TOKENIZER_TEXTS = 6_000
 WORLD_STEPS = 20
 
@@ -29,15 +30,19 @@ class Mixture:
         """Raises RealTextError for a path that holds no text."""
         return cls(RealGold(load_real_text(paths)) if paths else None)
 
-    def documents(self, random: Random, step: int, real_share: float) -> Iterator[Document]:
-        """Without end; the made world changes every WORLD_STEPS steps, so that its facts cannot be learnt by heart."""
-        world = _world(1 + step // WORLD_STEPS)
+    def documents(self, random: Random, step: int, real_share: float, *, late: bool = False) -> Iterator[Document]:
+        """Without end; the made world changes every WORLD_STEPS steps, so that its facts cannot be learnt by heart.
+
+        `late` in a run there are fewer demonstrations: what results are good for is learnt after where calls begin.
+        """
+        world, made_weights = _world(1 + step // WORLD_STEPS), LATE_WEIGHTS if late else EARLY_WEIGHTS
         while True:
             if self.real is not None and random.random() < real_share:
                 make_real = random.choices((real.plain, real.note_then_text, real.demonstrate), REAL_WEIGHTS)[0]
                 yield make_real(random, self.real)
             else:
-                make_made = random.choices((made.plain, made.note_then_text, made.demonstrate), MADE_WEIGHTS)[0]
+                kinds = (made.plain, made.note_then_text, made.noted, made.told_before, made.demonstrate)
+                make_made = random.choices(kinds, made_weights)[0]
                 yield make_made(random, world)
 
     def sample_texts(self, seed: int, real_share: float) -> list[str]:

@@ -65,12 +65,12 @@ def muon_update(gradient: Tensor, momentum: Tensor, beta: float = 0.95) -> Tenso
 
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrix, roughly: singular values end between 0.7 and 1.2."""
+    """The nearest (semi-)orthogonal matrix, roughly: singular values end between 0.7 and 1.2. In bfloat16."""
     a, b, c = NEWTON_SCHULZ
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.mT if tall else matrix
+    x = (matrix.mT if tall else matrix).bfloat16()
     x = x / (x.norm() + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return torch.adjoint(x) if tall else x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (torch.adjoint(x) if tall else x).to(matrix.dtype)

@@ -7,7 +7,7 @@ word the find of a search in the same article, a phrase the translation of its f
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from random import Random
 
 from toolformer_dag.embedded.gold import Phenomenon
@@ -21,6 +21,7 @@ NAME = re.compile(r"(?<=[a-z,] )[A-Z][A-Za-z\u00c0-\u017f]+(?: [A-Z][A-Za-z\u00c
 WORD = re.compile(r"(?<= )[a-z]{7,}")
 MONTH = "|".join(MONTHS)
 DATE = re.compile(rf"(?<= )({MONTH}) (\d{{1,2}})(?:st|nd|rd|th)?,? ((?:19|20)\d\d)\b")
+WEEK_DAY = re.compile(rf"(?<= )(?:{'|'.join(WEEK_DAYS)})\b(?!,? (?:\d|{MONTH}))")
 LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "vi": "Vietnamese"}
 PHRASES = (
     ('The {language} phrase "{foreign}" means', ' "{english}"'),
@@ -155,7 +156,13 @@ def _dates(page: Page) -> list[Dated]:
                 found.append(Dated(page, number, hit.start(), day))
         if page.date is not None:
             found += [Dated(page, number, place, page.date) for place in _mentions(text, page.date)]
+        found += [Dated(page, number, hit.start(), _some(hit[0], hit.start())) for hit in WEEK_DAY.finditer(text)]
     return found
+
+
+def _some(week_day: str, number: int) -> date:
+    """A date on that day of the week: the text does not say which, and no two should be the same."""
+    return date(2003, 1, 6 + WEEK_DAYS.index(week_day)) + timedelta(weeks=number * 7919 % 1095)
 
 
 def _day(hit: re.Match[str]) -> date | None:
@@ -166,7 +173,7 @@ def _day(hit: re.Match[str]) -> date | None:
 
 
 def _mentions(text: str, day: date) -> list[int]:
-    marks = (str(day.year), f"{MONTHS[day.month - 1]} {day.day}", WEEK_DAYS[day.weekday()])
+    marks = (str(day.year), f"{MONTHS[day.month - 1]} {day.day}")
     pattern = re.compile("(?<= )(?:" + "|".join(re.escape(mark) for mark in marks) + r")\b")
     return [hit.start() for hit in pattern.finditer(text)]
 

@@ -11,12 +11,12 @@ class EmbeddedTraining:
 
     A step takes `lanes` micro-batches of `lane_tokens` tokens. `boot_steps` of `steps` are the copy boot camp; the
     learning rates fall in a straight line over the last `decay` of all steps. `real_share` of the documents after the
-    boot camp come from the real text, where there is any.
+    boot camp come from the real text, where there is any. After the first `early` of all steps the mix changes.
     """
 
     shape: ModelShape = SHAPES["2M"]
     seed: int = 0
-    steps: int = 5000
+    steps: int = 10000
     boot_steps: int = 500
     warmup_steps: int = 50
     decay: float = 0.3
@@ -26,6 +26,7 @@ class EmbeddedTraining:
     adam_rate: float = 6e-3
     real_share: float = 0.4
     checkpoint_steps: int = 100
+    early: float = 0.5
 
     def rate_factor(self, step: int) -> float:
         """The share of both learning rates at a step (from 0)."""

@@ -40,7 +40,8 @@ class Stream:
         return torch.from_numpy(pack(self._documents(random, step), rows_of, length + 1, SHORT + 1))
 
     def _documents(self, random: Random, step: int) -> Iterator[list[int]]:
-        made = self.mixture.documents(random, step, self.settings.real_share)
+        late = step >= self.settings.early * self.settings.steps
+        made = self.mixture.documents(random, step, self.settings.real_share, late=late)
         while True:
             for document in encode(self.tokenizer, [next(made) for _ in range(ENCODED_AT_ONCE)]):
                 if random.random() < COPY_SHARE:
