@@ -37,12 +37,13 @@ def evaluate(
     from toolformer_dag.embedded.study.settings import Study
     from toolformer_dag.embedded.training.evaluate import as_markdown
     from toolformer_dag.embedded.training.evaluate import evaluate as probe
+    from toolformer_dag.orphan import end_with_parent
     from toolformer_dag.settings import Model
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model
     study = Study(named, seeds, documents, questions, paths)
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
         pending = [pool.submit(_seed, folder.absolute(), study, seed) for seed in range(seeds)]
         typer.echo(as_markdown(probe(Path(model_name(Model(name=named))), paths, texts)))
         found = [one.result() for one in pending]
