@@ -36,7 +36,8 @@ def scaling_table(studies: Sequence[Path]) -> pl.DataFrame:
 
 def scaling_figure(table: pl.DataFrame) -> str:
     """SVG: what is answered right, by size, a panel per tool and a line per condition."""
-    size = alt.X("parameters:Q", title="parameters", scale=alt.Scale(type="log"))
+    marks = alt.Axis(values=table["parameters"].unique().sort().to_list(), format=".1s")
+    size = alt.X("parameters:Q", title="parameters", scale=alt.Scale(type="log", nice=False, padding=8), axis=marks)
     base = alt.Chart(table).encode(x=size, color=alt.Color("condition:N", title=None))
     lines = base.mark_line(point=True).encode(
         y=alt.Y("accuracy:Q", title="right (%)", scale=alt.Scale(domain=[0, 100]))
