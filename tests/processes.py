@@ -1,13 +1,29 @@
 """The processes that a process has started, as the system knows them."""
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
-def children(process: int) -> list[int]:
-    """Their numbers."""
+def started_by_a_killed(arguments: list[str], ready: Callable[[], bool]) -> list[int]:
+    """Kills `toolformer-dag ARGUMENTS` once it is ready, and waits until all that it had started have ended."""
+    command = [sys.executable, "-m", "toolformer_dag.cli", *arguments]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while parent.poll() is None and not ready():
+        time.sleep(0.01)
+    workers = _children(parent.pid)
+    parent.kill()
+    parent.wait()
+    while any(map(_at_work, workers)):
+        time.sleep(0.01)
+    return workers
+
+
+def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def at_work(process: int) -> bool:
-    """Whether it is there and no mere entry of one that has ended."""
+def _at_work(process: int) -> bool:
     return Path(f"/proc/{process}").exists() and "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()

@@ -1,9 +1,6 @@
 """A training run of seconds on a micro shape: it learns, is reproducible, and goes on where it was broken off."""
 
 import json
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.processes import at_work, children
+from tests.processes import started_by_a_killed
 from toolformer_dag.embedded.folder import SMALL_MODEL
 from toolformer_dag.embedded.training.checkpoint import CheckpointError
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
@@ -105,13 +102,5 @@ def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
     begun_folder = tmp_path / "training"
     begun_folder.mkdir()
     (begun_folder / "tokenizer.json").write_bytes((SMALL_MODEL / "tokenizer.json").read_bytes())
-    command = [sys.executable, "-m", "toolformer_dag.cli", "embedded", "train", str(tmp_path), "--size", "0.1M"]
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while parent.poll() is None and not (begun_folder / "metrics.jsonl").exists():
-        time.sleep(0.01)
-    workers = children(parent.pid)
-    assert len(workers) >= 1
-    parent.kill()
-    parent.wait()
-    while any(map(at_work, workers)):
-        time.sleep(0.01)
+    train_it = ["embedded", "train", str(tmp_path), "--size", "0.1M"]
+    assert started_by_a_killed(train_it, (begun_folder / "metrics.jsonl").exists)

@@ -1,15 +1,12 @@
 """Partitions in processes of their own: the rows of one process, and nothing lost when a process dies."""
 
 import multiprocessing
-import subprocess
-import sys
-import time
 
 import pytest
 
 from resources.processes import PROCESS
 from tests.line.conftest import assert_same
-from tests.processes import at_work, children
+from tests.processes import started_by_a_killed
 from toolformer_dag.progress import watched_by
 
 TWO = "execution.workers=2"
@@ -55,15 +52,8 @@ def test_a_worker_that_dies_takes_its_partition_with_it_and_no_other(made, fresh
 
 def test_workers_end_with_the_process_that_started_them(made, fresh):
     settings = str(fresh.folder / "toolformer.toml")
-    command = [sys.executable, "-m", "toolformer_dag.cli", "stale", "--run", "--config", settings, "--set", TWO]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while parent.poll() is None and not list((fresh.folder / "lake").glob("*/samples/*/*.parquet")):
-        time.sleep(0.01)
-    workers = children(parent.pid)
-    assert len(workers) >= 2
-    parent.kill()
-    parent.communicate()
-    while any(map(at_work, workers)):
-        time.sleep(0.01)
+    run = ["stale", "--run", "--config", settings, "--set", TWO]
+    lake = fresh.folder / "lake"
+    assert len(started_by_a_killed(run, lambda: any(lake.glob("*/samples/*/*.parquet")))) >= 2
     fresh.run()
     assert_same(fresh.tables(), {name: made.tables()[name] for name in fresh.tables()})

@@ -156,11 +156,11 @@ def _dates(page: Page) -> list[Dated]:
                 found.append(Dated(page, number, hit.start(), day))
         if page.date is not None:
             found += [Dated(page, number, place, page.date) for place in _mentions(text, page.date)]
-        found += [Dated(page, number, hit.start(), _some(hit[0], hit.start())) for hit in WEEK_DAY.finditer(text)]
+        found += [Dated(page, number, hit.start(), _date_on(hit[0], hit.start())) for hit in WEEK_DAY.finditer(text)]
     return found
 
 
-def _some(week_day: str, number: int) -> date:
+def _date_on(week_day: str, number: int) -> date:
     """A date on that day of the week: the text does not say which, and no two should be the same."""
     return date(2003, 1, 6 + WEEK_DAYS.index(week_day)) + timedelta(weeks=number * 7919 % 1095)
 
