@@ -13,6 +13,7 @@ from assets.progress import progress
 from toolformer_dag.embedded.phenomenon import TOOLS
 from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES, publish
 from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.stages import tool_results
 from toolformer_dag.storage.lake import Lake
 
 if TYPE_CHECKING:
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
 
 def accuracy(plan: Plan) -> dg.AssetsDefinition:
     """What the calls are good for."""
-    questions = plan.settings.evaluation.model_dump(include={"questions", "seed"})
-    asked = {"questions": questions, "decoding": plan.settings.decoding.model_dump()}
+    determining = {
+        "questions": plan.settings.evaluation.model_dump(include={"questions", "seed"}),
+        "decoding": plan.settings.decoding.model_dump(),
+        "max_call_tokens": plan.sampling.max_call_tokens,
+        "model": plan.model,
+        "lanes": {lane.key: tool_results.settings(lane) for lane in plan.lanes},
+    }
 
     @dg.asset(
         key=["evaluation", "accuracy"],
         group_name="evaluation",
         deps=CHECKPOINT_KEYS,
-        code_version=fingerprint({**asked, "lanes": [lane.key for lane in plan.lanes]}),
+        code_version=fingerprint(determining),
         kinds={"pytorch"},
         owners=OWNERS,
         pool="gpu",
@@ -40,8 +46,8 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
 
         found = _ask(plan, context)
         table = score_table([score(group) for group in found])
-        publish(lake, OUTCOMES, outcome_table([outcome for group in found for outcome in group]), asked)
-        version = publish(lake, ACCURACY, table, asked)
+        publish(lake, OUTCOMES, outcome_table([outcome for group in found for outcome in group]), determining)
+        version = publish(lake, ACCURACY, table, determining)
         percent = table.with_columns(pl.col("accuracy", "low", "high") * 100)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version),

@@ -11,6 +11,7 @@ from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.stages import augmented_corpus as stage
 from toolformer_dag.stages.cut import Cut
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.texts.segment import CUTTING
 
 KEY = dg.AssetKey(["training", "augmented_corpus"])
 
@@ -23,7 +24,9 @@ def augmented_corpus(plan: Plan) -> dg.AssetsDefinition:
         key=KEY,
         group_name="training",
         deps=[dg.AssetKey([lane.key, "filtered_calls"]) for lane in plan.lanes],
-        code_version=fingerprint({"segment_tokens": tokens_per_text, "tools": plan.tool_names, "model": plan.model}),
+        code_version=fingerprint(
+            {"segment_tokens": tokens_per_text, "cutting": CUTTING, "tools": plan.tool_names, "model": plan.model}
+        ),
         kinds={"polars", "parquet"},
         owners=OWNERS,
         check_specs=specs(KEY, "unique_keys", "gives_text_back"),

@@ -8,8 +8,9 @@ from assets.metadata import image
 from assets.plan import OWNERS, Plan
 from assets.plots import loss_curve
 from assets.progress import progress
-from toolformer_dag.checkpoints import checkpoint_folder, model_name
+from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.stages.split import heldout_texts
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.training.report import TrainingReport
 from toolformer_dag.training.settings import TrainingSettings
@@ -26,7 +27,7 @@ CHECKPOINT_KEYS = [dg.AssetKey(["training", name]) for name in CHECKPOINTS]
 def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
     """One of CHECKPOINTS; both are trained alike and on the same texts."""
     column, description = CHECKPOINTS[name]
-    heldout_texts = plan.settings.training.heldout_texts
+    chosen_on = plan.settings.training.heldout_texts
     settings = TrainingSettings.of(plan.settings.training)
 
     @dg.asset(
@@ -38,7 +39,7 @@ def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
                 "settings": settings.determining(),
                 "model": plan.model,
                 "column": column,
-                "heldout": heldout_texts,
+                "chosen_on": chosen_on,
             }
         ),
         kinds={"pytorch", "huggingface"},
@@ -52,9 +53,9 @@ def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
         corpus = lake.table("training/augmented_corpus").read("all")
         train, heldout = (corpus.filter(pl.col("split") == split) for split in ("train", "heldout"))
         report = finetune(
-            model_name(plan.settings.model),
+            plan.settings.model,
             train[column].to_list(),
-            heldout["text"].head(heldout_texts).to_list(),
+            heldout_texts(heldout["text"].to_list(), chosen_on).choosing,
             settings,
             checkpoint_folder(plan.settings, name),
             progress(context),

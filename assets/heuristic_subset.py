@@ -14,6 +14,7 @@ from toolformer_dag.lane import Lane
 from toolformer_dag.stages import heuristic_subset as stage
 from toolformer_dag.stages.cut import Cut, text_budget
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.texts.segment import CUTTING
 
 
 def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
@@ -29,10 +30,11 @@ def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         code_version=fingerprint(
             {
                 "tool": lane.tool.version,
-                "options": lane.tool.identity(),
+                "options": lane.tool.selection(),
                 "prompt": lane.tool.prompt,
                 "model": plan.model,
                 "segment_tokens": corpus.segment_tokens,
+                "cutting": CUTTING,
                 "texts_per_shard": corpus.texts_per_shard,
                 "max_call_tokens": plan.sampling.max_call_tokens,
                 "name": lane.tool.name,

@@ -9,18 +9,20 @@ from assets.metadata import frame_table
 from assets.plan import OWNERS, Plan
 from toolformer_dag.evaluation.results import PERPLEXITY, publish
 from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.stages.split import HELDOUT, heldout_texts
 from toolformer_dag.storage.lake import Lake
 
 
 def perplexity(plan: Plan) -> dg.AssetsDefinition:
     """Calls are disabled throughout, as in section 4.3 of the paper."""
     texts = plan.settings.training.heldout_texts
+    determining = {"chosen_on": texts, "model": plan.model}
 
     @dg.asset(
         key=["evaluation", "perplexity"],
         group_name="evaluation",
         deps=[*CHECKPOINT_KEYS, CORPUS],
-        code_version=fingerprint({"texts": texts}),
+        code_version=fingerprint(determining),
         kinds={"pytorch"},
         owners=OWNERS,
         pool="gpu",
@@ -31,14 +33,14 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         from toolformer_dag.evaluation.perplexity import perplexity as measure
 
         corpus = lake.table("training/augmented_corpus").read("all")
-        heldout = corpus.filter(pl.col("split") == "heldout")["text"].head(texts).to_list()
+        heldout = heldout_texts(corpus.filter(pl.col("split") == HELDOUT)["text"].to_list(), texts).measuring
         rows = []
         for model, (disabled, *_) in compared(plan.settings):
             found = measure(model, heldout)
             rows.append((disabled.name, len(heldout), found.perplexity, found.bits_per_byte))
         columns = {"condition": pl.String, "texts": pl.Int64, "perplexity": pl.Float64, "bits_per_byte": pl.Float64}
         table = pl.DataFrame(rows, schema=columns, orient="row")
-        version = publish(lake, PERPLEXITY, table, {"texts": texts})
+        version = publish(lake, PERPLEXITY, table, determining)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version),
             metadata={"dagster/row_count": table.height, "perplexity": dg.MetadataValue.md(frame_table(table))},

@@ -2,15 +2,16 @@
 
 import dagster as dg
 
+from assets.augmented_corpus import KEY as CORPUS
 from assets.metadata import counts_table
 from assets.plan import OWNERS, Plan
+from assets.raw_shards import KEY as RAW_SHARDS
+from assets.shard_list import KEY as SHARD_LIST
 from resources.instance import SHARDS
 from resources.warehouse import WarehouseResource
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.storage.lake import Lake
-
-STAGES = ("loss_deltas", "swapped_results", "filtered_calls")
-"""Of each lane; what comes before them is there when they are."""
+from toolformer_dag.storage.warehouse_sources import LANE_STAGES
 
 
 def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
@@ -20,9 +21,8 @@ def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
     @dg.asset(
         key=["warehouse", "loss_deltas"],
         group_name="warehouse",
-        deps=[dg.AssetKey([lane, stage]) for lane in lanes for stage in STAGES]
-        + [dg.AssetKey(["training", "augmented_corpus"])],
-        code_version=fingerprint({"lanes": lanes, "tables": 2}),
+        deps=[SHARD_LIST, RAW_SHARDS, CORPUS, *(dg.AssetKey([lane, stage]) for lane in lanes for stage in LANE_STAGES)],
+        code_version=fingerprint({"lanes": lanes, "tables": 3}),
         kinds={"duckdb"},
         owners=OWNERS,
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",

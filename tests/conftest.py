@@ -1,5 +1,6 @@
 """Fixtures that every room's tests share."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,14 @@ def tiny_model() -> "Callable[..., LanguageModel]":
 
 
 def make_tiny_model(
-    kind: str, *, one_token_start: bool = True, bos: bool = False, seed: int = 0, positions: int = 256, width: int = 32
+    kind: str,
+    *,
+    one_token_start: bool = True,
+    bos: bool = False,
+    seed: int = 0,
+    positions: int = 256,
+    width: int = 32,
+    tokenizer: "PreTrainedTokenizerFast | None" = None,
 ) -> "LanguageModel":
     """`one_token_start`: whether ` [` is one token of the vocabulary, or a space and a bracket."""
     import torch
@@ -42,8 +50,9 @@ def make_tiny_model(
 
     from toolformer_dag.language_model.load import wrap_language_model
 
-    tokenizer = make_tiny_tokenizer(one_token_start, bos)
-    sizes = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0}
+    tokenizer = tokenizer or make_tiny_tokenizer(one_token_start, bos)
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"vocab_size": len(tokenizer), **ends}
     shapes = {
         "gptj": {"n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": positions, "rotary_dim": 8},
         "gpt2": {"n_embd": width, "n_layer": 2, "n_head": 2, "n_positions": positions},
@@ -81,3 +90,34 @@ def make_tiny_tokenizer(one_token_start: bool, bos: bool) -> "PreTrainedTokenize
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<end>", eos_token="<end>")
+
+
+@pytest.fixture(scope="session")
+def llama_tokenizer() -> "Callable[[str], PreTrainedTokenizerFast]":
+    """Like Llama's, which puts "▁" before a text and drops it when decoding: by "prepend" (Llama-2) or by "first"."""
+    return make_llama_tokenizer
+
+
+def make_llama_tokenizer(kind: str) -> "PreTrainedTokenizerFast":
+    """ "prepend" also puts it before a text that begins with a space; " [", "▁QA" and "▁Cal" are one token each."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    special = ["<unk>", "<s>", "</s>"]
+    all_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=340, show_progress=False, special_tokens=[*special, *all_bytes])
+    tokenizer.train_from_iterator(["I have [ [ [ two QA QA Cal Cal and Calendar [ ] ( ) Wiki 1 2"] * 5, trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = content["added_tokens"][: len(special)]
+    content["pre_tokenizer"] = None
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    if kind == "first":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    space = decoders.Replace("▁", " ")
+    tokenizer.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")

@@ -1,10 +1,12 @@
 """The command line as a person meets it: what is printed, where, and the exit code."""
 
+import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from toolformer_dag.embedded.folder import SMALL_MODEL
@@ -57,6 +59,25 @@ def test_sql_without_a_warehouse_says_what_makes_one(tmp_path):
     done = cli("sql", "from funnel", folder=tmp_path)
     assert done.returncode == 1
     assert "toolformer-dag run" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sql_writes_lists_and_structs_as_json_text_into_csv(tmp_path):
+    duckdb.connect(tmp_path / "lake.duckdb").close()
+    (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")
+    query = "select 1 as n, ['é', null] as l, [{'d': date '2023-01-30'}] as s, null::int[] as e"
+    done = cli("sql", query, "--format", "csv", folder=tmp_path)
+    assert list(csv.reader(done.stdout.splitlines())) == [
+        ["n", "l", "s", "e"],
+        ["1", '["é", null]', '[{"d": "2023-01-30"}]', ""],
+    ]
+
+
+@pytest.mark.parametrize("hours", ["nan", "-5", "inf", "1e20"])
+def test_clean_refuses_hours_that_are_none(tmp_path, hours):
+    done = cli("clean", "--grace-hours", hours, folder=tmp_path)
+    assert done.returncode == 1
+    assert "--grace-hours" in done.stderr and "write hours from 0 to" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -61,14 +61,14 @@ def test_import_loads_nothing_heavy():
 
 
 @lru_cache
-def versions(*overrides: str) -> dict[str, str | None]:
-    settings = load_settings(REPOSITORY / "toolformer.toml", environment={}, overrides=overrides)
+def versions(*overrides: str, file: Path = REPOSITORY / "toolformer.toml") -> dict[str, str | None]:
+    settings = load_settings(file, environment={}, overrides=overrides)
     specs = [spec for asset in graph(Plan.of(settings)) for spec in asset.specs]
     return {spec.key.to_user_string(): spec.code_version for spec in specs}
 
 
-def changed(*overrides: str) -> set[str]:
-    before, after = versions(), versions(*overrides)
+def changed(*overrides: str, file: Path = REPOSITORY / "toolformer.toml") -> set[str]:
+    before, after = versions(file=file), versions(*overrides, file=file)
     return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
 
 
@@ -84,6 +84,7 @@ def changed(*overrides: str) -> set[str]:
         ("execution.chunk_texts=3", set()),
         ("tools.calculator.limits.concurrency=4", set()),
         ("paths.lake='elsewhere'", set()),
+        ("tools.calculator.limits.max_result_characters=7", {"calculator/tool_results", "evaluation/accuracy"}),
         ("training.learning_rate=0.5", {"training/finetuned_checkpoint", "training/baseline_checkpoint"}),
     ],
 )
@@ -93,9 +94,27 @@ def test_setting_changes_the_code_version_of_the_stage_that_applies_it(override,
 
 def test_sampling_and_dtype_change_what_depends_on_them():
     assert {key.split("/")[1] for key in changed("sampling.seed=9")} == {"scored_candidates"}
+    longer = changed("sampling.max_call_tokens=9")
+    assert {key.split("/")[1] for key in longer} == {"heuristic_subset", "scored_candidates", "accuracy"}
     stages = {key.split("/")[1] for key in changed("model.dtype=bfloat16")}
     assert {"heuristic_subset", "scored_candidates", "loss_deltas", "finetuned_checkpoint"} <= stages
+    assert {"accuracy", "perplexity"} <= stages  # what is measured is loaded with that dtype
     assert not stages & {"tool_results", "filtered_calls", "raw_shards"}
+
+
+def test_another_tool_is_asked_anew_and_changes_the_accuracy_with_it():
+    stale = changed("tools.wiki_search.snippet_characters=50")
+    assert {"wiki_search/tool_results", "evaluation/accuracy"} <= stale
+    assert {key.split("/")[0] for key in stale} == {"wiki_search", "evaluation"}
+
+
+def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(tmp_path):
+    (tmp_path / "weather.txt").write_text("Call.\nInput: Sun in Rome.\nOutput: [Weather(Rome)] Sun in Rome.\n")
+    server = {"use": "mcp", "name": "Weather", "prompt": "weather.txt", "url": "http://localhost/mcp", "tool": "sky"}
+    section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in server.items())
+    (tmp_path / "toolformer.toml").write_text(f"[tools.weather]\n{section}")
+    stale = changed("tools.weather.wants='rain|sun'", file=tmp_path / "toolformer.toml")
+    assert stale == {"weather/heuristic_subset"}
 
 
 def test_a_lane_removed_changes_no_stage_of_another_lane():

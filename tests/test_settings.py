@@ -55,6 +55,35 @@ def test_without_a_file_the_five_tools_stand(tmp_path, monkeypatch):
     assert tuple(load_settings(environment={}).tools) == BUILT_IN_TOOLS
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"overrides": ["tools.calculator.tau_f=0.8"], "environment": {}},
+        {"environment": {"TOOLFORMER__TOOLS__CALCULATOR__TAU_F": "0.8"}},
+    ],
+)
+def test_a_value_for_one_tool_takes_no_other_away(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    plain, tools = load_settings(environment={}).tools, load_settings(**source).tools
+    assert tuple(tools) == BUILT_IN_TOOLS
+    assert {key: section.tau_f for key, section in tools.items() if section != plain[key]} == {"calculator": 0.8}
+
+
+def test_a_lane_of_the_command_line_stands_beside_those_of_the_file(file):
+    tools = load_settings(file, environment={}, overrides=["tools.wiki_search.enabled=true"]).tools
+    assert (set(tools), tools["wiki_search"].k) == ({"calculator", "calendar", "wiki_search"}, 9)
+
+
+def test_shards_are_taken_as_they_are(file):
+    assert load_settings(file, environment={}, shards=["/tmp/o'b/*.gz"]).corpus.shards == ("/tmp/o'b/*.gz",)
+
+
+def test_home_is_where_a_tilde_points(file, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    paths = load_settings(file, environment={}, overrides=["paths.lake=~/lake"]).paths
+    assert paths.lake == Path("/home/ada/lake")
+
+
 def test_paths_count_from_the_folder_of_the_file(file):
     assert load_settings(file, environment={}).paths.lake == file.parent / "lake"
 
@@ -78,6 +107,25 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
         ("execution.workers=0", ["execution.workers", "greater than or equal to 1"]),
         ("tools.calculator.tau_s=2.0", ["tools.calculator.tau_s", "less than or equal to 1"]),
         ("tools.calculator.k", ["key.path=value"]),
+        ("tools.calculator.limits.timeout=5", ["limits.timeout: unknown key; did you mean 'timeout_s'"]),
+        ("tools.calculator.limits.zzz=5", ["known keys: backoff_s, concurrency, max_result_characters"]),
+        ("tools.calculator=5", ["tools.calculator: must be a table; write [tools.calculator]"]),
+        ("tools=5", ["tools: must be a table; write [tools]"]),
+        ("profiles=5", ["profiles: must be a table"]),
+        ("profile=['a']", ["profile: ", "valid string", "correct the value"]),
+        ("profiles.embedded=5", ["profiles.embedded: must be a table; write [profiles.embedded]"]),
+        ("profiles.embedded.tools=5", ["profiles.embedded.tools: must be a table"]),
+        ("profiles.embedded.tools.calculater.k=5", ["tools.calculater: there is no such lane", "mean 'calculator'"]),
+        ("profiles.mine.modell.name=x", ["profiles.mine.modell: unknown key; did you mean 'model'"]),
+        ("profiles.mine.training.steps=5", ["profiles.mine.training.steps: unknown key; did you mean 'max_steps'"]),
+        ("root=/x", ["root: unknown key"]),
+        ("tools.calculator.tau_f=nan", ["tools.calculator.tau_f", "finite number"]),
+        ("tools.calculator.tau_f=inf", ["tools.calculator.tau_f", "finite number"]),
+        ("tools.calculator.tau_f=true", ["tools.calculator.tau_f: true and false are no values of this key"]),
+        ("tools.calculator.k=true", ["tools.calculator.k: true and false are no values of this key"]),
+        ("sampling.temperature=inf", ["sampling.temperature", "finite number"]),
+        ("paths.lake=s3://bucket/lake", ["paths.lake: s3://bucket/lake", "only local folders are supported"]),
+        ("paths.lake=~nobody_of_that_name/lake", ["paths.lake: ~nobody_of_that_name/lake", "Write the whole path"]),
         ("profile=nowhere", ["'nowhere'", "known profiles", "embedded"]),
     ],
 )

@@ -8,24 +8,22 @@ a profile gives values to lanes and adds none.
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from toolformer_dag.settings_sources import SettingsError, explain, merged_values
+from toolformer_dag.settings_explained import explain, meant
+from toolformer_dag.settings_sources import BUILT_IN_TOOLS, SettingsError, Values, read_sources, with_profile
+from toolformer_dag.settings_values import Frozen, LocalPath
 
-
-class Frozen(BaseModel):
-    """A value: unknown keys are refused and nothing changes after validation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+Validated = TypeVar("Validated", bound=Frozen)
 
 
 class Paths(Frozen):
     """Where things lie, relative to the folder of toolformer.toml; paths never enter a fingerprint."""
 
-    lake: Path = Path("lake")
-    warehouse: Path = Path("lake/toolformer.duckdb")
+    lake: LocalPath = Path("lake")
+    warehouse: LocalPath = Path("lake/toolformer.duckdb")
 
     def under(self, root: Path) -> "Paths":
         return Paths(lake=root / self.lake, warehouse=root / self.warehouse)
@@ -91,10 +89,10 @@ class Limits(Frozen):
     max_result_characters: int = Field(400, ge=1)
 
 
-class ToolSection(BaseModel):
+class ToolSection(Frozen):
     """One lane. Thresholds left out are the tool's own (the paper's); every other key is an option of the tool."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     enabled: bool = True
     tau_s: float | None = Field(None, ge=0, le=1)
@@ -161,11 +159,9 @@ class Execution(Frozen):
     sensor_seconds: int = Field(30, ge=1)
 
 
-class Settings(Frozen):
-    """Everything that a run depends on. `root` is the folder of toolformer.toml."""
+class Sections(Frozen):
+    """What a profile may give."""
 
-    root: Path
-    profile: str = "embedded"
     paths: Paths = Paths()
     corpus: Corpus = Corpus()
     model: Model = Model()
@@ -175,6 +171,20 @@ class Settings(Frozen):
     decoding: Decoding = Decoding()
     evaluation: Evaluation = Evaluation()
     execution: Execution = Execution()
+
+
+class Written(Sections):
+    """What a person may write: sections, the name of a profile, and profiles."""
+
+    profile: str = "embedded"
+    profiles: dict[str, Sections] = Field(default_factory=dict)
+
+
+class Settings(Sections):
+    """Everything that a run depends on. `root` is the folder of toolformer.toml."""
+
+    root: Path
+    profile: str = "embedded"
 
     @model_validator(mode="after")
     def _some_lane(self) -> "Settings":
@@ -188,17 +198,33 @@ def load_settings(
     *,
     profile: str | None = None,
     overrides: Sequence[str] = (),
+    shards: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings of `file` (default: `$TOOLFORMER_CONFIG`, else ./toolformer.toml), with `key.path=value` overrides.
 
-    Raises SettingsError, which names the file, the key and the remedy, for a file that cannot be read, an unknown
-    profile, an unknown key or an impossible value. Options of a tool are checked when the tool is loaded.
+    `profile` and `shards`, where given, win over all other sources. Raises SettingsError, which names the file, the key
+    and the remedy, for a file that cannot be read, an unknown profile, an unknown key or an impossible value, in
+    profiles that are not chosen too. Options of a tool are checked when the tool is loaded.
     """
-    source, values = merged_values(file, profile, overrides, environment)
-    try:
-        settings = Settings.model_validate(values)
-    except ValidationError as error:
-        raise SettingsError(explain(source, error, Settings)) from error
-    root = settings.root
+    source, values = read_sources(file, profile, overrides, shards, environment)
+    _check_lanes(source, _validated(source, Written, values))
+    root = source.parent
+    settings = _validated(source, Settings, with_profile(source, values) | {"root": root})
     return settings.model_copy(update={"paths": settings.paths.under(root), "model": settings.model.under(root)})
+
+
+def _validated(source: Path, model: type[Validated], values: Values) -> Validated:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(explain(source, error, model)) from error
+
+
+def _check_lanes(source: Path, written: Written) -> None:
+    """A profile gives values to lanes that there are, or that come with the package."""
+    known = {*BUILT_IN_TOOLS, *written.tools}
+    for name, profile in written.profiles.items():
+        for key in sorted(profile.tools.keys() - known):
+            reason = f"there is no such lane, and a profile adds none; {meant(key, known, 'lanes')}"
+            raise SettingsError(f"{source}: profiles.{name}.tools.{key}: {reason}")

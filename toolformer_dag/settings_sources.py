@@ -1,13 +1,10 @@
 """Where settings come from: a TOML file, a profile in it, the environment, and `key.path=value` pairs."""
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, ValidationError
 
 from toolformer_dag.errors import UserError
 
@@ -21,18 +18,41 @@ class SettingsError(UserError, ValueError):
     """A setting that cannot be: names the file, the key and the remedy."""
 
 
-def merged_values(
-    file: Path | None, profile: str | None, overrides: Sequence[str], environment: Mapping[str, str] | None
-) -> tuple[Path, Values]:
-    """The settings file and what all sources say together, unvalidated; a file that nobody named may be absent."""
+def settings_file(file: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
+    """The absolute path of `file`, else of $TOOLFORMER_CONFIG, else of ./toolformer.toml, be it there or not."""
     environment = os.environ if environment is None else environment
-    source = Path(file or environment.get("TOOLFORMER_CONFIG", "toolformer.toml")).absolute()
+    return Path(file or environment.get("TOOLFORMER_CONFIG", "toolformer.toml")).absolute()
+
+
+def read_sources(
+    file: Path | None,
+    profile: str | None,
+    overrides: Sequence[str],
+    shards: Sequence[str],
+    environment: Mapping[str, str] | None,
+) -> tuple[Path, Values]:
+    """The settings file and what all sources say together, unvalidated; a file that nobody named may be absent.
+
+    Raises SettingsError.
+    """
+    environment = os.environ if environment is None else environment
+    source = settings_file(file, environment)
     values = _read(source) if source.exists() or file or "TOOLFORMER_CONFIG" in environment else {}
-    profiles = merge(_read(PROFILES)["profiles"], values.pop("profiles", {}))
-    direct = _from_pairs(source, overrides) | ({"profile": profile} if profile else {})
-    local = merge(values, merge(_from_environment(environment), direct))
-    local.setdefault("tools", {key: {} for key in BUILT_IN_TOOLS})
-    return source, merge(_profile(source, profiles, local), local) | {"root": source.parent}
+    values.setdefault("tools", {key: {} for key in BUILT_IN_TOOLS})
+    chosen = ({"profile": profile} if profile else {}) | ({"corpus": {"shards": list(shards)}} if shards else {})
+    for over in (_from_environment(environment), _from_pairs(source, overrides), chosen):
+        values = merge(values, over)
+    return source, values
+
+
+def with_profile(source: Path, values: Values) -> Values:
+    """Well-formed `values` laid on those of the profile that they choose, and without `profiles`.
+
+    Raises SettingsError for a profile that does not exist.
+    """
+    profiles = merge(_read(PROFILES)["profiles"], values.get("profiles", {}))
+    local = {key: value for key, value in values.items() if key != "profiles"}
+    return merge(_profile(source, profiles, local), local)
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
@@ -42,33 +62,6 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
         below = merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def explain(source: Path, error: ValidationError, model: type[BaseModel]) -> str:
-    """One line per mistake: file, key, what is wrong, and what would be right."""
-    lines = []
-    for item in error.errors():
-        key = ".".join(map(str, item["loc"])) or "settings"
-        lines.append(f"{source}: {key}: {_reason(item['loc'], item['type'], item['msg'], model)}")
-    return "\n".join(lines)
-
-
-def _reason(path: Sequence[int | str], kind: str, message: str, model: type[BaseModel]) -> str:
-    if kind != "extra_forbidden":
-        return f"{message.removeprefix('Value error, ')}; correct the value or remove the key"
-    known = _known_keys(path, model)
-    close = difflib.get_close_matches(str(path[-1]), known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
-    return f"unknown key; {hint}"
-
-
-def _known_keys(path: Sequence[int | str], model: type[BaseModel]) -> list[str]:
-    for part in path[:-1]:
-        field = model.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            continue
-        model = field.annotation
-    return list(model.model_fields)
 
 
 def _read(source: Path) -> Values:

@@ -9,6 +9,7 @@ from pathlib import Path
 from toolformer_dag.embedded.web import VERSION, write_shards
 from toolformer_dag.settings import Settings
 from toolformer_dag.settings_sources import SettingsError
+from toolformer_dag.settings_values import rooted
 
 MAX_PARTITIONS = 99  # an unpartitioned asset stops noticing changes at 100 upstream partitions (Dagster 1.13)
 SUFFIXES = (".gz", ".jsonl", ".json")
@@ -65,7 +66,7 @@ def partitions(files: Sequence[ShardFile]) -> Mapping[str, tuple[ShardFile, ...]
 
 
 def _matches(root: Path, pattern: str) -> list[Path]:
-    whole = root / Path(pattern).expanduser()
+    whole = Path(rooted(pattern, root))
     found = list(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
     if not found:
         raise SettingsError(f"corpus.shards: {pattern!r} matches no file under {root}; name existing shards")

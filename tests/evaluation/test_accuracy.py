@@ -15,6 +15,7 @@ from toolformer_dag.evaluation.results import ACCURACY, read_accuracy
 from toolformer_dag.evaluation.rules import number_is_right
 from toolformer_dag.evaluation.table import accuracy_by_condition, markdown, outcome_table, score_table
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.settings import Model
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.training.finetune import finetune
@@ -37,7 +38,7 @@ def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.Tem
     texts = [f"Bo had {a} and {b}, so [Calculator({a} + {b}) -> {a + b}] {a + b} in all." for a, b in SUMS[:-1]]
     texts += [f"Bo had {a} and {b}, so [Calendar() -> Monday] 99 in all." for a, b in SUMS[-1:]]
     settings = TrainingSettings(batch_size=6, device_batch_size=6, learning_rate=1e-2, max_steps=120, eval_steps=60)
-    finetune(folder / "base", texts, texts, settings, folder / "out")
+    finetune(Model(name=str(folder / "base")), texts, texts, settings, folder / "out")
     return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
 
 
@@ -67,7 +68,15 @@ def test_right_with_the_tool_and_wrong_without(adder: LanguageModel) -> None:
 def test_withheld_tools_are_not_called(adder: LanguageModel) -> None:
     benchmark = Benchmark("sums", sums().questions, number_is_right, withheld=frozenset({"Calculator", "QA"}))
     found = outcomes(adder, benchmark, TOOLS, Condition("tools", 400), max_new_tokens=8)
-    assert {one.called for one in found} <= {"Calendar", ""}
+    assert {one.called for one in found} <= {"Calendar", None}
+
+
+def test_what_is_no_call_is_not_counted_as_one(adder: LanguageModel) -> None:
+    """Made to begin a call and to end it after one token."""
+    found = outcomes(adder, sums(), TOOLS, Condition("tools", 400), max_new_tokens=8, max_call_tokens=1)
+    assert {(one.called, one.reason) for one in found} == {(None, "no_end")}
+    total = score(found)
+    assert (total.calls, total.tools, total.reasons) == (0.0, {}, {"no_end": 6})
 
 
 def test_tables(adder: LanguageModel, tmp_path: Path) -> None:

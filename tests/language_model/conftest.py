@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    DeepseekV2Config,
     Gemma2Config,
     GPT2Config,
     GPTJConfig,
@@ -67,6 +68,7 @@ def metaspace() -> PreTrainedTokenizerFast:
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 WIDE = {"initializer_range": 0.3}
 # GPT-J, like the real one, has rows for more tokens than its tokenizer.
 ARCHITECTURES: dict[str, Callable[[int], Any]] = {
@@ -76,10 +78,13 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "llama": lambda v: LlamaConfig(vocab_size=v, max_position_embeddings=512, num_key_value_heads=2, **SIZES, **WIDE),
     "mistral": lambda v: MistralConfig(vocab_size=v, sliding_window=400, num_key_value_heads=2, **SIZES, **WIDE),
     "gemma2": lambda v: Gemma2Config(vocab_size=v, head_dim=8, num_key_value_heads=2, **SIZES, **WIDE),
+    "deepseek": lambda v: DeepseekV2Config(
+        vocab_size=v, num_key_value_heads=4, first_k_dense_replace=2, **LATENT, **SIZES, **WIDE
+    ),
     "bloom": lambda v: BloomConfig(vocab_size=v, **GPT, **WIDE),
 }
-SHARING = ("gpt2", "gpt2_bytes", "gptj", "llama", "mistral")
-"""These run with shared keys; soft caps (gemma2) and ALiBi (bloom) are recomputed."""
+SHARING = ("gpt2", "gpt2_bytes", "gptj", "llama", "mistral", "deepseek")
+"""These run with shared keys (deepseek: values narrower than keys). Recomputed: soft caps (gemma2), ALiBi (bloom)."""
 
 
 def tiny(name: str) -> LanguageModel:
@@ -131,14 +136,14 @@ class Reference:
         return None
 
     def loss(self, text: str, i: int, z: str) -> float:
-        """L_i(z) with z tokenized apart; a first token with nothing before it has no term."""
+        """L_i(z) with z tokenized apart; without BOS the first token has no term in any of the three losses."""
         before, x = self.bos + (self.tokens(z) if z else []), self.tokens(text)
         rows = self.log_probabilities(before + x)
         unnormalised = [max(0.0, 1 - 0.2 * t) for t in range(len(x))]
         total = sum(max(0.0, 1 - 0.2 * t) for t in range(100))
         loss = 0.0
         for j in range(i, len(x)):
-            if len(before) + j > 0:
+            if self.bos or j > 0:
                 loss -= unnormalised[j - i] / total * rows[len(before) + j - 1, x[j]]
         return float(loss)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma2Config
 
 from toolformer_dag.language_model.engine import Engine
 from toolformer_dag.language_model.load import wrap_language_model
@@ -33,6 +34,27 @@ def test_losses_in_bfloat16_are_near_those_in_float32(pair: tuple[Engine, Engine
     )
     assert pair[1].runtime.head_type is pair[0].runtime.head_type
     assert 0 < np.abs(full - half).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.4), (torch.float32, 0.001)])
+def test_a_soft_cap_on_the_logits_is_never_left_out(
+    cases: Any, texts: tuple[str, ...], dtype: torch.dtype, scale: float
+) -> None:
+    """Neither where rounding is coarse nor where the logits are so small that the cap hardly changes them."""
+    case = cases("gemma2")
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    heads = {"head_dim": 8, "num_key_value_heads": 2, "initializer_range": 0.3}
+    model = AutoModelForCausalLM.from_config(
+        Gemma2Config(vocab_size=len(case.language_model.tokenizer), **sizes, **heads)
+    )
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(scale)
+    engine = Engine(wrap_language_model("capped", model.to(dtype), case.language_model.tokenizer))
+    assert engine.runtime.backbone.head is None
+    found = [losses.loss_empty for losses in engine.losses([LossRequest(texts[0], i, "Add", "1", "3") for i in (0, 9)])]
+    reference = type(case.reference)(model, case.language_model.tokenizer)
+    assert np.allclose(found, [reference.loss(texts[0], i, "") for i in (0, 9)], rtol=0, atol=0.02)
 
 
 def test_two_runs_in_bfloat16_give_the_same_rows(

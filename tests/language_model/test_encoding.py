@@ -2,6 +2,7 @@
 
 import copy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
+from transformers import AutoTokenizer
 
+import toolformer_dag
 from toolformer_dag.language_model.encoding import Encoding
 from toolformer_dag.language_model.errors import OffsetError
 
@@ -43,6 +46,51 @@ def test_spaces_that_a_tokenizer_leaves_out_of_its_offsets_belong_to_the_next_to
     assert any(after > before for (_, before), (after, _) in pairwise(trimmed))
     expected = cases("gpt2").language_model.encoding.texts([text])[0]
     assert Encoding(tokenizer).texts([text])[0].offsets.tolist() == expected.offsets.tolist()
+
+
+EMBEDDED = Path(toolformer_dag.__file__).parent / "embedded" / "model"
+
+
+@pytest.fixture(params=["gpt2", "gpt2_bytes", "llama", "first", "embedded"])
+def tokenizer(request: pytest.FixtureRequest, cases: Any, llama_tokenizer: Any) -> Any:
+    if request.param == "embedded":
+        return AutoTokenizer.from_pretrained(EMBEDDED)
+    return llama_tokenizer("first") if request.param == "first" else cases(request.param).language_model.tokenizer
+
+
+def test_pieces_and_texts_have_the_tokens_that_the_tokenizer_gives_them(tokenizer: Any, texts: tuple[str, ...]) -> None:
+    """Stored rows depend on them."""
+    encoding = Encoding(tokenizer)
+    calls = [" [QA(who? 中)]", " [Calculator(1 + 2) -> 3]"]
+    found = [encoding.start, encoding.output, encoding.head("P.\n")[len(encoding.bos) :], *encoding.calls(calls)]
+    found += [text.ids for text in encoding.texts(texts)]
+    pieces = [" [", "\nOutput: ", "P.\nInput: ", *calls, *texts]
+    assert found == [tokenizer(piece, add_special_tokens=False).input_ids for piece in pieces]
+
+
+def test_a_space_before_whatever_comes_first_is_not_put_before_calls(llama_tokenizer: Any) -> None:
+    tokenizer = llama_tokenizer("prepend")
+    encoding = Encoding(tokenizer)
+    assert encoding.keeps_text_apart() and tokenizer.convert_ids_to_tokens(encoding.start) == ["▁["]
+    text, call = "I have", " [Calendar(1) -> 2]"
+    for piece, ids in ((" [", encoding.start), ("\nOutput: ", encoding.output), (call, encoding.calls([call])[0])):
+        whole = tokenizer(text + piece, add_special_tokens=False).input_ids
+        assert encoding.texts([text])[0].ids + ids == whole
+        assert tokenizer.decode(whole) == text + piece
+    sampled = tokenizer("a(1)] and", add_special_tokens=False).input_ids
+    assert encoding.body(sampled) == " a(1)"
+
+
+def test_the_string_of_a_special_token_is_text(tokenizer: Any) -> None:
+    encoding = Encoding(tokenizer)
+    for special in tokenizer.all_special_tokens:
+        text = f"Write {special} at the end"
+        found = encoding.texts([text])[0]
+        [call] = encoding.calls([f" [QA(what is {special}?)]"])
+        head = encoding.head(f"{special} P.\n")[len(encoding.bos) :]
+        assert not set(tokenizer.all_special_ids) & {*found.ids, *call, *head}
+        assert tokenizer.decode(found.ids) == text
+        assert found.position_at(text.index(special[1:])) > 0
 
 
 def test_an_offset_that_is_no_boundary_names_the_nearest(gpt2: Any) -> None:

@@ -1,5 +1,6 @@
 """Loading models, saying what is wrong with those that cannot be loaded, and their identity."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from toolformer_dag.language_model.engine import Engine
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.identity import model_identity
-from toolformer_dag.language_model.load import context_length, load_language_model
+from toolformer_dag.language_model.load import check_tokenizer, context_length, load_language_model
 from toolformer_dag.language_model.losses import LossRequest
 
 
@@ -55,6 +58,20 @@ def test_a_folder_that_is_no_model_names_folder_and_remedy(folder: Path, missing
 def test_impossible_options_are_named(folder: Path, options: dict[str, str]) -> None:
     with pytest.raises(ModelError, match="use auto"):
         load_language_model(str(folder), **options)
+
+
+def test_a_tokenizer_that_joins_texts_with_calls_is_refused(llama_tokenizer: Any) -> None:
+    for kind in ("first", "prepend"):
+        check_tokenizer(kind, llama_tokenizer(kind))
+    content = json.loads(llama_tokenizer("prepend").backend_tokenizer.to_str())
+    model = content["model"]
+    for first in ("a", "▁a"):
+        model["merges"].append([first, "▁["])
+        model["vocab"].setdefault(first, len(model["vocab"]))
+        model["vocab"].setdefault(f"{first}▁[", len(model["vocab"]))
+    joining = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), unk_token="<unk>")
+    with pytest.raises(ModelError, match=r"'joining' .* joins the tokens of a text .*; use a model"):
+        check_tokenizer("joining", joining)
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:

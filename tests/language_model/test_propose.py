@@ -4,8 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from toolformer_dag.language_model.attention import NAME
 from toolformer_dag.language_model.cached import CachedHead
+from toolformer_dag.language_model.engine import Engine
 from toolformer_dag.language_model.positions import select_positions
 from toolformer_dag.language_model.proposal import Proposal, ProposalRequest
 from toolformer_dag.language_model.recomputed import RecomputedHead
@@ -42,6 +45,25 @@ def check(case: Any, prompt: str, texts: tuple[str, ...], proposals: list[Propos
 
 def test_the_families_of_the_paper_run_with_shared_keys(case: Any) -> None:
     assert case.engine().runtime.head_type is CachedHead
+
+
+def test_a_model_that_does_not_fit_shared_keys_runs_without_and_running_out_of_memory_is_said(cases: Any) -> None:
+    language_model = cases("gptj").language_model
+    for error in (RuntimeError("shapes do not fit"), torch.OutOfMemoryError("no memory left")):
+
+        def refuse(*_: Any, error: RuntimeError = error) -> None:
+            if language_model.model.config._attn_implementation == NAME:
+                raise error
+
+        hook = language_model.model.base_model.register_forward_pre_hook(refuse)
+        try:
+            if isinstance(error, torch.OutOfMemoryError):
+                with pytest.raises(torch.OutOfMemoryError):
+                    Engine(language_model)
+            else:
+                assert Engine(language_model).runtime.head_type is RecomputedHead
+        finally:
+            hook.remove()
 
 
 @pytest.mark.parametrize("token_budget", [16, 4096])

@@ -22,7 +22,7 @@ def test_an_edited_prompt_samples_its_lane_anew(world):
 
 def test_another_version_of_a_tool_runs_its_calls_again_and_scores_what_changed(world, monkeypatch):
     before = world.sql("select count(distinct input) from candidates where tool = 'calculator' and input is not null")
-    monkeypatch.setattr(Calculator, "version", "2")
+    monkeypatch.setattr(Calculator, "version", "another")
     assert {asset.partition("[")[0] for asset in world.stale()} >= {"calculator/tool_results"}
     ran = world.run()
     assert (ran.spent.tokens, ran.spent.calls) == (0, before[0][0])

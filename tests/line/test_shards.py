@@ -1,6 +1,7 @@
 """Shards come, change and go: their partition alone, and their rows with them."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from resources.line import RunError
 from resources.spent import Spent
 from tests.stages.conftest import write_shard
+from toolformer_dag.cli.options import settings_of
 from toolformer_dag.settings import load_settings
 from toolformer_dag.shards import partitions, shard_files
 
@@ -46,6 +48,31 @@ def test_a_changed_shard_is_read_again_alone(world):
     assert world.sql("select reason, count from rejections where stage = 'raw_shards'") == [("not_json", 1)]
 
 
+def test_a_bad_line_is_counted_in_sql_though_the_documents_are_the_same(world):
+    shard = world.folder / "web" / "two.json.gz"
+    shard.write_bytes(gzip.compress(gzip.decompress(shard.read_bytes()) + b"not json\n"))
+    assert world.run().assets == ["ccnet/raw_shards[two]", "warehouse/loss_deltas"]
+    assert world.sql("select reason, count from rejections where stage = 'raw_shards'") == [("not_json", 1)]
+    assert world.run().assets == []
+
+
+def test_documents_that_no_tool_wants_come_and_go_in_sql(world):
+    one_lane, web = "tools.sums.enabled=false", world.folder / "web"
+    world.run(one_lane)
+    lines = gzip.decompress((web / "two.json.gz").read_bytes())
+    plain = json.dumps(json.loads(lines.splitlines()[0]) | {"digest": "sha1:plain", "raw_content": "Not a number."})
+    (web / "two.json.gz").write_bytes(gzip.compress(lines + plain.encode()))
+    assert world.run(one_lane).spent == Spent()
+    assert world.sql("select count(*) from documents") == [(13,)]
+    (web / "plain.json.gz").write_bytes(gzip.compress(plain.encode()))
+    world.run(one_lane)
+    assert world.sql("select count(*) from documents") == [(14,)]
+    (web / "plain.json.gz").unlink()
+    assert world.run(one_lane).spent == Spent()
+    assert world.sql("select count(*) from documents") == [(13,)]
+    assert world.run(one_lane).assets == []
+
+
 def test_a_shard_that_cannot_be_read_is_named_and_the_others_go_on(world):
     (world.folder / "web" / "broken.json.gz").mkdir()
     write_shard(world.folder / "web", "added")
@@ -54,6 +81,26 @@ def test_a_shard_that_cannot_be_read_is_named_and_the_others_go_on(world):
     assert "calculator/loss_deltas[added]" in map(str, outcome.ran)
     with pytest.raises(RunError, match=r"ccnet/raw_shards\[broken\]"):
         line.raise_for(outcome)
+
+
+def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "br[1]"
+    shard = write_shard(folder / "web", "one")
+    (folder / "toolformer.toml").write_text('[corpus]\nshards = ["web/*.json.gz"]\n')
+    monkeypatch.chdir(folder)
+    for settings in (load_settings(environment={}), settings_of(None, None, None, ["web/*.json.gz"])):
+        assert [file.path for file in shard_files(settings)] == [shard]
+
+
+@pytest.mark.parametrize("name", ["o'b", 'o"b', "crawl"])
+def test_shards_of_the_command_line_are_found_from_home_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shard = write_shard(tmp_path / name, "one")
+    for pattern in (f"~/{name}/*.gz", f"{tmp_path}/{name}/*.gz", f"{name}/../{name}/one.json.gz"):
+        assert [file.path for file in shard_files(settings_of(None, None, None, [pattern]))] == [shard]
 
 
 def test_ten_thousand_files_make_99_partitions(tmp_path: Path):

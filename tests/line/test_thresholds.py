@@ -23,11 +23,15 @@ def test_tau_f_makes_its_filter_stale_and_asks_no_model_and_no_tool(world):
     assert world.sql(f"select count(*) from filtered_calls where tool = 'calculator' and delta < {middle}") == [(0,)]
 
 
-def test_tau_f_that_keeps_the_same_rows_runs_one_step(world):
+def test_tau_f_that_keeps_the_same_rows_runs_its_filter_and_the_copy_for_sql(world):
     [(smallest,)] = world.sql("select min(delta) from filtered_calls where tool = 'calculator'")
     before = world.tables()
-    ran = world.run(f"tools.calculator.tau_f={smallest / 2}")
-    assert ran.assets == ["calculator/filtered_calls"]
+    change = f"tools.calculator.tau_f={smallest / 2}"
+    ran = world.run(change)
+    assert ran.assets == ["calculator/filtered_calls", "warehouse/loss_deltas"]
+    assert ran.spent == Spent(tokens=0, calls=0)
+    assert world.sql("select tau_f from lanes where tool = 'calculator'") == [(smallest / 2,)]
+    assert world.run(change).assets == []
     after = world.tables()
     name = "calculator/filtered_calls[all]"
     assert after[name].drop("tau_f").equals(before[name].drop("tau_f"))

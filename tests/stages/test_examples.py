@@ -12,7 +12,7 @@ from toolformer_dag.stages.augmented_corpus import augmented_corpus
 from toolformer_dag.stages.cut import Cut
 from toolformer_dag.stages.examples import Dropped, Example, KeptCall, examples
 from toolformer_dag.stages.schema import columns
-from toolformer_dag.stages.split import HELDOUT, TRAIN, split_of
+from toolformer_dag.stages.split import HELDOUT, TRAIN, heldout_texts, split_of
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.texts.segment import Segment, segments
 from toolformer_dag.texts.splice import take_out
@@ -93,3 +93,14 @@ def test_the_split_is_about_the_share_and_depends_on_the_document_alone() -> Non
     assert 140 < found.count(HELDOUT) < 260 and found.count(TRAIN) + found.count(HELDOUT) == 4000
     assert found == [split_of(f"sha1:{number}", 0.05) for number in range(4000)]
     assert all(split_of(f"sha1:{n}", 0.2) == HELDOUT for n in range(4000) if found[n] == HELDOUT)
+
+
+def test_no_text_that_chose_the_checkpoint_measures_it() -> None:
+    for held in (2, 7, 60):
+        for at_most in (1, 20, 1000):
+            texts = [f"text {number}" for number in range(held)]
+            found = heldout_texts(texts, at_most)
+            choosing = min(at_most, held // 2)
+            assert found.choosing == texts[:choosing]
+            assert found.measuring == texts[choosing : choosing + at_most]
+    assert heldout_texts(["one"], 1000).choosing == heldout_texts(["one"], 1000).measuring == ["one"]

@@ -166,6 +166,13 @@ def test_readers_see_one_version_or_another_while_it_is_published_again(table: T
     assert seen and all(any(rows.equals(version) for version in versions) for rows in seen)
 
 
+def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path) -> None:
+    table = Lake(tmp_path / "br[1]").table("calculator/loss_deltas")
+    rows = frame(("a", 1, 0.5, 0.1))
+    table.publish("s", [rows], {})
+    assert table.scan().collect().equals(rows)
+
+
 def test_other_file_systems_work_through_fsspec() -> None:
     table = Lake(UPath("memory://lake")).table("ccnet/raw_shards")
     table.publish("s", [frame(("a", 1, 0.5, 0.1))], {})

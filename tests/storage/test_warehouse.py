@@ -9,7 +9,7 @@ import pytest
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.storage.errors import DamagedPartition
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.storage.warehouse import WarehouseError, build, query
+from toolformer_dag.storage.warehouse import WarehouseError, build, outdated, query
 
 NAMES = {"documents", "candidates", "tool_results", "loss_deltas", "filtered_calls", "rejections", "augmented_corpus"}
 
@@ -88,6 +88,24 @@ def test_a_damaged_partition_leaves_the_old_file(lake: Lake, database: Path) -> 
     assert not list(database.parent.glob(".tmp-*"))
 
 
+def test_a_file_is_outdated_when_rejections_change_under_the_same_rows(lake: Lake, database: Path) -> None:
+    table = lake.table("ccnet/raw_shards")
+    rejected = [{"shard": "two", "reason": "not_json", "count": 1}]
+    assert outdated(lake, database) is None
+    table.publish("two", [table.read("two")], {"tool": None, "rejections": []})
+    assert outdated(lake, database) is None
+    table.publish("two", [table.read("two")], {"tool": None, "rejections": rejected})
+    assert "ccnet/raw_shards changed since" in str(outdated(lake, database))
+    build(lake, ["calculator"], ["one", "two"], database)
+    table.remove("two")
+    assert outdated(lake, database) is None  # its absence is told where it is missing
+
+
+def test_a_file_that_is_cut_short_is_outdated(lake: Lake, database: Path) -> None:
+    database.write_bytes(database.read_bytes()[:1000])
+    assert "cannot be read" in str(outdated(lake, database))
+
+
 def test_queries_cannot_write_and_mistakes_are_told(database: Path, tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match="read-only"):
         query(database, "DROP TABLE documents")
@@ -95,3 +113,16 @@ def test_queries_cannot_write_and_mistakes_are_told(database: Path, tmp_path: Pa
         query(database, "FROM nowhere")
     with pytest.raises(WarehouseError, match="materialize"):
         query(tmp_path / "none.duckdb", "SELECT 1")
+
+
+@pytest.mark.parametrize("text", ["", "-- c"])
+def test_a_text_without_a_query_is_told(database: Path, text: str) -> None:
+    with pytest.raises(WarehouseError, match="no query in this text; write one"):
+        query(database, text)
+
+
+@pytest.mark.parametrize("value", ["interval 1 day", "[interval 1 day]", "union_value(a := 1)", "'a'::blob"])
+def test_values_that_cannot_be_shown_are_told(database: Path, value: str) -> None:
+    with pytest.raises(WarehouseError, match=r"column 'v' is of type .*::VARCHAR"):
+        query(database, f"SELECT {value} AS v")
+    assert query(database, f"SELECT ({value})::VARCHAR AS v").height == 1

@@ -86,6 +86,7 @@ def test_a_harmless_result_stays_as_it_is() -> None:
 def test_what_cleaning_writes_instead() -> None:
     assert clean_result("a -> [b]\n\n c\x00d\u202e", 300) == "a → (b) cd"
     assert clean_result("\u200b\n", 300) == ""
+    assert clean_result("\u200d", 300) == clean_result("\u200c \u200d\n", 300) == clean_result("\u200da", 1) == ""
 
 
 def test_a_text_holds_a_call_when_one_begins_in_it() -> None:

@@ -135,6 +135,17 @@ def test_a_damaged_shard_says_so(tmp_path: Path) -> None:
     assert read(path)[1][-1][1] == "corrupt_gzip"
 
 
+def test_a_whole_last_line_before_a_fault_is_read_and_a_cut_one_is_not(tmp_path: Path) -> None:
+    path, lines = tmp_path / "shard.json.gz", b"\n".join(record(n) for n in range(3))
+    whole = ["sha1:0", "sha1:1", "sha1:2"]
+    for cut, expected in ((0, whole), (1, whole[:2]), (len(record(2)) - 1, whole[:2])):
+        for garbage, fault in ((b"GARBAGE", "truncated_gzip"), (b"GARBAGE" * 20, "corrupt_gzip")):
+            path.write_bytes(gzip.compress(lines[: len(lines) - cut]) + garbage)
+            documents, rejected = read(path)
+            assert [document.digest for document in documents] == expected
+            assert rejected == [(3, fault)]
+
+
 def test_several_gzip_members_and_padding_are_one_shard(tmp_path: Path) -> None:
     path = tmp_path / "shard.json.gz"
     path.write_bytes(b"".join(gzip.compress(record(n) + b"\n") for n in range(3)) + bytes(512))

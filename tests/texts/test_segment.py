@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from toolformer_dag.texts.segment import Segment, TokenCounter, Unfit, segments
@@ -68,6 +68,20 @@ def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, l
 )
 def test_cut_at_paragraphs_then_sentences_then_words(text: str, limit: int, expected: list[tuple[int, str]]) -> None:
     assert segments(text, limit, words) == [Segment(index, *each) for index, each in enumerate(expected)]
+
+
+def spaced(texts: Sequence[str]) -> list[int]:
+    """Each word is a token, and the first two without a space before it, as with byte-pair encoding."""
+    return [len(text.split()) + (not text[:1].isspace()) for text in texts]
+
+
+@given(TEXTS, st.integers(1, 30), COUNTERS | st.just(spaced))
+@example("x y. a b c.", 3, spaced)
+@example("x y\na b. c d e", 4, spaced)
+def test_only_single_words_are_unfit(text: str, limit: int, count: TokenCounter) -> None:
+    alone = re.split(r"\s+|(?<=[。！？])", text)
+    assume(all(tokens <= limit for tokens in count(list(filter(None, alone)))))
+    assert not any(isinstance(piece, Unfit) for piece in segments(text, limit, count))
 
 
 def test_a_word_that_does_not_fit_is_a_named_range_and_the_rest_stays() -> None:

@@ -5,9 +5,18 @@ import sys
 from typing import Any
 
 from mcp.server import MCPServer
-from mcp.types import CallToolResult, EmbeddedResource, ImageContent, TextContent, TextResourceContents
+from mcp.types import CallToolResult, EmbeddedResource, ImageContent, TextContent, TextResourceContents, Tool
 
-server = MCPServer("test", log_level="CRITICAL")
+
+class Server(MCPServer):
+    async def list_tools(self) -> list[Tool]:
+        """The schema of `bare` requires arguments that it does not describe."""
+        described = {"bare": {"type": "object", "required": ["x", "y"]}}
+        tools = await super().list_tools()
+        return [tool.model_copy(update={"input_schema": described.get(tool.name, tool.input_schema)}) for tool in tools]
+
+
+server = Server("test", log_level="CRITICAL")
 
 
 @server.tool()
@@ -28,6 +37,11 @@ def add(a: float, b: float, negative: bool = False) -> str:
 @server.tool()
 def secret() -> str:
     return os.environ.get("TEST_SECRET", "none")
+
+
+@server.tool()
+def bare(x: str, y: str) -> str:
+    return x + y
 
 
 @server.tool()

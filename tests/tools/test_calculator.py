@@ -47,7 +47,7 @@ def rounded(value: Fraction) -> str:
         ("0 * -1", "0"), ("-0", "0"), ("1 / 8", "0.13"), ("1 / 2", "0.5"), ("10 / 4", "2.5"), ("100", "100"),
         ("0.1 + 0.2", "0.3"), ("1 / 3 * 3", "1"), ("7 / -2", "-3.5"), ("1000000000000000", "1000000000000000"),
         (" 1\t+\n1\u00a0", "2"), ("(" * 50 + "1" + ")" * 50, "1"), ("1+" * 99 + "1", "100"), ("-" * 199 + "1", "-1"),
-        ("007", "7"),
+        ("007", "7"), ("0.125 * 8", "1"), ("100,000 + 1,023", "101023"), ("85 / 23", "3.7"),
     ],
 )  # fmt: skip
 def test_results(expression: str, result: str) -> None:
@@ -65,7 +65,8 @@ def test_results(expression: str, result: str) -> None:
         ("%", "syntax"), ("(1 2)", "syntax"), ("(1", "unbalanced"), ("1)", "unbalanced"), ("((1)", "unbalanced"),
         ("(1 +", "unbalanced"), ("1)(2", "unbalanced"), ("1 / 0", "division_by_zero"),
         ("1 / (2 - 2)", "division_by_zero"), ("0 / 0", "division_by_zero"), ("5 / 0%", "division_by_zero"),
-        ("1,23", "bad_number"), ("1,2345", "bad_number"), ("1.2.3", "bad_number"), (".", "bad_number"),
+        ("1,23", "bad_number"), ("1,2345", "bad_number"), ("0,125 * 8", "bad_number"),
+        ("00,123", "bad_number"), ("012,345", "bad_number"), ("1.2.3", "bad_number"), (".", "bad_number"),
         (",", "bad_number"), ("1,", "bad_number"), ("1.5,000", "bad_number"), ("1" * 201, "too_long"),
         (" " * 201, "too_long"), ("(" * 51 + "1" + ")" * 51, "too_deep"), ("1000000000000001", "too_large"),
         ("999999999 * 999999999", "too_large"), ("9" * 200, "too_large"), ("0 - 1000000000000001", "too_large"),

@@ -29,14 +29,17 @@ def document(text: str) -> Document:
         ("$5.50 (or 3)", [5.5, 3]), ("11.4%", [0.114]), ("5,763,868.", [5763868]), ("1,2,3", [1, 2, 3]),
         ("1, 2, 3.", [1, 2, 3]), ("2017-03-09", [2017, 3, 9]), ("10:30", [10, 30]), ("-5 and +6", [5, 6]),
         ("18+12=30", [18, 12, 30]), ("3/4", [3, 4]), ("1,234,56", [1, 234, 56]), ("007", [7]), ("0.5", [0.5]),
-        (".5", []), ("20th 1990s x86 5kg B52 a_1 1_000", []), ("10.5kg", []), ("v1.2", []), ("version 1.2.3", []),
+        ("20th 1990s x86 5kg B52 a_1 1_000", []), ("10.5kg", []), ("v1.2", []), ("version 1.2.3", []),
         ("127.0.0.1", []), ("1.234,56", []), ("1234567890123456", []), ("123456789012345", [123456789012345]),
-        ("1.23456", []), ("1.2345", [1.2345]), ("٣", []), ("50 %", [50]), ("99.99%", [0.9999]), ("5%x", [0.05]),
+        ("3.14159", [3.14159]), ("0.123456789012", [0.123456789012]), ("0.1234567890123", []),
+        ("0.123456789012%", [0.00123456789012]), ("٣", []), ("50 %", [50]), ("99.99%", [0.9999]), ("5%x", [0.05]),
         ("a 1.", [1]), ("1..2", [1]), ("½", []), ("e5 5e", []),
+        (".5", [0.5]), ("x = .5 and -.25%", [0.5, 0.0025]), ("a.5 ..5 ...5 .5kg .5.5 .5,5 .NET . .", []),
+        ("“so”.5 (so).5", []), ("0,125", [0, 125]), ("1,023", [1023]),
     ],
 )  # fmt: skip
 def test_numbers(text: str, values: list[float]) -> None:
-    assert [Fraction(number.value, UNIT) for number in numbers(text)] == [Fraction(str(value)) for value in values]
+    assert [Fraction(number.value, UNIT) for number in numbers(text)] == [Fraction(repr(value)) for value in values]
 
 
 def near(a: Fraction, result: Fraction) -> bool:
@@ -83,6 +86,9 @@ def test_an_operation_within_a_hundred_tokens(words: list[str]) -> None:
         ("an average of (7", "phrase"), ("x=7", "phrase"), ("equals -7", "phrase"), ("a total of seven", None),
         ("7 = x", None), ("an average 7", None), ("total of about 7", None), ("", None),
         (UNLUCKY + "7 19 1000", None), (UNLUCKY + "7 19", None), ("= 7th", None),
+        ("π is equal to 3.14159.", "phrase"), ("a total  of 5", "phrase"), ("equal\xa0to 5", "phrase"),
+        ("average\n\u2009of\u202f5", "phrase"), ("x = .5", "phrase"), ("x equals .5%", "phrase"),
+        ("2.71828 and 3.14159 make 5.85987", "operation"), ("totalof 5", None),
     ],
 )  # fmt: skip
 def test_rules(text: str, reason: str | None) -> None:

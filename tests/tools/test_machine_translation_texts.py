@@ -69,12 +69,37 @@ def test_a_foreign_chunk_with_english_before_and_after_is_wanted(tool: Tool, tex
     assert wanted(tool, text) is expected
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Empresas do setor no país têm de entregar a declaração.",
+        "As duas partidas no campeonato a equipa do treinador perdeu.",
+        "No me lo creo, dijo, y no he vuelto a verlo.",
+        "Und wer so etwas will, der geht in an Dörfern vorbei.",
+        "In die tijd was er over het plan nog niets bekend.",
+    ],
+)
+def test_words_that_other_languages_share_do_not_make_a_chunk_english(tool: Tool, sentence: str) -> None:
+    assert wanted(tool, f"{BEFORE}\n{sentence}\n{AFTER}")
+    assert not wanted(tool, f"{sentence}\n{GERMAN}\n{sentence}")
+
+
+@pytest.mark.parametrize("beside", ["1 2 3 4 5 6 7 8 9 10", "http://example.com", "© 2019", "--- *** --- ***", "II 7"])
+def test_digits_addresses_and_marks_are_not_english(tool: Tool, beside: str) -> None:
+    assert not wanted(tool, f"{beside}\n{GERMAN}\n{beside}")
+    assert not wanted(tool, f"{BEFORE}\n{GERMAN}\n{beside}")
+    assert wanted(tool, f"{BEFORE}\n{beside}\n{GERMAN}\n{beside}\n{AFTER}")
+
+
 def slow_foreign_chunks(text: str, identifier: Identifier) -> list[str]:
-    """The rule as it is written down, every chunk asked; plainly English ones are skipped as in the fast path."""
+    """The rule as it is written down, every chunk asked; plainly English ones are not foreign, as in the fast path."""
     chunks = [chunk for paragraph in text.splitlines() for chunk in paragraph_chunks(paragraph)]
     asked = [identifier.identify([chunk_text(chunk)])[0] for chunk in chunks]
     plain = [len(COMMON & set(chunk)) >= 3 for chunk in chunks]
-    english = [one.label == "en" or common for one, common in zip(asked, plain, strict=True)]
+    english = [
+        one.label == "en" and one.confidence >= 0.5 and any(map(str.isalpha, chunk_text(chunk)))
+        for chunk, one in zip(chunks, asked, strict=True)
+    ]
     return [
         chunk_text(chunk)
         for place, (chunk, one) in enumerate(zip(chunks, asked, strict=True))

@@ -165,7 +165,8 @@ def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
     [
         ({"command": ["/no/such/program"]}, "'/no/such/program' does not start.*run the command by hand"),
         ({"command": [sys.executable, "-c", "pass"]}, "does not start.*Connection closed"),
-        ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, secret, show, weather"),
+        ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, bare, secret, show, weather"),
+        ({"command": COMMAND, "tool": "bare"}, r"takes x, y; .*arguments = \{ x = \"\{input\}\" \}"),
         ({"command": COMMAND, "tool": "add"}, r"takes a, b, negative; .*arguments = \{ a = \"\{input\}\" \}"),
     ],
 )
@@ -205,6 +206,13 @@ def test_only_what_determines_the_answers_is_in_the_identity(make: Make) -> None
     other = make(url="http://localhost/mcp", arguments={"city": "{input}"})
     assert plain.identity() == same.identity() != other.identity()
     assert make(url="http://localhost/mcp", version="2").version == "2"
+
+
+def test_only_the_rule_for_texts_is_in_the_selection(make: Make) -> None:
+    rain = make(url="http://localhost/mcp", wants="rain")
+    assert rain.selection() == make(url="http://other/mcp", wants="rain", env=["A"]).selection()
+    assert rain.selection() != make(url="http://localhost/mcp", wants="(?i)rain").selection()
+    assert rain.selection() != make(url="http://localhost/mcp").selection()
 
 
 def test_a_regular_expression_says_which_texts_are_wanted(make: Make) -> None:

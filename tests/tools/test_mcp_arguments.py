@@ -5,11 +5,18 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.tools.mcp.arguments import BadArgument, fill, only_argument, placeholders, split_fields
+from toolformer_dag.tools.mcp.arguments import (
+    BadArgument,
+    argument_names,
+    fill,
+    only_argument,
+    placeholders,
+    split_fields,
+)
 from toolformer_dag.tools.mcp.options import McpOptions
 
 TEMPLATE = {"q": "{input}", "deep": {"list": ["<{input}>", 3]}, "n": 1, "on": True}
@@ -25,10 +32,17 @@ def test_the_input_goes_in_as_it_is(text: str) -> None:
     st.text(),
     st.recursive(
         st.sampled_from([{"type": kind} for kind in ("string", "number", "integer", "boolean", "null")]) | st.just({}),
-        lambda kinds: st.lists(kinds, max_size=3).map(lambda choices: {"anyOf": choices}),
+        lambda kinds: st.builds(
+            lambda word, choices: {word: choices},
+            st.sampled_from(["anyOf", "oneOf", "allOf"]),
+            st.lists(kinds | st.booleans() | st.just({"$ref": "#/properties/a"}), max_size=3),
+        ),
     ),
 )
-def test_what_goes_out_is_json_of_a_type_the_schema_names(text: str, schema: dict[str, Any]) -> None:
+@example("9" * 400, {"type": "integer"})
+@example("9" * 5000, {"type": "integer"})
+@example("x", True)
+def test_what_goes_out_is_json_of_a_type_the_schema_names(text: str, schema: dict[str, Any] | bool) -> None:
     try:
         value = fill({"a": "{input}"}, {"input": text}, {"properties": {"a": schema}})["a"]
     except BadArgument as error:
@@ -49,17 +63,27 @@ def test_what_goes_out_is_json_of_a_type_the_schema_names(text: str, schema: dic
         ({"type": ["integer", "null"]}, "12", 12),
         ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "12", 12.0),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12", "12"),
+        ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, "12", 12),
+        ({"allOf": [{"$ref": "#/$defs/a~1b"}, {"minimum": 1}]}, "12", 12),
+        ({"$ref": "#/$defs/again"}, "12", 12.0),
+        ({"$ref": "#/$defs/none"}, "12", "12"),
+        ({"$ref": "#"}, "12", "12"),
+        ({"$ref": "https://example.org/count"}, "12", "12"),
+        (True, "12", "12"),
         ({"type": "array"}, "12", "12"),
         ({}, "12", "12"),
     ],
 )
-def test_types(schema: dict[str, Any], text: str, value: object) -> None:
-    filled = fill({"a": "{input}"}, {"input": text}, {"properties": {"a": schema}})
+def test_types(schema: dict[str, Any] | bool, text: str, value: object) -> None:
+    again = {"anyOf": [{"$ref": "#/$defs/again"}, {"type": "number"}]}
+    whole = {"type": "object", "properties": {"a": schema}, "$defs": {"a/b": {"type": "integer"}, "again": again}}
+    filled = fill({"a": "{input}"}, {"input": text}, whole)
     assert (filled["a"], type(filled["a"])) == (value, type(value))
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [("integer", "1.5"), ("number", "nan"), ("number", "1e999"), ("boolean", "yes")]
+    ("kind", "text"),
+    [("integer", "1.5"), ("integer", "9" * 400), ("number", "nan"), ("number", "1e999"), ("boolean", "yes")],
 )
 def test_a_text_that_is_not_of_the_type_is_a_bad_argument(kind: str, text: str) -> None:
     with pytest.raises(BadArgument, match="bad_argument"):
@@ -94,6 +118,12 @@ def test_a_tool_with_one_argument_needs_no_template(
     properties: list[str], required: list[str], template: dict[str, str] | None
 ) -> None:
     assert only_argument({"properties": {key: {} for key in properties}, "required": required}) == template
+
+
+def test_an_argument_may_be_required_and_described_nowhere() -> None:
+    assert only_argument({"required": ["a"]}) == {"a": "{input}"}
+    assert only_argument({"required": ["a", "b"]}) is None
+    assert argument_names({"properties": {"b": {}}, "required": ["a", "b"]}) == ["b", "a"]
 
 
 def test_the_identity_has_a_fingerprint() -> None:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from toolformer_dag.tools.question_answering.extraction.question import parse_question
 from toolformer_dag.tools.question_answering.extraction.reader import extract
-from toolformer_dag.tools.question_answering.extraction.words import sentences, stem, words
+from toolformer_dag.tools.question_answering.extraction.words import (
+    _ABBREVIATION,
+    _SENTENCE_END,
+    sentences,
+    stem,
+    words,
+)
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.retrieval.passage import Passage
 from toolformer_dag.tools.tool import Tool, ToolCall
@@ -86,6 +92,29 @@ def test_sentences_do_not_end_at_initials_and_abbreviations() -> None:
         "“Why?”",
         "They knew.",
     ]
+
+
+def slow_sentences(text: str) -> list[str]:
+    """Each sentence is written out and searched from its beginning before anything is put behind it."""
+    found: list[str] = []
+    for piece in _SENTENCE_END.split(text):
+        if found and _ABBREVIATION.search(found[-1]):
+            found[-1] += " " + piece
+        else:
+            found.append(piece)
+    return found
+
+
+PIECES = ["Dr.", "No.", "J.", "U.S.", "(A.)", "c.", "an.", "Why?", "“So!”", "Yes", "1.", " ", "\n", ". ", "é", "_A."]
+
+
+@given(st.text(max_size=60) | st.lists(st.sampled_from([*PIECES, " ", " "])).map("".join))
+def test_sentences_are_those_of_the_slow_way(text: str) -> None:
+    assert sentences(text) == slow_sentences(text)
+
+
+def test_a_passage_of_nothing_but_initials_is_one_sentence() -> None:
+    assert sentences("A. B. " * 100_000) == ["A. B. " * 100_000]
 
 
 def test_forms_and_families_of_a_word_share_a_stem() -> None:

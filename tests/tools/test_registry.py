@@ -91,6 +91,8 @@ def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> N
         ({"use": "{use}:Unfinished"}, "names no tool.*defines run"),
         ({"use": "{use}:Nameless"}, r"Nameless does not set name, defaults; .*ToolDefaults"),
         ({"use": "{use}:TwoWords"}, "has the name 'My Echo', which no call can carry"),
+        ({"use": ":Echo"}, r"':Echo' names no module; write use = \"my_package.tools:MyTool\""),
+        ({"use": ".{use}:Echo"}, "names no module"),
         ({"use": "no_such_package.tools:Echo"}, "cannot be imported.*install the package"),
         ({}, r"no built-in tool 'echo' \(.*mcp.*\); for one of your own add use ="),
         ({"use": "../echo"}, "no built-in tool"),

@@ -36,6 +36,13 @@ def test_a_text_is_a_sequence_with_its_ends(tiny_model: Callable[..., LanguageMo
     assert made.tokens == sum(map(len, made.sequences))
 
 
+def test_the_string_of_a_special_token_ends_no_example(tiny_model: Callable[..., LanguageModel]) -> None:
+    encoding = tiny_model("gptj").encoding
+    [sequence] = examples(encoding, ["Ada wrote <end> and went on."], 64).sequences
+    assert sequence.index(0) == len(sequence) - 1
+    assert encoding.tokenizer.decode(sequence[:-1]) == "Ada wrote <end> and went on."
+
+
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=80), st.integers(1, 16), st.integers(1, 4), st.integers(0, 9))
 def test_every_sequence_is_in_every_epoch(lengths: list[int], batch_size: int, epochs: int, seed: int) -> None:
     steps = steps_of(len(lengths), batch_size, 10_000, epochs)

@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.settings import Model
 from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.identity import partial_folder, run_identity
@@ -39,15 +42,22 @@ def dies(self, args, state, control, **rest):
 watch.Watch.on_step_end = dies
 main(Path(sys.argv[1]))
 """
+OWN_CODE = """
+from transformers import GPTJConfig, GPTJForCausalLM
+class OwnConfig(GPTJConfig):
+    model_type = "own"
+class OwnModel(GPTJForCausalLM):
+    config_class = OwnConfig
+"""
 
 
 @pytest.fixture(scope="module")
-def base(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("base") / "model"
     tiny = tiny_model("gptj", bos=True)
     tiny.model.save_pretrained(folder)
     tiny.tokenizer.save_pretrained(folder)
-    return folder
+    return Model(name=str(folder))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -71,16 +81,16 @@ def perplexity_by_hand(folder: Path, texts: list[str]) -> float:
     return float(torch.tensor(losses).mean().exp())
 
 
-def job(folder: Path, base: Path, settings: dict[str, object], out: Path) -> Path:
+def job(folder: Path, base: Model, settings: dict[str, object], out: Path) -> Path:
     for name, texts in (("texts", TEXTS), ("heldout", HELDOUT)):
         (folder / name).write_text("".join(json.dumps(text) + "\n" for text in texts))
     file = folder / "job.json"
     paths = {"texts": str(folder / "texts"), "heldout": str(folder / "heldout")}
-    file.write_text(json.dumps({"base": str(base), "out": str(out), "settings": settings, **paths}))
+    file.write_text(json.dumps({"base": base.model_dump(), "out": str(out), "settings": settings, **paths}))
     return file
 
 
-def test_best_checkpoint_is_published(base: Path, tmp_path: Path) -> None:
+def test_best_checkpoint_is_published(base: Model, tmp_path: Path) -> None:
     steps = []
     report = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out", lambda done, total: steps.append((done, total)))
     assert steps == [(step, 12) for step in range(1, 13)]
@@ -88,14 +98,14 @@ def test_best_checkpoint_is_published(base: Path, tmp_path: Path) -> None:
     assert report.losses[-1].loss < 0.7 * report.losses[0].loss
     best = min(report.heldout[1:], key=lambda point: point.perplexity)
     assert (report.best_step, report.perplexity) == (best.step, best.perplexity)
-    assert perplexity_by_hand(base, HELDOUT) == pytest.approx(report.heldout[0].perplexity, rel=1e-4)
+    assert perplexity_by_hand(Path(base.name), HELDOUT) == pytest.approx(report.heldout[0].perplexity, rel=1e-4)
     assert perplexity_by_hand(tmp_path / "out", HELDOUT) == pytest.approx(best.perplexity, rel=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert not list((tmp_path / "out").glob("*.bin"))
     assert load_language_model(str(tmp_path / "out"), device="cpu").model.config.use_cache
 
 
-def test_held_out_texts_decide_which_checkpoint_wins(base: Path, tmp_path: Path) -> None:
+def test_held_out_texts_decide_which_checkpoint_wins(base: Model, tmp_path: Path) -> None:
     """Held-out texts unlike the training texts grow less likely while training goes on."""
     unlike = ["zzz qqq xxx " * 5]
     report = finetune(base, TEXTS, unlike, SETTINGS, tmp_path / "out")
@@ -104,7 +114,7 @@ def test_held_out_texts_decide_which_checkpoint_wins(base: Path, tmp_path: Path)
     assert perplexity_by_hand(tmp_path / "out", unlike) == pytest.approx(report.perplexity, rel=1e-4)
 
 
-def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: Model, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = finetune(base, TEXTS, HELDOUT, SETTINGS, out)
     written = (out / "model.safetensors").stat().st_mtime_ns
@@ -120,7 +130,7 @@ def fields(settings: TrainingSettings) -> dict[str, object]:
     return {**settings.determining(), "device_batch_size": settings.device_batch_size}
 
 
-def test_accumulated_batches_train_the_same_model(base: Path, tmp_path: Path) -> None:
+def test_accumulated_batches_train_the_same_model(base: Model, tmp_path: Path) -> None:
     finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "whole")
     small = TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 3})  # 2 at a time: the largest that divides 8
     finetune(base, TEXTS, HELDOUT, small, tmp_path / "accumulated")
@@ -128,7 +138,7 @@ def test_accumulated_batches_train_the_same_model(base: Path, tmp_path: Path) ->
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 2e-3
 
 
-def test_a_killed_run_goes_on_and_gives_the_same_weights(base: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_gives_the_same_weights(base: Model, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     file = job(tmp_path, base, {"batch_size": 8, "learning_rate": 1e-2, "max_steps": 12, "eval_steps": 4}, out)
     command = [sys.executable, "-c", KILLED, str(file)]
@@ -145,8 +155,8 @@ def test_a_killed_run_goes_on_and_gives_the_same_weights(base: Path, tmp_path: P
     assert not list(tmp_path.glob("*.partial-*"))
 
 
-def test_checkpoints_of_another_run_are_refused(base: Path, tmp_path: Path) -> None:
-    identity = dict(run_identity(str(base), TEXTS, HELDOUT, SETTINGS))
+def test_checkpoints_of_another_run_are_refused(base: Model, tmp_path: Path) -> None:
+    identity = dict(run_identity(base, TEXTS, HELDOUT, SETTINGS))
     folder = partial_folder(tmp_path / "out", fingerprint(identity))
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({**identity, "texts": "0" * 16}))
@@ -154,12 +164,59 @@ def test_checkpoints_of_another_run_are_refused(base: Path, tmp_path: Path) -> N
         finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
 
 
-def test_nothing_to_train_on_is_an_error(base: Path, tmp_path: Path) -> None:
+def test_nothing_to_train_on_is_an_error(base: Model, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="lower tau_f"):
         finetune(base, [], HELDOUT, SETTINGS, tmp_path / "out")
 
 
-def test_two_processes_train_what_one_does(base: Path, tmp_path: Path) -> None:
+def hub_cache(folder: Path, revisions: Mapping[str, Path]) -> None:
+    """The cache of the hub as if `made/model` had been fetched at each of these revisions."""
+    repository = folder / "models--made--model"
+    (repository / "refs").mkdir(parents=True)
+    for number, (revision, model) in enumerate(revisions.items()):
+        commit = f"{number:040}"
+        (repository / "refs" / revision).write_text(commit)
+        shutil.copytree(model, repository / "snapshots" / commit)
+
+
+def with_code(model: Path, folder: Path) -> Path:
+    """The same model, of a type that only the code in its folder knows."""
+    shutil.copytree(model, folder)
+    (folder / "own.py").write_text(OWN_CODE)
+    config = json.loads((folder / "config.json").read_text())
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
+    return folder
+
+
+def test_a_job_starts_from_the_pinned_revision_with_the_code_that_comes_with_it(base: Model, tmp_path: Path) -> None:
+    hub_cache(tmp_path / "hub", {"main": Path(base.name), "pinned": with_code(Path(base.name), tmp_path / "coded")})
+    once = {"batch_size": 8, "learning_rate": 1e-2, "max_steps": 1, "eval_steps": 1}
+    pinned = Model(name="made/model", revision="pinned", trust_remote_code=True)
+    file = job(tmp_path, pinned, once, tmp_path / "out")
+    caches = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_MODULES_CACHE": str(tmp_path / "code"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "toolformer_dag.training", str(file)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**ONE_THREAD, **caches})
+    assert run.returncode == 0, run.stderr
+    record = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert record["base"] == {"id": "made/model", "revision": "pinned"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "own"
+    assert (tmp_path / "out" / "own.py").read_text() == OWN_CODE
+
+
+def test_another_revision_is_another_run() -> None:
+    pinned = Model(name="gpt2", revision="abc")
+    assert run_identity(pinned, TEXTS, HELDOUT, SETTINGS)["base"] == {"id": "gpt2", "revision": "abc"}
+    assert run_identity(pinned, TEXTS, HELDOUT, SETTINGS) != run_identity(Model(name="gpt2"), TEXTS, HELDOUT, SETTINGS)
+
+
+def test_a_base_that_cannot_be_loaded_is_named_with_the_remedy(base: Model, tmp_path: Path) -> None:
+    coded = Model(name=str(with_code(Path(base.name), tmp_path / "coded")))
+    with pytest.raises(ModelError, match=r"coded.*trust_remote_code"):
+        finetune(coded, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
+
+
+def test_two_processes_train_what_one_does(base: Model, tmp_path: Path) -> None:
     settings = {"batch_size": 8, "device_batch_size": 4, "learning_rate": 1e-2, "max_steps": 3, "eval_steps": 3}
     file = job(tmp_path, base, settings, tmp_path / "two")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

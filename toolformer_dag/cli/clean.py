@@ -1,10 +1,14 @@
 """`toolformer-dag clean`: remove files that nothing points to any more."""
 
+from datetime import timedelta
 from typing import Annotated
 
 import typer
 
 from toolformer_dag.cli.options import Config, settings_of
+from toolformer_dag.errors import UserError
+
+CENTURY = 876_600.0  # hours; much more has no date
 
 
 def clean(
@@ -16,14 +20,18 @@ def clean(
 
     Example: toolformer-dag clean --dry-run
     """
-    from datetime import timedelta
-
     from toolformer_dag.storage.clean import clean as remove
     from toolformer_dag.storage.lake import Lake
 
     lake = Lake(settings_of(config, None, None).paths.lake)
-    gone = remove(lake, timedelta(hours=grace_hours), dry_run=dry_run)
+    gone = remove(lake, _grace(grace_hours), dry_run=dry_run)
     for file in gone:
         typer.echo(f"{file.bytes:>12,}  {file.path}")
     verb = "would go" if dry_run else "gone"
     typer.echo(f"{len(gone)} files, {sum(file.bytes for file in gone):,} bytes {verb}")
+
+
+def _grace(hours: float) -> timedelta:
+    if not 0 <= hours <= CENTURY:  # nan neither
+        raise UserError(f"--grace-hours {hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
+    return timedelta(hours=hours)

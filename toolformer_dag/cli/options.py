@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from toolformer_dag.settings import Settings, load_settings
+from toolformer_dag.settings_values import rooted
 
 Config = Annotated[Path | None, typer.Option("--config", help="Settings file; default: ./toolformer.toml.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="A profile: embedded, gpt2, gptj, or one of your own.")]
@@ -18,8 +19,5 @@ def settings_of(
     config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
 ) -> Settings:
     """Settings as the command line asks for them; shard patterns count from the current folder."""
-    overrides = list(pairs or ())
-    if shards:
-        patterns = ", ".join(f"'{Path(pattern).absolute()}'" for pattern in shards)
-        overrides.append(f"corpus.shards=[{patterns}]")
-    return load_settings(config, profile=profile, overrides=overrides)
+    patterns = [rooted(pattern, Path.cwd()) for pattern in shards or ()]
+    return load_settings(config, profile=profile, overrides=pairs or (), shards=patterns)

@@ -1,12 +1,16 @@
 """`toolformer-dag sql`: ask the warehouse, read-only."""
 
+import json
 import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolformer_dag.cli.options import Config, settings_of
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Format(StrEnum):
@@ -37,6 +41,23 @@ def sql(
         ):
             typer.echo(rows)
     elif format is Format.csv:
-        sys.stdout.write(rows.write_csv())
+        sys.stdout.write(_flat(rows).write_csv())
     else:
         sys.stdout.write(rows.write_ndjson())
+
+
+def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
+    """Lists and structs as JSON text: a cell of CSV holds no more than one value."""
+    import polars as pl
+
+    nested = [column for column in rows if column.dtype.is_nested()]
+    return rows.with_columns(pl.Series(column.name, map(_json, column), dtype=pl.String) for column in nested)
+
+
+def _json(value: object) -> str | None:
+    import polars as pl
+
+    if value is None:
+        return None
+    plain = value.to_list() if isinstance(value, pl.Series) else value
+    return json.dumps(plain, ensure_ascii=False, default=str)  # dates as text

@@ -1,9 +1,9 @@
 """`toolformer-dag ui`: the Dagster UI over the same instance as the command line."""
 
+import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,19 +15,24 @@ def ui(
     port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1.")] = 3000,
     config: Config = None,
 ) -> None:
-    """Start the Dagster UI and stop it with Ctrl-C.
+    """Start the Dagster UI and stop it with Ctrl-C; SIGTERM stops it alike.
 
     Example: toolformer-dag ui --port 3000
     """
     from resources.instance import shared_instance
+    from toolformer_dag.settings_sources import settings_file
 
-    settings = settings_of(config, None, None)
-    shared_instance(settings.root)  # webserver and daemon start at once and would both make its databases
-    workspace = Path(settings.root) / "workspace.yaml"
+    root = settings_of(config, None, None).root
+    shared_instance(root)  # webserver and daemon start at once and would both make its databases
+    for stop in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this with `&` hands on an ignored Ctrl-C
+        signal.signal(stop, signal.default_int_handler)
+    file = settings_file(config)
+    named = {"TOOLFORMER_CONFIG": str(file)} if file.exists() else {}
     server = subprocess.Popen(
-        [sys.executable, "-m", "dagster", "dev", "-w", str(workspace), "-p", str(port)],
-        cwd=settings.root,
-        start_new_session=True,  # a shell that starts this with `&` would hand on an ignored Ctrl-C
+        [sys.executable, "-m", "dagster", "dev", "-m", "toolformer_dag.definitions", "-p", str(port)],
+        cwd=root,
+        env=os.environ | named,
+        start_new_session=True,  # Ctrl-C reaches it once, from here
     )
     try:
         code = server.wait()

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.call import API_END, RESULT_ARROW
 
+HALF = "\ufffd"
+"""What the bytes of an unfinished character decode to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -23,8 +26,8 @@ class Row:
     `room`: tokens that the context still holds.
 
     `written`: tokens written before a call, or all; `body`: the tokens of an open call after ` [`, None while there is
-    none; `forced`: tokens that come next whatever the model says. `stop`: None while it is being written, `arrow`,
-    `no_arrow`, `no_end` or `end_of_text` in a call, `done` outside of one.
+    none; `forced`: tokens that come next whatever the model says; `barred`: ` [` may not come next. `stop`: None while
+    it is being written, `arrow`, `no_arrow`, `no_end` or `end_of_text` in a call, `done` outside of one.
     """
 
     rules: Rules
@@ -35,6 +38,7 @@ class Row:
     written: list[int] = field(default_factory=list)
     body: list[int] | None = None
     forced: list[int] = field(default_factory=list)
+    barred: bool = False
     stop: str | None = None
 
     def __post_init__(self) -> None:
@@ -48,8 +52,9 @@ class Row:
 
     @property
     def may_begin_call(self) -> bool:
-        """Whether ` [` may come next."""
-        return self.may_call and self.body is None and not self.forced
+        """Whether ` [` may come next, and the context has room for all of it."""
+        fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
+        return self.may_call and self.body is None and not self.forced and fits
 
     def refusal(self) -> str | None:
         """Why nothing could be written at all; None where something could."""
@@ -75,23 +80,31 @@ class Row:
         start = self.rules.vocabulary.start
         begun = start[:-1]
         before = [*self.prefix[-len(start) :], *self.written]
-        stands = before[len(before) - len(begun) :] == begun
-        return [start[-1]] if self.body is None and not self.may_call and stands else []
+        if self.body is not None or before[len(before) - len(begun) :] != begun:
+            return []
+        cut = bool(begun) and self._inside_character(self.written[: -len(begun)])
+        return [] if self.may_call and not self.barred and not cut else [start[-1]]
 
     def permitted(self) -> list[int] | None:
-        """The only tokens that may come next, None for all: in a call whose tool's name is not written yet."""
+        """The only tokens that may come next, None for all: in a call whose tool's name is not written yet.
+
+        Where no token leads to a name any more (bytes that are no text took one back), all may come.
+        """
         if self.body is None or self.rules.names is None:
             return None
         name = self.body_text()
-        return None if "(" in name else self.rules.vocabulary.name_tokens(name, self.rules.names)
+        return None if "(" in name else self.rules.vocabulary.name_tokens(name, self.rules.names) or None
 
     def begin_call(self) -> None:
-        """` [` comes next."""
-        self.forced = list(self.rules.vocabulary.start)
+        """` [` comes next; where a character is half written, it may not: no call stands inside of one."""
+        if self._inside_character(self.written):
+            self.barred = True
+        else:
+            self.forced = list(self.rules.vocabulary.start)
 
     def take(self, token: int) -> None:
         """Writes a token and decides whether that ends the row or opens a call."""
-        self.forced = self.forced[1:]
+        self.forced, self.barred = self.forced[1:], False
         if self.body is not None:
             self._take_in_call(self.body, token)
         elif token in self.rules.vocabulary.ends:
@@ -120,6 +133,10 @@ class Row:
             self.stop = "no_arrow"
         elif len(body) >= min(self.rules.max_call_tokens, self._room_in_call()):
             self.stop = "no_end"
+
+    def _inside_character(self, written: list[int]) -> bool:
+        vocabulary = self.rules.vocabulary
+        return vocabulary.text(written, vocabulary.start).endswith(HALF)
 
     def _room_in_call(self) -> int:
         return self.room - len(self.written) - len(self.rules.vocabulary.start)

@@ -33,9 +33,12 @@ class Vocabulary:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """By token id; a token that is special or no whole character writes no name."""
-        special = set(self._tokenizer.all_special_ids)
-        return ["" if token in special else self._decode([token]) for token in range(len(self._tokenizer))]
+        """By token id, behind ` [` (alone, some tokenizers drop a leading space); special tokens write no name."""
+        special, before = set(self._tokenizer.all_special_ids), len(self._decode(self.start))
+        return [
+            "" if token in special else self._decode([*self.start, token])[before:]
+            for token in range(len(self._tokenizer))
+        ]
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -70,7 +70,7 @@ def _outcome(
         answers=question.answers,
         wording=question.wording,
         text=generation.text,
-        called=call.tool if call else None,
+        called=(call.tool or None) if call else None,
         right_tool=key == question.tool if question.tool else None,
         correct=benchmark.correct(generation.plain, question.answers),
         reason=call.reason if call else generation.reason,

@@ -9,7 +9,8 @@ from toolformer_dag.evaluation.interval import wilson
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`text`: what was written, calls included; `called`: the tool's name in the text, None without a call.
+    """`text`: what was written, calls included; `called`: the tool's name in the text, None without a call
+    (` [see the note]` is none).
 
     `right_tool`: whether that is the tool that the question is made for, None where it is made for none. `reason`: why
     the call had no result, or why nothing could be written (`does_not_fit`); None else.

@@ -156,7 +156,7 @@ class CachedBranches:
         of_head, of_text, of_own = torch.split(weights, [head_keys.shape[2], text_keys.shape[2], now], -1)
         answer = _with_all(of_head, head_values) + self._with_texts(of_text, text_values)
         answer += of_own @ own_values[:, :, :now]
-        return answer.reshape(queries.shape)
+        return answer.reshape(*queries.shape[:3], -1)  # values may be narrower than keys
 
     def _with_texts(self, rows: Tensor, shared: Tensor) -> Tensor:
         """rows [B, H_kv, R, X] times the text's [H_kv, X, Y] of each."""

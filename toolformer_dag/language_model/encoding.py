@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from toolformer_dag.language_model.errors import OffsetError
 from toolformer_dag.texts.call import API_END, API_START
 
+ANCHOR = "a"  # any text that does not join with what follows
+OUTPUT = "\nOutput: "
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextTokens:
@@ -31,13 +34,19 @@ class TextTokens:
 
 
 class Encoding:
-    """A fast tokenizer with the pieces of the method; every piece is tokenized apart, without special tokens."""
+    """A fast tokenizer with the pieces of the method; every piece is tokenized apart, without special tokens.
+
+    The string of a special token in a text is text: it becomes the tokens of its characters. `start`, `output` and
+    calls stand inside of a sequence; where a tokenizer puts a space before whatever comes first (Llama-2), they are
+    tokenized behind `anchor`, whose tokens are cut off. It is "" for every other tokenizer.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.bos = _leading_special_tokens(tokenizer)
-        self.start = self._ids(API_START)
-        self.output = self._ids("\nOutput: ")
+        self.anchor = "" if self._adds(self._ids(ANCHOR), self._ids(API_START)) else ANCHOR
+        self._cut = self._ids(ANCHOR) if self.anchor else []
+        self.start, self.output = self._inside([API_START, OUTPUT])
 
     def head(self, prompt: str) -> list[int]:
         """[BOS, where the tokenizer adds one] + the instruction and examples + "Input: "."""
@@ -47,18 +56,24 @@ class Encoding:
         """The tokens of texts as they are, with offsets. Text that a tokenizer drops belongs to the token after it."""
         if not texts:
             return []
-        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = self._encoded(texts, return_offsets_mapping=True)
         return [_text_tokens(ids, spans) for ids, spans in zip(encoded.input_ids, encoded.offset_mapping, strict=True)]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
         """The tokens of e(c) or e(c, r), with their leading space."""
-        return [list(ids) for ids in self.tokenizer(list(calls), add_special_tokens=False).input_ids] if calls else []
+        return self._inside(calls) if calls else []
+
+    def keeps_text_apart(self) -> bool:
+        """Whether ` [` behind a text adds just that to it, and leaves the text's own tokens as they are."""
+        if not self.anchor:
+            return True
+        pieces = (API_START, self.start), (OUTPUT, self.output)
+        kept = all(self._ids(self.anchor + piece) == self._cut + ids for piece, ids in pieces)
+        return kept and self._adds(self._cut, self.start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
         """What stands between " [" and the first "]", given the tokens sampled after " ["; None without "]"."""
-        text = self.tokenizer.decode(
-            [*self.start, *sampled], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text = self._text([*self.start, *sampled])
         body, end, _ = text[text.index(API_START.strip()) + 1 :].partition(API_END)
         return body if end else None
 
@@ -77,8 +92,24 @@ class Encoding:
             ends[self.tokenizer.eos_token_id] = True
         return ends
 
+    def _inside(self, pieces: Sequence[str]) -> list[list[int]]:
+        encoded = self._encoded([self.anchor + piece for piece in pieces])
+        return [list(ids[len(self._cut) :]) for ids in encoded.input_ids]
+
+    def _adds(self, before: list[int], start: list[int]) -> bool:
+        return self._text(before + start) == self._text(before) + API_START
+
     def _ids(self, piece: str) -> list[int]:
-        return list(self.tokenizer(piece, add_special_tokens=False, verbose=False).input_ids)
+        return list(self._encoded([piece]).input_ids[0])
+
+    def _encoded(self, texts: Sequence[str], **options: Any) -> Any:
+        return self.tokenizer(
+            list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options
+        )
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
 
 def _leading_special_tokens(tokenizer: Any) -> list[int]:

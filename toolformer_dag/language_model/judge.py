@@ -49,8 +49,8 @@ class Judge:
     def _want(self, kind: str, request: LossRequest, z: str) -> None:
         key = (request.text, z)
         if key not in self.passes:
-            prefix = self.runtime.encoding.bos + self.z[z]
-            self.passes[key] = Pass(kind, prefix, self.tokens[request.text])
+            bos = self.runtime.encoding.bos
+            self.passes[key] = Pass(kind, bos + self.z[z], self.tokens[request.text], first=0 if bos else 1)
         self.passes[key].want(request.position)
 
     def _run(self) -> None:

@@ -88,6 +88,11 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             f"the tokenizer of {name!r} cannot write ' [a(1)]'; give a folder with the tokenizer's own files "
             "(tokenizer.json), or a model whose vocabulary holds brackets"
         )
+    if not Encoding(tokenizer).keeps_text_apart():
+        raise ModelError(
+            f"the tokenizer of {name!r} puts a space before what comes first and joins the tokens of a text with the "
+            "' [' behind it, so no call can be tokenized apart from its text; use a model with another tokenizer"
+        )
 
 
 def fuse_activations(model: nn.Module) -> None:

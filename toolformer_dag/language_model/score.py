@@ -13,17 +13,21 @@ from toolformer_dag.language_model.runtime import Runtime
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """The sequence [BOS], z, x; `found` maps j to log p(x_j | z, x_<j) for every j that a loss needs."""
+    """The sequence [BOS], z, x; `found` maps j to log p(x_j | z, x_<j) for every j that a loss needs.
+
+    `first`: the first j that counts. Without BOS nothing stands before x_0 in L(empty), so it counts in no loss.
+    """
 
     kind: str
     prefix: list[int]
     text: list[int]
+    first: int
     found: dict[int, float] = field(default_factory=dict)
 
     def want(self, position: int) -> None:
-        """Asks for the five tokens from x_i on, as far as they exist and anything stands before them."""
+        """Asks for the five tokens from x_i on, as far as they exist and count."""
         last = min(position + len(WINDOW_WEIGHTS), len(self.text))
-        self.found = {j: math.nan for j in range(position, last) if self.prefix or j} | self.found
+        self.found = dict.fromkeys(range(max(position, self.first), last), math.nan) | self.found
 
     @property
     def done(self) -> bool:

@@ -16,7 +16,7 @@ from toolformer_dag.stages.report import Clock, StageReport
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.stages.split import split_of
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.texts.segment import Segment, segments
+from toolformer_dag.texts.segment import CUTTING, Segment, segments
 
 STAGE = "augmented_corpus"
 GROUP = "training"
@@ -30,6 +30,7 @@ def settings(lanes: Sequence[Lane], cut: Cut, heldout_share: float) -> dict[str,
     """What determines the rows beside the kept calls and the documents."""
     return {
         "tools": {lane.key: lane.tool.name for lane in lanes},
+        "cutting": CUTTING,
         "max_tokens": cut.max_tokens,
         "tokenizer": dict(cut.tokenizer),
         "heldout_share": heldout_share,

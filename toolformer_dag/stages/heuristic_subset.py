@@ -17,7 +17,7 @@ from toolformer_dag.stages.text_digest import text_digest
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.texts.call import holds_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segment import Segment, Unfit, segments
+from toolformer_dag.texts.segment import CUTTING, Segment, Unfit, segments
 
 STAGE = "heuristic_subset"
 BATCH = 500
@@ -30,7 +30,8 @@ def settings(lane: Lane, cut: Cut, tool_names: Collection[str], texts_per_shard:
     return {
         "tool": lane.tool.name,
         "version": lane.tool.version,
-        "identity": dict(lane.tool.identity()),
+        "identity": dict(lane.tool.selection()),
+        "cutting": CUTTING,
         "max_tokens": cut.max_tokens,
         "tokenizer": dict(cut.tokenizer),
         "tool_names": sorted(tool_names),

@@ -11,6 +11,7 @@ from toolformer_dag.stages.publish import Output, Work
 from toolformer_dag.stages.rejections import counted
 from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
 from toolformer_dag.stages.schema import columns
+from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.rows import RowStore
 from toolformer_dag.tools.runner import Runner
@@ -50,15 +51,16 @@ def tool_results(
 
     `work` counts distinct calls, `rejections` candidates without a result. A call that was lost (time limit,
     connection) is published with its reason but not stored, so the next run tries it again. Raises ToolDown when the
-    tool stops working; the chunks before stay paid for.
+    tool stops working; the chunks before stay paid for. Raises StorageError, WriteError.
     """
     clock = Clock()
     versions, candidates = _candidates(lake, lane, partition)
     calls = candidates.select(KEY).unique().sort(KEY)
     store = lake.rows(f"{lane.key}/results", settings(lane), KEY, RESULTS)
-    missing = store.missing(calls)
+    # whole rows are read: damage beside the key columns has to show before the tool runs
+    missing = calls.join(store.stored(calls), on=KEY, how="anti", maintain_order="left")
     lost = _run(lane, store, missing, chunk_calls, progress)
-    found = pl.concat([store.stored(calls), lost])
+    found = _found(lane, store, calls, lost)
     table = found.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
     work = Work(counts={"calls": (missing.height, calls.height - missing.height)}, stores=[store])
     rejected = counted(candidates.join(found, on=KEY))
@@ -77,6 +79,16 @@ def _candidates(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str],
     if calls["context"].has_nulls():
         raise StaleInput(STAGE, partition, "candidates of texts that are gone", f"{lane.key}/scored_candidates")
     return versions, calls.select("shard", *KEY)
+
+
+def _found(lane: Lane, store: RowStore, calls: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
+    """A row per call: what is stored, also where another process had an answer to a call that was lost here."""
+    stored = store.stored(calls)
+    found = pl.concat([stored, lost.join(stored, on=KEY, how="anti")])
+    if found.height < calls.height:
+        gone = calls.height - found.height
+        raise StorageError(f"{gone} results of {lane.key} were damaged while they were read; run again")
+    return found
 
 
 def _run(lane: Lane, store: RowStore, missing: pl.DataFrame, size: int, progress: Progress) -> pl.DataFrame:

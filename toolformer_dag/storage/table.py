@@ -77,7 +77,8 @@ class Table:
     def scan(self, partitions: Collection[str] | None = None) -> pl.LazyFrame:
         """The rows of these partitions, or of all that are there; at least one. Raises as `files`."""
         chosen = self.partitions() if partitions is None else partitions
-        return pl.scan_parquet([file for partition in chosen for file in self.files(partition)])
+        files = [file for partition in chosen for file in self.files(partition)]
+        return pl.scan_parquet(files, glob=False)  # a folder may have brackets in its name
 
     def partitions(self) -> list[str]:
         """Names of the partitions that are published, in order."""

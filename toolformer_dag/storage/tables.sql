@@ -34,3 +34,6 @@ COMMENT ON TABLE rejections IS 'What was left out: how many of what, by stage, t
 
 CREATE TABLE lanes AS FROM read_parquet($lanes);
 COMMENT ON TABLE lanes IS 'The tools, each with the tau_f that its filtered_calls were made with.';
+
+CREATE TABLE sources AS FROM read_parquet($sources);
+COMMENT ON TABLE sources IS 'The tables and partitions of the lake that were copied, each with its version.';

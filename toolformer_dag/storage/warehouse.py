@@ -23,19 +23,8 @@ from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.lock import locked
 from toolformer_dag.storage.sql import OFFLINE, in_memory, rows, run_file
 from toolformer_dag.storage.table import Table
+from toolformer_dag.storage.warehouse_sources import STAGES, Source, sources, version, versions
 
-STAGES = (
-    "raw_shards",
-    "heuristic_subset",
-    "scored_candidates",
-    "tool_results",
-    "loss_deltas",
-    "swapped_results",
-    "filtered_calls",
-    "augmented_corpus",
-)
-LANE_STAGES = STAGES[1:-1]
-UNPARTITIONED = ("filtered_calls", "augmented_corpus")
 REJECTIONS = {"stage": pl.String, "tool": pl.String, "shard": pl.String, "reason": pl.String, "count": pl.Int64}
 LANES = {"tool": pl.String, "tau_f": pl.Float64}
 
@@ -51,9 +40,11 @@ def build(lake: Lake, lanes: Sequence[str], partitions: Sequence[str], database:
     DamagedPartition, and then the old file stays.
     """
     with locked(database.with_name(f".{database.name}.lock")), TemporaryDirectory() as scratch:
-        sources = _sources(lake, lanes, partitions)
-        files = {stage: _files(Path(scratch), stage, sources) for stage in STAGES}
-        files["rejections"] = [_small(Path(scratch), "rejections", _rejections(sources))]
+        found = sources(lake, lanes, partitions)
+        # versions before rows: what is published while these are read makes the file outdated
+        files = {"sources": [_small(Path(scratch), "sources", versions(found))]}
+        files |= {stage: _files(Path(scratch), stage, found) for stage in STAGES}
+        files["rejections"] = [_small(Path(scratch), "rejections", _rejections(found))]
         files["lanes"] = [_small(Path(scratch), "lanes", _lanes(lake, lanes))]
         with _beside(database) as fresh:
             return _fill(fresh, files)
@@ -72,33 +63,40 @@ def query(database: Path, sql: str) -> pl.DataFrame:
         raise WarehouseError(str(error)) from error
 
 
-Source = tuple[str, Table, str]
-"""Stage, table, partition."""
+def outdated(lake: Lake, database: Path) -> str | None:
+    """Why `database` is gone, cannot be read or no longer says what the lake says; None where it does.
+
+    Compared are the partitions that it was built from, as far as they can be read. Those that came later are not.
+    """
+    if not database.is_file():
+        return f"{database} is gone"
+    try:
+        built = query(database, "FROM sources").rows()
+    except WarehouseError as error:
+        return f"{database} cannot be read: {str(error).splitlines()[0]}"
+    changed = (name for name, partition, before in built if _changed(lake.table(name), partition, before))
+    name = next(changed, None)
+    return None if name is None else f"the rows, rejections or tau_f of {name} changed since they were copied"
 
 
-def _sources(lake: Lake, lanes: Sequence[str], partitions: Sequence[str]) -> list[Source]:
-    """What is published, of what was asked for."""
-    tables = [("raw_shards", "ccnet"), *((stage, lane) for lane in lanes for stage in LANE_STAGES)]
-    found = [(stage, lake.table(f"{group}/{stage}")) for stage, group in (*tables, ("augmented_corpus", "training"))]
-    return [
-        (stage, table, partition)
-        for stage, table in found
-        for partition in ([WHOLE] if stage in UNPARTITIONED else partitions)
-        if table.has(partition)
-    ]
+def _changed(table: Table, partition: str, before: str) -> bool:
+    try:
+        return version(table, partition) != before
+    except StorageError:  # it is made again first, and compared then
+        return False
 
 
-def _files(scratch: Path, stage: str, sources: Sequence[Source]) -> list[str]:
+def _files(scratch: Path, stage: str, found: Sequence[Source]) -> list[str]:
     empty = _small(scratch, stage, columns(stage).to_frame())
-    return [empty, *(file for name, table, partition in sources if name == stage for file in table.files(partition))]
+    return [empty, *(file for one in found if one.stage == stage for file in one.table.files(one.partition))]
 
 
-def _rejections(sources: Sequence[Source]) -> pl.DataFrame:
-    found = []
-    for stage, table, partition in sources:
-        record = table.record(partition)
-        found += [{"stage": stage, "tool": record["tool"], **rejected} for rejected in decode(record)]
-    return pl.DataFrame(found, schema=REJECTIONS)
+def _rejections(found: Sequence[Source]) -> pl.DataFrame:
+    counted = []
+    for source in found:
+        record = source.table.record(source.partition)
+        counted += [{"stage": source.stage, "tool": record["tool"], **rejected} for rejected in decode(record)]
+    return pl.DataFrame(counted, schema=REJECTIONS)
 
 
 def _lanes(lake: Lake, lanes: Sequence[str]) -> pl.DataFrame:

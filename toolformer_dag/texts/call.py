@@ -77,7 +77,8 @@ def clean_result(result: str, max_characters: int) -> str:
     """
     visible = result if result.isprintable() else "".join(filter(_stays, result))
     line = " ".join(visible.split()).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
-    return line[:max_characters].rstrip()
+    kept = line[:max_characters].rstrip()
+    return kept if kept.strip(JOINERS + " ") else ""
 
 
 def _stays(character: str) -> bool:

@@ -71,12 +71,12 @@ def _open(path: Path | UPath | str) -> BufferedReader:
 def _records(stream: BufferedReader, shard: str, gunzip: Gunzip | None) -> Iterator[Document | Rejection]:
     today, seen, number = date.today(), set[str](), 0
     for number, line in enumerate(_lines(stream), 1):
-        if gunzip and gunzip.fault and not line.endswith(b"\n"):  # the line in which the data breaks off
-            break
         try:
             yield _document(line, shard, today, seen)
         except _Refused as refused:
-            yield Rejection(shard, number, *refused.args)
+            # where the data breaks off within a line, the fault below names it; a record that is cut is no JSON
+            if not (gunzip and gunzip.fault) or line.endswith(b"\n"):
+                yield Rejection(shard, number, *refused.args)
     if gunzip and gunzip.fault:
         yield Rejection(shard, number, gunzip.fault, f"the data breaks off in or after line {number}; fetch it again")
     elif not number:

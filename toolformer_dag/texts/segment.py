@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+CUTTING = 2  # raised by hand when the same document would give other segments
 TokenCounter = Callable[[Sequence[str]], Sequence[int]]
 
 # Where a piece that does not fit may be cut, from coarse to fine: paragraphs, sentences, words.
@@ -106,11 +107,21 @@ def _packed(pieces: Sequence[_Piece], max_tokens: int) -> list[list[_Piece]]:
 
 
 def _settled(text: str, groups: Sequence[Sequence[_Piece]], max_tokens: int, count: TokenCounter) -> Iterator[_Piece]:
-    """Each group as one piece; halved where together it has more tokens than its pieces had apart."""
+    """Each group as one piece; cut in two where together it has more tokens than its pieces had apart."""
     counts = count([text[group[0].start : group[-1].end] for group in groups])
     for group, tokens in zip(groups, counts, strict=True):
-        if tokens > max_tokens and len(group) > 1:
-            half = len(group) // 2
-            yield from _settled(text, [group[:half], group[half:]], max_tokens, count)
+        parts = group if tokens <= max_tokens or len(group) > 1 else _parts(text, group[0])
+        if tokens > max_tokens and len(parts) > 1:
+            half = len(parts) // 2
+            yield from _settled(text, [parts[:half], parts[half:]], max_tokens, count)
         else:
             yield _Piece(group[0].start, group[-1].end, tokens)
+
+
+def _parts(text: str, piece: _Piece) -> list[_Piece]:
+    """The sentences of a piece, or the words of one sentence: without the space before it it may have a token more."""
+    for cut in CUTS[1:]:
+        spans = [(start, end) for start, end in _cut(text, piece.start, piece.end, cut) if start < end]
+        if len(spans) > 1:
+            return [_Piece(start, end, 0) for start, end in spans]
+    return [piece]

@@ -17,6 +17,7 @@ FOLDERS = re.compile(f"/{YEAR}/{MONTH}/{DAY}(?![^/?])")
 SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
 COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
 YEAR_AND_MONTH = re.compile(f"/{YEAR}/{MONTH}(?=/)")
+YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
 
 
 def date_from_url(url: str, today: date) -> date | None:
@@ -24,17 +25,24 @@ def date_from_url(url: str, today: date) -> date | None:
 
     The forms, in order: folders `/2017/03/09/` or `/2017/mar/9/`; `2017-03-09`, `2017_3_9` or `2017-mar-9`;
     `20170309` between `/`, `-`, `_` or `.`. One found in a slug is refused where the folders name another year or
-    month (`/2015/01/minutes-2014-12-16/`). Years 1990 to today. Not read: year and month alone, day first, dots as
-    separators, timestamps, the host, the fragment.
+    month (`/2015/01/minutes-2014-12-16/`, `/2015/minutes-2014-12-16/`). Years 1990 to today. Not read: year and
+    month alone, day first, dots as separators, timestamps, the host, the fragment.
     """
     address = url.partition("#")[0].lower()
     path = "/" + (address.partition("://")[2] or address).partition("/")[2]
     found = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path)
-    day = found and _day(found)
-    if day is None or day > today:
+    day = _day(found) if found else None
+    if found is None or day is None or day > today:
         return None
-    folders = YEAR_AND_MONTH.search(path)
-    return day if folders is None or _year_and_month(folders) == (day.year, day.month) else None
+    return None if _contradicted(day, path, in_slug=found.re is not FOLDERS) else day
+
+
+def _contradicted(day: date, path: str, *, in_slug: bool) -> bool:
+    """Whether the folders name another month; a year alone stands against a slug, not against `/2016/2015/12/03/`."""
+    months = YEAR_AND_MONTH.search(path)
+    if months is not None and _year_and_month(months) != (day.year, day.month):
+        return True
+    return in_slug and any(int(folder["year"]) != day.year for folder in YEAR_FOLDER.finditer(path))
 
 
 def _day(found: re.Match[str]) -> date | None:

@@ -77,6 +77,8 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
     if ":" not in use:
         return _built_in(key, use)
     module_name, _, class_name = use.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ToolError(f'[tools.{key}]: use = {use!r} names no module; write use = "my_package.tools:MyTool"')
     found = getattr(_import(key, use, module_name, root), class_name, None)
     if not (inspect.isclass(found) and issubclass(found, Tool) and not inspect.isabstract(found)):
         raise ToolError(

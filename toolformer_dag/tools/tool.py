@@ -113,3 +113,10 @@ class Tool(ABC):
     def identity(self) -> Mapping[str, object]:
         """What determines the results beside `version`; enters fingerprints. Here: every option but the prompt."""
         return self.options.model_dump(mode="json", exclude={"prompt"})
+
+    def selection(self) -> Mapping[str, object]:
+        """What determines which texts are wanted, and their contexts, beside `version`. Here: `identity`.
+
+        To be overridden where `wants` looks at an option that the results do not depend on.
+        """
+        return self.identity()

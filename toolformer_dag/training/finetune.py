@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.settings import Model
 from toolformer_dag.training.checkpoint import last_complete
 from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.identity import claim, partial_folder, run_identity, versions
@@ -18,7 +19,7 @@ from toolformer_dag.training.watch import Progress
 
 
 def finetune(
-    base: Path | str,
+    base: Model,
     texts: Sequence[str],
     heldout: Sequence[str],
     settings: TrainingSettings,
@@ -30,13 +31,14 @@ def finetune(
     `out` gets safetensors, tokenizer and training.json. A run that `out` already holds is not repeated; a killed one
     goes on from its last checkpoint; another run replaces `out` once it is finished. On a CPU, with the same number of
     threads, an interrupted run ends in the same weights as one that was not. Under torchrun every process calls this
-    and process 0 publishes. Raises TrainingError, and ModelError where `base` is no model folder.
+    and process 0 publishes. Of `base`, dtype, device and token budget do not count. Raises TrainingError, and
+    ModelError where `base` cannot be loaded.
     """
     if not texts or not heldout:
         raise TrainingError(
             f"nothing to finetune on: {len(texts)} texts and {len(heldout)} held-out texts; lower tau_f or add shards"
         )
-    identity = run_identity(str(base), texts, heldout, settings)
+    identity = run_identity(base, texts, heldout, settings)
     name = fingerprint(identity)
     finished = read_report(out)
     if finished and finished.fingerprint == name:
@@ -44,7 +46,7 @@ def finetune(
     folder = partial_folder(out, name)
     claim(folder, identity)
     began = time.monotonic()
-    prepared = prepare(str(base), texts, heldout, settings, folder, progress)
+    prepared = prepare(base, texts, heldout, settings, folder, progress)
     checkpoint = last_complete(folder)
     prepared.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     report = _report(prepared, name, time.monotonic() - began)

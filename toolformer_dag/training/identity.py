@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from toolformer_dag.checkpoints import model_name
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.language_model.identity import model_identity
+from toolformer_dag.settings import Model
 from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.settings import TrainingSettings
 
@@ -16,11 +18,11 @@ RUN = "run.json"
 
 
 def run_identity(
-    base: str, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
+    base: Model, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
 ) -> Mapping[str, object]:
-    """Base model, settings and texts (as fingerprints): what the weights depend on."""
+    """Base model, settings and texts (as fingerprints): what the weights depend on. Raises ModelError."""
     return {
-        "base": dict(model_identity(base)),
+        "base": dict(model_identity(model_name(base), base.revision)),
         "settings": dict(settings.determining()),
         "texts": fingerprint(list(texts)),
         "heldout": fingerprint(list(heldout)),

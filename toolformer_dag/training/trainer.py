@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PrinterCallback, Trainer, set_seed
+from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, set_seed
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.language_model.encoding import Encoding
-from toolformer_dag.language_model.load import context_length
+from toolformer_dag.checkpoints import model_name
+from toolformer_dag.language_model.load import from_hub
 from toolformer_dag.language_model.threads import fit_threads
+from toolformer_dag.language_model.tokens import load_tokens
+from toolformer_dag.settings import Model
 from toolformer_dag.training.arguments import training_arguments
 from toolformer_dag.training.checkpoint import last_complete
 from toolformer_dag.training.collate import collate
@@ -34,20 +36,19 @@ class Prepared:
 
 
 def prepare(
-    base: str,
+    base: Model,
     texts: Sequence[str],
     heldout: Sequence[str],
     settings: TrainingSettings,
     folder: Path,
     progress: Progress | None,
 ) -> Prepared:
-    """Weights are held in float32, also where the passes run in bfloat16. Raises TrainingError."""
+    """Weights are held in float32, also where the passes run in bfloat16. Raises TrainingError, ModelError."""
     set_seed(settings.seed)
     disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    encoding = Encoding(tokenizer)
-    length = min(settings.sequence_length, context_length(AutoConfig.from_pretrained(base)))
-    train, held = examples(encoding, texts, length), examples(encoding, heldout, length)
+    tokens = load_tokens(model_name(base), revision=base.revision, trust_remote_code=base.trust_remote_code)
+    length = min(settings.sequence_length, tokens.context_length)
+    train, held = examples(tokens.encoding, texts, length), examples(tokens.encoding, heldout, length)
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; give longer ones")
     steps = steps_of(len(train.sequences), settings.batch_size, settings.max_steps, settings.epochs)
@@ -59,7 +60,7 @@ def prepare(
         train_dataset=Dataset.from_dict({"input_ids": train.sequences}).select(order),
         eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=len)}),
         data_collator=collate,
-        processing_class=tokenizer,
+        processing_class=tokens.encoding.tokenizer,
         preprocess_logits_for_metrics=row_losses,
         compute_metrics=token_perplexity,
         callbacks=[Watch(progress)],
@@ -73,8 +74,10 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
 
 
-def _model(base: str) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+def _model(base: Model) -> Any:
+    source = {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
+    options = {**source, "dtype": torch.float32, "use_safetensors": True}
+    model = from_hub(AutoModelForCausalLM, model_name(base), options)
     model.config.use_cache = False
     fit_threads(model)
     return model

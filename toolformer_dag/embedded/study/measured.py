@@ -5,7 +5,6 @@ from pathlib import Path
 
 import polars as pl
 
-from toolformer_dag.checkpoints import model_name
 from toolformer_dag.embedded.study.asked import ask
 from toolformer_dag.embedded.study.plain_text import plain_text_table, plain_texts
 from toolformer_dag.embedded.study.settings import Study
@@ -14,6 +13,7 @@ from toolformer_dag.evaluation.results import OUTCOMES
 from toolformer_dag.evaluation.table import outcome_table
 from toolformer_dag.lane import lanes
 from toolformer_dag.settings import Settings
+from toolformer_dag.stages.split import heldout_texts
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.settings import TrainingSettings
@@ -41,6 +41,6 @@ def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
     """The folder of M finetuned as Toolformer is, but on these texts."""
     section, out = settings.training, settings.paths.lake / "training" / "unfiltered"
     heldout = Lake(settings.paths.lake).table(CORPUS).read(WHOLE).filter(pl.col("split") == "heldout")["text"]
-    some = heldout.head(section.heldout_texts).to_list()
-    finetune(model_name(settings.model), texts, some, TrainingSettings.of(section), out)
+    some = heldout_texts(heldout.to_list(), section.heldout_texts).choosing
+    finetune(settings.model, texts, some, TrainingSettings.of(section), out)
     return out

@@ -8,7 +8,7 @@ MAX_DEPTH = 50
 MAX_MAGNITUDE = 10**15
 
 TOKEN = re.compile(r"[0-9.,]+|\S")
-NUMBER = re.compile(r"(?P<whole>[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)?(?:\.(?P<decimals>[0-9]*))?")
+NUMBER = re.compile(r"(?P<whole>[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)?(?:\.(?P<decimals>[0-9]*))?")
 SYMBOLS = dict.fromkeys("xX×·⋅∙∗", "*") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("−–", "-")
 KNOWN = frozenset("+-*/()%")
 
@@ -32,10 +32,11 @@ class Ratio:
 def evaluate(expression: str) -> str:
     """The value rounded half away from zero to two decimals, without trailing zeros: `0.29`, `35`, `-2.5`.
 
-    `%` divides by a hundred. Raises NoResult with one of the reasons: empty, too_long (over 200 characters), too_deep
-    (over 50 parentheses), unknown_symbol, bad_number (`1,23`, `1.2.3`), unbalanced, syntax, division_by_zero,
-    too_large (beyond 10^15). Linear in the length, and nothing else is ever raised. Not read: powers, currencies,
-    words, equations, multiplication without a sign (`2(3)`).
+    That trailing zeros are left out is a choice of this project: the paper's table 10 has `85 / 23 -> 3.70`, here it is
+    `3.7`. `%` divides by a hundred. Raises NoResult with one of the reasons: empty, too_long (over 200 characters),
+    too_deep (over 50 parentheses), unknown_symbol, bad_number (`1,23`, `0,125`, `1.2.3`), unbalanced, syntax,
+    division_by_zero, too_large (beyond 10^15). Linear in the length, and nothing else is ever raised. Not read:
+    powers, currencies, words, equations, multiplication without a sign (`2(3)`).
     """
     if len(expression) > MAX_CHARACTERS:
         raise NoResult("too_long")

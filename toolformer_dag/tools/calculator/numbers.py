@@ -9,22 +9,23 @@ from typing import NamedTuple
 WINDOW = 100
 """Tokens within which the three numbers must stand (paper, appendix A.1)."""
 
-UNIT = 10**6
-HUNDREDTH = 10**4
 MAX_WHOLE_DIGITS = 15
-MAX_DECIMALS = 4  # two more are left for the percent sign
+MAX_DECIMALS = 12
+UNIT_DIGITS = MAX_DECIMALS + 2  # two more for the percent sign
+UNIT = 10**UNIT_DIGITS
+HUNDREDTH = UNIT // 100
 
-# Possessive, so that of `10.5kg` no part is taken; what may not stand before is asked after the first digit, because a
-# pattern that begins with a set of characters is found many times faster.
-RUN = re.compile(r"[0-9](?<![\w.,].)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
-SINGLE = re.compile(
-    rf"([0-9]{{1,{MAX_WHOLE_DIGITS}}}|[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,4}})(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)"
-)
+# Possessive, so that of `10.5kg` no part is taken; what may not stand before is asked after the first character,
+# because a pattern that begins with a set of characters is found many times faster. A point after a closing mark ends
+# a sentence.
+RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
+WHOLE = rf"[0-9]{{1,{MAX_WHOLE_DIGITS}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}"
+SINGLE = re.compile(rf"({WHOLE}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
 TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 class Number(NamedTuple):
-    """`value` in millionths, with `%` as a hundredth; characters `start` to `end` of the text."""
+    """`value` in 1 / UNIT, with `%` as a hundredth; characters `start` to `end` of the text."""
 
     start: int
     end: int
@@ -32,10 +33,10 @@ class Number(NamedTuple):
 
 
 def numbers(text: str) -> list[Number]:
-    """Numbers such as 7, 2017, 1,234.5, 11.4% and each of 1,2,3.
+    """Numbers such as 7, 2017, 1,234.5, .5, 11.4% and each of 1,2,3.
 
     Not numbers: what is joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
-    more than 15 digits before or 4 after the point. Signs are not read: in prose they are mostly dashes.
+    more than 15 digits before or 12 after the point. Signs are not read: in prose they are mostly dashes.
     """
     found: list[Number] = []
     for run in RUN.finditer(text):
@@ -50,8 +51,8 @@ def _pieces(run: str) -> Sequence[str]:
 
 
 def _value(whole: str, decimals: str, percent: str) -> int:
-    millionths = int(whole.replace(",", "") + decimals.ljust(6, "0"))
-    return millionths // 100 if percent else millionths
+    value = int(whole.replace(",", "") + decimals.ljust(UNIT_DIGITS, "0"))
+    return value // 100 if percent else value
 
 
 def holds_operation(text: str, found: Sequence[Number]) -> bool:
@@ -117,7 +118,7 @@ def _results(a: int, b: int, largest: int) -> Iterator[int]:
 
 
 def _exact_and_rounded(numerator: int, denominator: int) -> tuple[int, int]:
-    """In millionths; the first is rounded instead where there is no exact value."""
+    """In 1 / UNIT; the first is rounded instead where there is no exact value."""
     value, rest = divmod(numerator, denominator)
     rounded = (value + HUNDREDTH // 2) // HUNDREDTH * HUNDREDTH
     return (rounded if rest else value), rounded

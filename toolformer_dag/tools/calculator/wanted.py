@@ -5,7 +5,7 @@ from hashlib import blake2b
 from toolformer_dag.tools.calculator.numbers import Number, holds_operation, numbers
 
 PHRASES = ("=", "equals", "equal to", "total of", "average of")
-BETWEEN = " \t\r\n\xa0$€£¥(+-−~≈"
+BETWEEN = " $€£¥(+-−~≈"
 LOOK_BACK = 24
 ONE_OF = 100
 
@@ -14,8 +14,9 @@ def wanted(text: str, whole: str) -> str | None:
     """The first rule that `text` meets: "operation" (i), "phrase" (ii), "three_numbers" (iii); None without one.
 
     (i) `holds_operation`; (ii) `=`, `equals`, `equal to`, `total of` or `average of` before a number, with a currency
-    or another sign between them or not; (iii) three numbers, for 1 % of the documents, picked by a hash of `whole`, the
-    document's text, so that a document and its segments are picked together.
+    or another sign between them or not, and white space of any kind; (iii) three numbers, for
+    1 % of the documents, picked by a hash of `whole`, the document's text, so that a document and its segments are
+    picked together.
     """
     found = numbers(text)
     if len(found) >= 3 and holds_operation(text, found):
@@ -27,7 +28,7 @@ def wanted(text: str, whole: str) -> str | None:
 
 def _after_phrase(text: str, number: Number) -> bool:
     before = text[max(0, number.start - LOOK_BACK) : number.start]
-    return before.rstrip(BETWEEN).lower().endswith(PHRASES)
+    return " ".join(before.lower().split()).rstrip(BETWEEN).endswith(PHRASES)
 
 
 def _picked(whole: str) -> bool:

@@ -9,7 +9,10 @@ from toolformer_dag.tools.tool import ToolResult
 
 
 class EmbeddedTranslator:
-    """Translates phrases of article, noun and adjective; anything else is `unknown_phrase`."""
+    """Translates phrases of article, noun and adjective, with one word of the lexicon or more.
+
+    Words that it does not know stay as they are; a phrase of nothing else is `unknown_phrase`.
+    """
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
         from toolformer_dag.embedded.dictionary import translate

@@ -2,7 +2,8 @@
 
 A chunk is 10 tokens of a paragraph; here a token is a word, or one character of a script that writes no spaces. Chunks
 overlap by half, so that a phrase is not lost at a boundary. One is foreign when fastText says so with a confidence
-above 0.8 and it holds a letter. What stands before and after may be another paragraph of the same text.
+above 0.8 and it holds a letter, English when it says so with at least 0.5 and it holds a letter: of digits it says
+English with 0.12. What stands before and after may be another paragraph of the same text.
 """
 
 import re
@@ -14,18 +15,18 @@ from toolformer_dag.tools.machine_translation.languages import ENGLISH_LABEL
 CHUNK_TOKENS = 10
 STRIDE = 5
 CONFIDENCE = 0.8
+ENGLISH_CONFIDENCE = 0.5
 
-# A chunk with three of the commonest English words is taken for English without asking fastText: five times as fast,
-# for 7 of the 107 documents that the full rule finds in 20 MB of real pages.
+# A chunk with three of the commonest English words is not foreign, without asking fastText: twice as fast, for 1 of the
+# 107 documents that the full rule finds in 20 MB of real pages. Words that are common in Portuguese, Spanish, Italian,
+# French, German or Dutch as well (a, as, do, in, is, no, of, was) are left out: three of them make no English.
 COMMON_ENGLISH_WORDS = 3
 _COMMON = """
-the of and to a in that it is was i for on you he be with as by at have are this not but had his they from she which or
-we an there her were one do been all their has would will what if can when so my no who more said your me him them then
-its our about after also any back because before being between both came come could did down each even first get go good
-great here how into its just know like little made make man many may most much must never new now old only other out
-over own people right same see should some still such take than these think those through time too two under until
-up upon us use used using very want way well went where while without work years The This It In We For If You And But
-He She They There When As At To On
+the and to that it you be with by at have are this not his they from she which there were one their would what if can
+when my who more said your him them then its our about after any back because before being between both came could did
+down each first get go good great here how into its just know like little made make many may most much must never new
+now old only other out own people right same see should such take than these think those through too two under until up
+upon us used using very way well went where while without work years The This It If You And She They There When At To
 """
 COMMON = frozenset(_COMMON.split())
 
@@ -73,10 +74,12 @@ def chunk_text(chunk: list[str]) -> str:
 def may_be_foreign(chunk: list[str]) -> bool:
     """A cheap look: ten tokens, not only digits or symbols, and not plainly English."""
     return (
-        len(chunk) == CHUNK_TOKENS
-        and len(COMMON.intersection(chunk)) < COMMON_ENGLISH_WORDS
-        and any(map(str.isalpha, "".join(chunk)))
+        len(chunk) == CHUNK_TOKENS and len(COMMON.intersection(chunk)) < COMMON_ENGLISH_WORDS and _holds_letter(chunk)
     )
+
+
+def _holds_letter(chunk: list[str]) -> bool:
+    return any(map(str.isalpha, "".join(chunk)))
 
 
 def english_borders(chunks: list[list[str]], identifier: Identifier) -> tuple[int, int]:
@@ -88,7 +91,7 @@ def english_borders(chunks: list[list[str]], identifier: Identifier) -> tuple[in
 
 def _first_english(placed: Iterable[tuple[int, list[str]]], identifier: Identifier) -> int | None:
     for place, chunk in placed:
-        plainly = len(COMMON.intersection(chunk)) >= COMMON_ENGLISH_WORDS
-        if plainly or identifier.identify([chunk_text(chunk)])[0].label == ENGLISH_LABEL:
+        found = identifier.identify([chunk_text(chunk)])[0]
+        if found.label == ENGLISH_LABEL and found.confidence >= ENGLISH_CONFIDENCE and _holds_letter(chunk):
             return place
     return None

@@ -21,7 +21,7 @@ class MachineTranslation(Tool):
     """One translation per call, or why there is none."""
 
     name = "MT"
-    version = "1"
+    version = "2"
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
     Options = TranslationOptions
     options: TranslationOptions

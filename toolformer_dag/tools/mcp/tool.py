@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.mcp.arguments import BadArgument, fill, only_argument, split_fields
+from toolformer_dag.tools.mcp.arguments import BadArgument, argument_names, fill, only_argument, split_fields
 from toolformer_dag.tools.mcp.connection import Connection
 from toolformer_dag.tools.mcp.content import result_of, text_of
 from toolformer_dag.tools.mcp.options import McpOptions
@@ -42,6 +42,10 @@ class McpTool(Tool):
         kept = {"command", "url", "tool", "arguments", "fields"}
         return self.options.model_dump(mode="json", include=kept)
 
+    def selection(self) -> Mapping[str, object]:
+        """The regular expression alone: another one chooses other texts, and stored results stay."""
+        return self.options.model_dump(mode="json", include={"wants"})
+
     def close(self) -> None:
         """End the connection now, not only when the process ends; the next `run` opens another."""
         self._connection.close()
@@ -67,7 +71,7 @@ class McpTool(Tool):
         template = self.options.arguments if self.options.arguments is not None else only_argument(schema)
         missing = set(schema.get("required", ())) - set(template or ())
         if template is None or missing:
-            names = list(schema.get("properties", {}))
+            names = argument_names(schema)
             raise ToolDown(
                 f"[tools.{self.key}]: the tool {self.options.tool!r} takes {', '.join(names)}; "
                 f'say where the input goes: arguments = {{ {min(missing, default=names[0])} = "{{input}}" }}'

@@ -28,7 +28,7 @@ class WikiSearch(Tool):
     """One snippet per call; a search without words (`no_search_terms`) or hits (`nothing_found`) has no result."""
 
     name = "WikiSearch"
-    version = "1"
+    version = "2"
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
     Options = WikiSearchOptions
     options: WikiSearchOptions

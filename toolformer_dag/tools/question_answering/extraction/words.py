@@ -62,14 +62,14 @@ class Word:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a passage; abbreviations and initials do not end one."""
-    found: list[str] = []
+    """The sentences of a passage; abbreviations and initials do not end one. Linear in the length."""
+    found: list[list[str]] = []
     for piece in _SENTENCE_END.split(text):
-        if found and _ABBREVIATION.search(found[-1]):
-            found[-1] += " " + piece
+        if found and _ABBREVIATION.search(found[-1][-1]):
+            found[-1].append(piece)
         else:
-            found.append(piece)
-    return found
+            found.append([piece])
+    return [" ".join(pieces) for pieces in found]
 
 
 def words(sentence: str) -> list[Word]:
