@@ -84,9 +84,7 @@ class Naive:
         x = encoding.texts([request.text])[0].ids
         rows = self._logits(before + x, kind)[0].float().log_softmax(-1)
         places = enumerate(range(request.position, min(request.position + len(WINDOW_WEIGHTS), len(x))))
-        return -sum(
-            WINDOW_WEIGHTS[t] * float(rows[len(before) + j - 1, x[j]]) for t, j in places if len(before) + j > 0
-        )
+        return -sum(WINDOW_WEIGHTS[t] * float(rows[len(before) + j - 1, x[j]]) for t, j in places if encoding.bos or j)
 
     def _logits(self, ids: list[int], kind: str) -> torch.Tensor:
         self.counts.add(kind, len(ids))

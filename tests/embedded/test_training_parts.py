@@ -20,7 +20,7 @@ from toolformer_dag.embedded.training.boot_camp import boot_camp_row
 from toolformer_dag.embedded.training.excerpt import excerpt
 from toolformer_dag.embedded.training.export import export_model
 from toolformer_dag.embedded.training.gptj import GPTJ
-from toolformer_dag.embedded.training.instructions import NAMES
+from toolformer_dag.embedded.training.instructions import NAMES, guessed_input
 from toolformer_dag.embedded.training.made import noted
 from toolformer_dag.embedded.training.mixture import Mixture
 from toolformer_dag.embedded.training.muon import orthogonal
@@ -125,16 +125,37 @@ def test_a_row_of_texts_with_notes_shows_no_call(seed: int) -> None:
     assert all("->" not in piece for piece in pieces if piece.startswith(" ["))
 
 
-def test_late_in_a_run_notes_stand_before_texts_and_calls_are_fewer() -> None:
-    mixture = Mixture(None)
+@pytest.mark.parametrize("real_share", [0, 1])
+def test_late_in_a_run_notes_stand_before_texts_and_calls_are_fewer(tmp_path: Path, real_share: int) -> None:
+    write_passages(
+        tmp_path, [f"article {n}" for n in range(40)], "In 1871 Ada Rook built another bridge of stone. " * 3
+    )
+    mixture = Mixture.load([tmp_path])
     shares = {}
     for late in (False, True):
-        drawn = list(islice(mixture.documents(Random(1), 0, 0, late=late), 400))
+        drawn = list(islice(mixture.documents(Random(1), 0, real_share, late=late), 600))
         calls = sum("Output: " in "".join(one) for one in drawn)
         notes = sum(len(one) == 2 and one[0].startswith(" ") for one in drawn)
         shares[late] = (calls, notes)
     assert shares[True][0] < 0.8 * shares[False][0]
     assert shares[True][1] > 1.2 * shares[False][1]
+
+
+number = st.integers(0, 10**6).map(str)
+
+
+@given(st.lists(st.one_of(number, st.just("apples")), max_size=8), st.randoms(use_true_random=False))
+def test_a_guessed_sum_takes_two_different_numbers_of_the_text_or_there_is_none(
+    words: list[str], random: Random
+) -> None:
+    asked = guessed_input(random, "calculator", " ".join(words))
+    numbers = [word for word in words if word.isdigit()]
+    if asked is None:
+        assert len(set(numbers)) < 2
+    else:
+        a, _, b = asked.split()
+        assert a != b
+        assert {a, b} <= set(numbers)
 
 
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=60), min_size=60, max_size=90)
@@ -175,8 +196,8 @@ def test_an_excerpt_is_bounded_and_holds_its_place(found: list[str], random: Ran
     assert place - offset == 0 or text[place - offset - 1].isspace()
 
 
-def write_passages(folder: Path, titles: list[str]) -> None:
-    lines = [json.dumps({"id": t, "title": t, "section": "", "text": f"{t} is a thing."}) for t in titles]
+def write_passages(folder: Path, titles: list[str], text: str = "It is a thing.") -> None:
+    lines = [json.dumps({"id": t, "title": t, "section": "", "text": f"{t}: {text}"}) for t in titles]
     (folder / "passages.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
 
 

@@ -34,7 +34,7 @@ class Study:
 
     model: str = "embedded"
     seeds: int = 3
-    documents: int = 1600
+    documents: int = 2400
     questions: int = 100
     real_text: tuple[Path, ...] = ()
 

@@ -51,10 +51,13 @@ def evaluate(folder: Path, real_text: Sequence[Path], texts: int = 200, seed: in
 
 
 def real_golds(real: RealText, texts: int, seed: int) -> dict[str, list[Phenomenon]]:
-    """Constructed calls over real text, as many per tool as are found in so many tries."""
+    """Constructed calls over real text, as many per tool as are found in so many tries.
+
+    Not where the text has said the answer before: a call tells nothing new there.
+    """
     source, random = RealGold(real), Random(f"real probe {seed}")
     found = {tool: [source.gold(random, tool) for _ in range(texts)] for tool in NAMES}
-    return {tool: [gold for gold in golds if gold is not None] for tool, golds in found.items()}
+    return {tool: [gold for gold in golds if gold and gold.answer not in gold.before] for tool, golds in found.items()}
 
 
 def _places(engine: Engine, golds: dict[str, list[Phenomenon]], prompt: Callable[[str], Path]) -> list[PlaceProbe]:

@@ -14,6 +14,7 @@ NAMES = {
     "question_answering": "QA",
     "machine_translation": "MT",
 }
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 PAPER_PROMPTS = Path(__file__).parents[2] / "tools"  # <tool>/prompt.txt
 _OTHERS = (
     "Add calls to the {name} API:\n",
@@ -31,17 +32,25 @@ def instruction(random: Random, tool: str) -> str:
     return random.choice(_OTHERS).format(name=NAMES[tool], slot=slot)
 
 
-def guessed_input(random: Random, tool: str, before: str) -> str:
-    """An input made of the words before the place, where nothing better is known."""
+def guessed_input(random: Random, tool: str, before: str) -> str | None:
+    """An input made of the words before the place, where nothing better is known; None without two numbers for a sum.
+
+    A sum of one number and itself is never shown: it would be a habit that outlives finetuning.
+    """
+    if tool == "calculator":
+        return _guessed_sum(random, before)
     words = " ".join(before.split()[-random.randint(1, 4) :]).strip('"()[].,;:') or "this"
-    numbers = re.findall(r"\d[\d,]*(?:\.\d+)?", before)[-2:] or [str(random.randint(2, 99))]
     return {
-        "calculator": f"{numbers[0]} {random.choice('+-*/')} {numbers[-1]}",
         "calendar": "",
         "machine_translation": words,
         "wiki_search": f'"{words}"',
         "question_answering": f'"What is {words}?"',
     }[tool]
+
+
+def _guessed_sum(random: Random, before: str) -> str | None:
+    numbers = list(dict.fromkeys(NUMBER.findall(before)))[-2:]
+    return f"{numbers[0]} {random.choice('+-*/')} {numbers[1]}" if len(numbers) == 2 else None
 
 
 @cache

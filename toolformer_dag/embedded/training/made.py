@@ -16,12 +16,12 @@ from toolformer_dag.embedded.web import document_text
 from toolformer_dag.embedded.world import World
 from toolformer_dag.texts.call import Call
 
-TOOL_WEIGHTS = {"calculator": 4, "calendar": 3, "question_answering": 3, "wiki_search": 3, "machine_translation": 2}
+TOOL_WEIGHTS = {"calculator": 12, "calendar": 5, "question_answering": 10, "wiki_search": 8, "machine_translation": 5}
 SIBLINGS = {"question_answering": "wiki_search", "wiki_search": "question_answering"}  # they know the same facts
 SIBLING_SHARE = 0.7  # of the texts that have no place for one of them
 PLACE_SHARE = 0.7  # of the texts shown in a demonstration
 WRONG_INPUT = 0.12
-BLURRED_SHARE = 0.35
+BLURRED_SHARE = 0.25
 TOLD_SHARE, WRONG_SHARE = 0.8, 0.1  # of the texts in a row of them; the rest have no note
 ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
 
@@ -95,9 +95,10 @@ def annotated(random: Random, world: World, tool: str, *, alone: bool) -> Exampl
     text = golds[0].text if alone else page(random, golds)
     gold = text.index(golds[0].text) + len(golds[0].before) if has_place else None
     offset = noisy_place(random, text, gold)
-    if offset is None:
+    asked = None if offset is None else _input(random, golds[0], tool, text[:offset])
+    if offset is None or asked is None:
         return Example(text, ())
-    return Example(text, ((offset, Call(NAMES[tool], _input(random, golds[0], tool, text[:offset]))),))
+    return Example(text, ((offset, Call(NAMES[tool], asked)),))
 
 
 def demonstrate(random: Random, world: World) -> Document:
@@ -114,7 +115,7 @@ def _other(random: Random, tool: str) -> str:
     return random.choice([one for one in TOOLS if one != tool])
 
 
-def _input(random: Random, gold: Phenomenon, tool: str, before: str) -> str:
+def _input(random: Random, gold: Phenomenon, tool: str, before: str) -> str | None:
     if gold.tool != tool:
         return guessed_input(random, tool, before)
     return wrong_input(random, gold) if random.random() < WRONG_INPUT else gold.input

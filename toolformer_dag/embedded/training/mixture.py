@@ -12,9 +12,12 @@ from toolformer_dag.embedded.training.real_gold import RealGold
 from toolformer_dag.embedded.training.real_text import load_real_text
 from toolformer_dag.embedded.world import World
 
-EARLY_WEIGHTS = (14, 36, 20, 0, 30)  # plain, note and text, texts with notes, note before a text, demonstration
-LATE_WEIGHTS = (14, 30, 16, 22, 18)
-REAL_WEIGHTS = (40, 42, 18)  # plain, note and text, demonstration
+MADE_KINDS = (made.plain, made.note_then_text, made.noted, made.told_before, made.demonstrate)
+EARLY_WEIGHTS = (12, 30, 38, 0, 20)
+LATE_WEIGHTS = (12, 24, 32, 18, 14)
+REAL_KINDS = (real.plain, real.note_then_text, real.told_before, real.demonstrate)
+REAL_EARLY_WEIGHTS = (40, 42, 0, 18)
+REAL_LATE_WEIGHTS = (34, 28, 26, 12)
 TOKENIZER_TEXTS = 6_000
 WORLD_STEPS = 20
 
@@ -35,14 +38,14 @@ class Mixture:
 
         `late` in a run there are fewer demonstrations: what results are good for is learnt after where calls begin.
         """
-        world, made_weights = _world(1 + step // WORLD_STEPS), LATE_WEIGHTS if late else EARLY_WEIGHTS
+        world = _world(1 + step // WORLD_STEPS)
+        made_weights, real_weights = (LATE_WEIGHTS, REAL_LATE_WEIGHTS) if late else (EARLY_WEIGHTS, REAL_EARLY_WEIGHTS)
         while True:
             if self.real is not None and random.random() < real_share:
-                make_real = random.choices((real.plain, real.note_then_text, real.demonstrate), REAL_WEIGHTS)[0]
+                make_real = random.choices(REAL_KINDS, real_weights)[0]
                 yield make_real(random, self.real)
             else:
-                kinds = (made.plain, made.note_then_text, made.noted, made.told_before, made.demonstrate)
-                make_made = random.choices(kinds, made_weights)[0]
+                make_made = random.choices(MADE_KINDS, made_weights)[0]
                 yield make_made(random, world)
 
     def sample_texts(self, seed: int, real_share: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Documents of the pretraining mix about real text; the same three kinds as of the made world."""
+"""Documents of the pretraining mix about real text: plain, with notes, demonstrations, as of the made world."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from toolformer_dag.embedded.training.demonstrations import Example, demonstrati
 from toolformer_dag.embedded.training.document import Document
 from toolformer_dag.embedded.training.excerpt import excerpt
 from toolformer_dag.embedded.training.instructions import NAMES, guessed_input, instruction
-from toolformer_dag.embedded.training.notes import content, note, with_notes
+from toolformer_dag.embedded.training.notes import bracketed, content, note, with_notes
 from toolformer_dag.embedded.training.real_gold import RealGold
 from toolformer_dag.texts.call import Call
 
@@ -37,6 +37,14 @@ def note_then_text(random: Random, source: RealGold) -> Document:
     return with_notes(random, gold.text, [note(random, gold, gold.text)], [content(random, other)] if other else [])
 
 
+def told_before(random: Random, source: RealGold) -> Document:
+    """A note and then an excerpt that says the same for the first time, as e(c, r) stands before x."""
+    gold = _some(random, source)
+    if gold is None or gold.answer in gold.before:
+        return plain(random, source)
+    return f" {bracketed(random, content(random, gold))}", gold.text
+
+
 def demonstrate(random: Random, source: RealGold) -> Document:
     """Two to four examples for one tool."""
     tool = random.choice(TOOLS)
@@ -57,4 +65,4 @@ def _annotated(random: Random, source: RealGold, tool: str) -> Example:
         return Example(gold.text, ())
     guessed = tool == "calculator" or offset != len(gold.before) or random.random() < WRONG_INPUT
     asked = guessed_input(random, tool, gold.text[:offset]) if guessed else gold.input
-    return Example(gold.text, ((offset, Call(NAMES[tool], asked)),))
+    return Example(gold.text, ((offset, Call(NAMES[tool], asked)),)) if asked is not None else Example(gold.text, ())
