@@ -65,4 +65,6 @@ def _annotated(random: Random, source: RealGold, tool: str) -> Example:
         return Example(gold.text, ())
     guessed = tool == "calculator" or offset != len(gold.before) or random.random() < WRONG_INPUT
     asked = guessed_input(random, tool, gold.text[:offset]) if guessed else gold.input
-    return Example(gold.text, ((offset, Call(NAMES[tool], asked)),)) if asked is not None else Example(gold.text, ())
+    if asked is None:
+        return Example(gold.text, ())
+    return Example(gold.text, ((offset, Call(NAMES[tool], asked)),))
