@@ -1,5 +1,6 @@
 """evaluation/accuracy: held-out questions of the made world, answered with tools and without."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -62,15 +63,23 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
 
 
 def _ask(plan: Plan, context: dg.AssetExecutionContext) -> "list[list[Outcome]]":
+    from toolformer_dag.evaluation.accuracy import Condition
     from toolformer_dag.evaluation.compared import compared
     from toolformer_dag.evaluation.made_world_outcomes import made_world_outcomes
+    from toolformer_dag.evaluation.outcome import refuse_outage
+    from toolformer_dag.language_model.load import LanguageModel
 
     advance = progress(context)
-    asked = [lane.key for lane in plan.lanes if lane.key in TOOLS]
-    found: list[list[Outcome]] = []
-    for model, conditions in compared(plan.settings):
+    tools = [lane.key for lane in plan.lanes if lane.key in TOOLS]
+
+    def asked(model: LanguageModel, conditions: list[Condition]) -> "Iterator[list[Outcome]]":
         for condition in conditions:
-            for tool in asked:
-                found.append(made_world_outcomes(plan.settings, plan.lanes, model, condition, tool, "seen"))
-                advance(len(found), 4 * len(asked))
+            for tool in tools:
+                yield made_world_outcomes(plan.settings, plan.lanes, model, condition, tool, "seen")
+
+    found: list[list[Outcome]] = []
+    for outcomes in compared(plan.settings, asked):
+        refuse_outage(outcomes)
+        found.append(outcomes)
+        advance(len(found), 4 * len(tools))
     return found

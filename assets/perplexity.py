@@ -1,5 +1,7 @@
 """evaluation/perplexity: what finetuning on calls does to plain language modelling."""
 
+from collections.abc import Iterator
+
 import dagster as dg
 import polars as pl
 
@@ -29,17 +31,20 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         description="Perplexity and bits per byte on held-out texts, calls disabled: base, base + C, Toolformer.",
     )
     def scores(lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
+        from toolformer_dag.evaluation.accuracy import Condition
         from toolformer_dag.evaluation.compared import compared
         from toolformer_dag.evaluation.perplexity import perplexity as measure
+        from toolformer_dag.language_model.load import LanguageModel
 
         corpus = lake.table("training/augmented_corpus").read("all")
         heldout = heldout_texts(corpus.filter(pl.col("split") == HELDOUT)["text"].to_list(), texts).measuring
-        rows = []
-        for model, (disabled, *_) in compared(plan.settings):
+
+        def row(model: LanguageModel, conditions: list[Condition]) -> Iterator[tuple[str, int, float, float]]:
             found = measure(model, heldout)
-            rows.append((disabled.name, len(heldout), found.perplexity, found.bits_per_byte))
+            yield conditions[0].name, len(heldout), found.perplexity, found.bits_per_byte
+
         columns = {"condition": pl.String, "texts": pl.Int64, "perplexity": pl.Float64, "bits_per_byte": pl.Float64}
-        table = pl.DataFrame(rows, schema=columns, orient="row")
+        table = pl.DataFrame(list(compared(plan.settings, row)), schema=columns, orient="row")
         version = publish(lake, PERPLEXITY, table, determining)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version),

@@ -32,8 +32,13 @@ def accuracy_bars(results: pl.DataFrame) -> bytes:
 
 
 def loss_curve(curve: pl.DataFrame) -> bytes:
-    """PNG: training loss and held-out perplexity over steps. Needs step, measure, value."""
-    chart = alt.Chart(curve).mark_line(point=True).encode(x="step:Q", y="value:Q").properties(width=260, height=160)
+    """PNG: training loss and held-out perplexity over steps, where they are numbers. Needs step, measure, value."""
+    chart = (
+        alt.Chart(curve.filter(pl.col("value").is_finite()))
+        .mark_line(point=True)
+        .encode(x="step:Q", y="value:Q")
+        .properties(width=260, height=160)
+    )
     return _png(chart.facet(column=alt.Column("measure:N", title=None)).resolve_scale(y="independent"))
 
 

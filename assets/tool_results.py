@@ -17,7 +17,7 @@ from toolformer_dag.storage.lake import Lake
 def tool_results(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
     """The stage that runs the tool."""
     key = dg.AssetKey([lane.key, "tool_results"])
-    deps = [dg.AssetKey([lane.key, "scored_candidates"])]
+    deps = [dg.AssetKey([lane.key, "scored_candidates"]), dg.AssetKey([lane.key, "heuristic_subset"])]  # its contexts
     if prepares(lane.tool):
         deps.append(dg.AssetKey([lane.key, "prepared_tool"]))
 

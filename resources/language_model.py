@@ -38,6 +38,11 @@ class LanguageModelResource(dg.ConfigurableResource["LanguageModelResource"]):
         return Model.model_validate(self.model_dump(include=set(Model.model_fields)))
 
 
+def release() -> None:
+    """Let go of the weights: finetuning and evaluation load models of their own."""
+    _engine.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _engine(model: Model) -> "Engine":
     import torch

@@ -10,6 +10,7 @@ from resources.batches import Batch
 from resources.changed_shards import changed_shards
 from resources.held_partitions import held_partitions
 from resources.instance import home, shared_instance
+from resources.language_model import release
 from resources.lost_outputs import lost_outputs
 from resources.processes import alive, end_dead_runs
 from resources.runs import NOT_RUN, Outcome, bring_up_to_date, materialize
@@ -84,7 +85,8 @@ class Line:
             yield from workers.run(batches, count)
             return
         if any(batch.partition is None for batch in batches):
-            workers.close()  # finetuning and evaluation want their memory
+            workers.close()  # finetuning and evaluation want their memory, and that of this process's engine
+            release()
         for batch in batches:
             announce(batch)
             yield materialize(self.definitions, self.instance, batch, tags)

@@ -111,6 +111,15 @@ def test_generate_goes_on_from_the_text():
     assert "[" not in done.stdout
 
 
+def test_generate_says_why_nothing_was_written_and_why_a_call_has_no_result():
+    done = cli("generate", "word " * 3000, "--model", str(SMALL_MODEL))
+    assert done.returncode == 1
+    assert "does_not_fit: the text fills the model's context" in done.stderr and done.stdout == ""
+    done = cli("generate", "The house is", "--k", "2048", "--model", str(SMALL_MODEL))
+    assert done.returncode == 0
+    assert done.stdout.startswith("The house is [") and "has no result: " in done.stderr
+
+
 def test_unknown_setting_is_refused_with_the_remedy():
     done = cli("stale", "--set", "tools.calculator.tauf=0.8")
     assert done.returncode == 1

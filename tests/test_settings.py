@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolformer_dag.lane import lanes
 from toolformer_dag.settings import load_settings
 from toolformer_dag.settings_sources import BUILT_IN_TOOLS, SettingsError, merge
 
@@ -176,3 +177,9 @@ def test_repository_file_is_valid():
     repository = Path(__file__).parents[1] / "toolformer.toml"
     settings = load_settings(repository, environment=dict.fromkeys(os.environ.keys() & {"HOME"}, ""))
     assert tuple(settings.tools) == BUILT_IN_TOOLS
+
+
+def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
+    paper = {"calculator": 0.5, "machine_translation": 0.5}
+    settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile="gptj", environment={})
+    assert {lane.key: lane.tau_f for lane in lanes(settings)} == {key: paper.get(key, 1.0) for key in BUILT_IN_TOOLS}

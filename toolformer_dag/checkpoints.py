@@ -23,9 +23,16 @@ def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") ->
 
 
 def finetuned_or_base(settings: Settings) -> str:
-    """The finetuned checkpoint where there is one, else the base model."""
-    finetuned = checkpoint_folder(settings)
-    return str(finetuned) if finetuned.is_dir() else model_name(settings.model)
+    """The checkpoint that was finetuned from the settings' model where there is one, else that model.
+
+    Raises ModelError where the model is a path without a model.
+    """
+    from toolformer_dag.language_model.identity import model_identity
+    from toolformer_dag.training.report import read_base
+
+    base, finetuned = model_name(settings.model), checkpoint_folder(settings)
+    made_of = read_base(finetuned)
+    return str(finetuned) if made_of == model_identity(base, settings.model.revision) else base
 
 
 def load_model(model: Model, name: str | None = None, dtype: str | None = None) -> "LanguageModel":

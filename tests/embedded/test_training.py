@@ -12,7 +12,8 @@ from tests.processes import started_by_a_killed
 from toolformer_dag.embedded.folder import SMALL_MODEL
 from toolformer_dag.embedded.training.checkpoint import CheckpointError
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
-from toolformer_dag.embedded.training.shape import ModelShape
+from toolformer_dag.embedded.training.shape import SHAPES, ModelShape
+from toolformer_dag.embedded.training.start import StartError
 from toolformer_dag.embedded.training.train import Progress, train
 
 MICRO = ModelShape(width=32, layers=2, heads=2, feed_forward=64, rotary=8, vocabulary=600, positions=1100)
@@ -93,9 +94,41 @@ def test_another_seed_gives_another_model(run: tuple[Path, list[Progress]], tmp_
     assert not torch.equal(zero["transformer.wte.weight"], one["transformer.wte.weight"])
 
 
-def test_a_folder_of_another_run_is_refused_by_name(run: tuple[Path, list[Progress]]) -> None:
+def test_a_folder_of_another_run_is_refused_by_name(run: tuple[Path, list[Progress]], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="muon_rate"):
         train(replace(SETTINGS, muon_rate=0.01), run[0], processes=1)
+
+    def stop(line: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # before its first checkpoint
+        train(SETTINGS, begun(run[0], tmp_path), progress=stop, processes=1)
+    with pytest.raises(CheckpointError, match="seed"):
+        train(replace(SETTINGS, seed=1), tmp_path, processes=1)
+
+
+def test_a_run_that_starts_from_a_model_goes_on_where_it_ended(
+    run: tuple[Path, list[Progress]], tmp_path: Path
+) -> None:
+    lines: list[Progress] = []
+    longer = replace(SETTINGS, shape=SHAPES["0.1M"], steps=10, seed=1)
+    (begun(run[0], tmp_path) / "training" / "tokenizer.json").write_text("of another run that did not come far")
+    train(longer, tmp_path, progress=lines.append, processes=1, start=run[0])
+    assert lines[0].loss < run[1][1].loss  # better than after 20 steps from nothing
+    assert (tmp_path / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
+    assert weights(tmp_path)["transformer.wte.weight"].shape == (MICRO.vocabulary, MICRO.width)
+    with pytest.raises(CheckpointError, match="start"):
+        train(longer, tmp_path, processes=1, start=tmp_path)
+
+
+def test_a_start_that_is_no_model_of_this_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="has no config"):
+        train(SETTINGS, tmp_path / "out", start=tmp_path)
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(StartError, match="llama"):
+        train(SETTINGS, tmp_path / "out", start=tmp_path)
 
 
 def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Three disjoint parts: what evaluation asks is not in what the model learns from."""
 
+import re
 from decimal import Decimal
 from itertools import combinations
 from random import Random
@@ -106,6 +107,13 @@ def test_a_pair_of_numbers_belongs_to_its_part_in_either_order(gold: Gold) -> No
         for one in gold["calculator", part]:
             a, _, b = one.input.replace(",", "").split(" ")
             assert part_of(Decimal(b), Decimal(a)) == part
+
+
+def test_sums_and_products_name_their_numbers_as_the_text_does(gold: Gold) -> None:
+    for part in PARTS:
+        for one in gold["calculator", part]:
+            a, operator, b = one.input.split(" ")
+            assert operator in "-/" or re.search(rf"(?<![\d.,]){a}(?!\d).*(?<![\d.,]){b}(?!\d)", one.before), one
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])

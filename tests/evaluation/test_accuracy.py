@@ -1,6 +1,6 @@
 """A model that has learnt to add with a tool is right with it and wrong without; the tables say so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -9,7 +9,7 @@ import pytest
 from toolformer_dag.evaluation.accuracy import Condition, outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.made_world import made_world
-from toolformer_dag.evaluation.outcome import score
+from toolformer_dag.evaluation.outcome import refuse_outage, score
 from toolformer_dag.evaluation.question import Question
 from toolformer_dag.evaluation.results import ACCURACY, read_accuracy
 from toolformer_dag.evaluation.rules import number_is_right
@@ -18,6 +18,7 @@ from toolformer_dag.language_model.load import LanguageModel, load_language_mode
 from toolformer_dag.settings import Model
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.tool import ToolCall, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.settings import TrainingSettings
 
@@ -91,6 +92,17 @@ def test_tables(adder: LanguageModel, tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.table(ACCURACY).publish("all", [scores], {})
     assert read_accuracy(tmp_path).equals(wide)
+
+
+def test_an_outage_is_no_answer(adder: LanguageModel) -> None:
+    class Down(type(CALCULATOR)):  # type: ignore[misc]
+        def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+            raise ToolDown("[tools.calculator]: the server is gone")
+
+    tools = {**TOOLS, "Calculator": Down("calculator", CALCULATOR.options, CALCULATOR.prompt)}
+    refuse_outage(outcomes(adder, sums(), TOOLS, WITH_TOOLS, max_new_tokens=8))
+    with pytest.raises(ToolDown, match="Calculator: down during 5 of 6 questions"):
+        refuse_outage(outcomes(adder, sums(), tools, WITH_TOOLS, max_new_tokens=8))
 
 
 def test_markdown_keeps_cells_apart() -> None:

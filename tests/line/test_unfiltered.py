@@ -20,6 +20,9 @@ def test_as_many_texts_per_tool_as_c_star_has_each_with_one_executed_call(made):
         own = [text for text in found if f"[{lane.tool.name}(" in text]
         assert len(own) == sum(lane.key in row for row in corpus["tools"])
         assert all(text.count(" -> ") == 1 and take_out(text, [lane.tool.name]) in texts for text in own)
+    heldout = lake.table("training/augmented_corpus").read("all").filter(pl.col("split") == "heldout")["text"]
+    taken_out = {take_out(text, [lane.tool.name for lane in tools]) for text in found}
+    assert heldout.len() > 0 and not taken_out & set(heldout)
     assert len(found) == sum(Counter(tool for row in corpus["tools"] for tool in row).values()) > 0
 
 

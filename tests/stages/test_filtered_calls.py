@@ -102,6 +102,17 @@ def test_every_call_that_goes_has_a_reason(tmp_path: Path) -> None:
     assert report.rows == 1
 
 
+def test_a_shard_s_name_is_no_column(tmp_path: Path) -> None:
+    place = {"shard": "segment=7", "digest": "a", "position": 0, "sample": 0, "delta": 1.0, "reason": None}
+    rows = [{**place, "segment": segment, "tool": "calculator", "input": "1", "result": "1"} for segment in (0, 1)]
+    lake = Lake(tmp_path)
+    lake.table("calculator/loss_deltas").publish("segment=7", [pl.DataFrame(rows, schema=columns("loss_deltas"))], {})
+    filtered_calls(lake, lane(0.5), ["segment=7"], examples_per_tool=9)
+    assert lake.table("calculator/filtered_calls").read("all")["segment"].to_list() == [0, 1]
+    build(lake, ["calculator"], ["segment=7"], tmp_path / "w.duckdb")
+    assert query(tmp_path / "w.duckdb", "SELECT segment FROM loss_deltas ORDER BY 1").rows() == [(0,), (1,)]
+
+
 def test_a_threshold_that_keeps_the_same_calls_gives_the_same_data_version(tmp_path: Path) -> None:
     row = {"shard": "one", "digest": "a", "segment": 0, "position": 0, "sample": 0, "delta": 1.0, "reason": None}
     lake = lake_with(tmp_path, [row])

@@ -10,6 +10,8 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from toolformer_dag.stages.errors import StaleInput
+
 if TYPE_CHECKING:
     from conftest import Line
 
@@ -181,3 +183,16 @@ def test_a_larger_cap_adds_texts_and_keeps_those_there(new_line: NewLine) -> Non
     fresh.texts_per_shard = 9
     fresh.run()
     assert_same(line, fresh)
+
+
+def test_calls_of_texts_that_were_cut_anew_are_refused(new_line: NewLine) -> None:
+    """The same segment numbers then hold other texts, and positions in them mean nothing."""
+    line = new_line(["one"])
+    line.run()
+    line.max_tokens = 20
+    line.stage("heuristic_subset", "one")
+    for stage in ("tool_results", "loss_deltas", "swapped_results"):
+        with pytest.raises(StaleInput, match="texts that are gone; materialize calculator"):
+            line.stage(stage, "one")
+    line.run()
+    assert line.stage("swapped_results", "one").rows > 0

@@ -1,13 +1,15 @@
 """e(c) and e(c, r): writing, reading, and results that come from outside."""
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.call import Call, MalformedCall, clean_result, format_call, holds_call, parse_call
+from toolformer_dag.texts.call import Call, MalformedCall, clean_result, fault, format_call, holds_call, parse_call
 
 NAMES = st.sampled_from(["Calculator", "QA", "WikiSearch", "MT", "Calendar"])
-INPUTS = st.text().filter(lambda text: "]" not in text and "->" not in text and text.splitlines() in ([], [text]))
+INPUTS = st.text().filter(lambda text: fault(Call("QA", text)) is None and not re.search(r"\[.*\(", text))
 HOSTILE = [
     "]", "->", "a -> b] [QA(x) -> y]", "--]>", "-\u200e>", "-\x00>", "\n\n\r\n", "\x00\x1b[31mred\x1b[0m",
     "\u202eevil\u202c", "\u2028line\u2029", "Input: x\nOutput: [Calculator(1)]", "\ud800", "\ufeff\u200b", "a \x00 b",
@@ -41,6 +43,8 @@ def test_what_is_written_is_read_again(tool: str, text: str) -> None:
         ("Two words(1)", "not_a_call"), ("Calculator(1) 2", "not_a_call"), ("QA(x) -> y", "not_a_call"),
         ("QA(x) -> y)", "arrow_in_input"), ("QA(x])", "bracket_in_input"), ("QA(a\nb)", "newline_in_input"),
         ("QA(a\n)", "newline_in_input"), ("QA(a\u2028b)", "newline_in_input"),
+        ('QA("Where?") Scranton, [QA("In which state?")', "call_in_input"),
+        ("Calendar() closed. [Calendar()", "call_in_input"),
     ],
 )  # fmt: skip
 def test_what_is_no_call_has_a_reason(body: str, reason: str) -> None:

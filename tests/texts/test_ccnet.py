@@ -6,6 +6,7 @@ import json
 import random
 import tracemalloc
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -87,6 +88,12 @@ def test_a_rejected_record_does_not_make_its_digest_a_duplicate(tmp_path: Path) 
 def test_a_last_line_without_newline_is_read(tmp_path: Path) -> None:
     (tmp_path / "shard.json").write_bytes(record(1) + b"\r\n" + record(2))
     assert [len(items) for items in read(tmp_path / "shard.json")] == [2, 0]
+
+
+def test_a_byte_order_mark_costs_no_document(tmp_path: Path) -> None:
+    documents, rejected = read(write(tmp_path / "shard.json", [BOM_UTF8 + record(1), record(2)]))
+    assert [document.digest for document in documents] == ["sha1:1", "sha1:2"]
+    assert not rejected
 
 
 def test_a_line_at_the_limit_is_read(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def test_an_answer_is_the_span_of_its_kind_near_the_questions_words(question: st
     assert found.text == answer
 
 
+def test_what_stands_before_the_noun_that_is_asked_for_is_no_answer() -> None:
+    town = Passage("3", "Dunwood", "Product", "The main product of Dunwood is shoes. Dunwood lies on the river Fala.")
+    found = extract("What product do people make in Dunwood?", [town], lambda word: 1.0 if word == "Dunwood" else 3.0)
+    assert found is not None and found.text == "shoes"
+
+
 def test_passages_that_share_nothing_give_no_answer() -> None:
     assert extract("Who painted the ceiling of the chapel?", [GHANA, OTHER], even) is None
     assert extract("Who?", [], even) is None

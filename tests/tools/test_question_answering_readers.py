@@ -275,7 +275,14 @@ def test_a_lost_connection_may_be_tried_again(passages: str) -> None:
         http_tool("http://127.0.0.1:9/v1", passages).run([ToolCall("Who?")])
 
 
-@pytest.mark.parametrize("status", [401, 404])
+def test_an_error_sent_as_an_answer_is_none(endpoint: tuple[str, dict[str, object]], passages: str) -> None:
+    url, state = endpoint
+    state.update(status=200, body={"error": {"code": 429, "message": "slow down"}})
+    with pytest.raises(RetryableError, match="slow down"):
+        http_tool(url, passages).run([ToolCall("Who?")])
+
+
+@pytest.mark.parametrize("status", [307, 401, 402, 404, 405])
 def test_an_endpoint_that_refuses_stops_the_lane(
     endpoint: tuple[str, dict[str, object]], passages: str, status: int
 ) -> None:
@@ -289,6 +296,8 @@ def test_a_missing_key_and_impossible_options_are_named(passages: str, monkeypat
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ToolDown, match="NO_SUCH_KEY"):
         http_tool("http://127.0.0.1:9/v1", passages, api_key_variable="NO_SUCH_KEY").run([ToolCall("Who?")])
+    with pytest.raises(ToolError, match="url"):
+        http_tool("localhost:8000/v1", passages)
     with pytest.raises(ToolError, match="needs url"):
         load({"reader": "http"})
     with pytest.raises(ToolError, match="passages_read"):

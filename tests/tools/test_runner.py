@@ -264,3 +264,12 @@ def test_whatever_a_tool_returns_the_text_comes_back(answer: str, text: str, at:
     assert len(result.result) <= 40
     placed = PlacedCall(min(at, len(text)), Call("Echo", "in"), result.result)
     assert take_out(splice(text, [placed]), {"Echo"}) == text
+
+
+def test_a_tool_that_cannot_be_prepared_is_down() -> None:
+    class Unready(Answering):
+        def prepare(self, progress: Callable[[int], None]) -> None:
+            raise OSError("no index")
+
+    with pytest.raises(ToolDown, match=r"cannot be prepared, OSError: no index"):
+        run_calls(Unready(), calls_of("1"), ToolLimits())

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +22,7 @@ from toolformer_dag.language_model.load import LanguageModel, load_language_mode
 from toolformer_dag.settings import Model
 from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.heldout import token_perplexity
 from toolformer_dag.training.identity import partial_folder, run_identity
 from toolformer_dag.training.report import read_report
 from toolformer_dag.training.settings import TrainingSettings
@@ -228,3 +231,11 @@ def test_two_processes_train_what_one_does(base: Model, tmp_path: Path) -> None:
     assert two.perplexity == pytest.approx(one.perplexity, rel=2e-3)
     first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 2e-3
+
+
+def test_a_loss_that_no_number_holds_is_never_the_best() -> None:
+    evaluated = SimpleNamespace(predictions=numpy.array([[8000.0, 10.0], [1.0, 1.0]]))
+    assert token_perplexity(evaluated) == {"perplexity": float("inf")}
+    assert token_perplexity(SimpleNamespace(predictions=numpy.zeros((1, 2)) + 1)) == {
+        "perplexity": pytest.approx(2.718, abs=1e-3)
+    }

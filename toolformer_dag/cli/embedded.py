@@ -31,29 +31,35 @@ def web(
 @app.command()
 def train(
     folder: Annotated[Path, typer.Argument(help="Where the model is written; a run broken off there goes on.")],
-    size: Annotated[str, typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.")] = "2M",
+    size: Annotated[str | None, typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.", show_default="2M")] = None,
+    start: Annotated[str | None, typer.Option(help="`embedded`, or a folder made here, to be trained on.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of 4,096 tokens.")] = 10000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
     real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, passages, translated phrases.")] = None,
     processes: Annotated[int, typer.Option(help="One thread each.")] = 2,
 ) -> None:
-    """Train a base model from scratch: copy boot camp, then the mix of plain texts, notes and demonstrations.
+    """Train a base model, from scratch or on: copy boot camp, then the mix of plain texts, notes and demonstrations.
 
     Example: toolformer-dag embedded train my_model --size 0.9M --steps 2400
     """
+    from toolformer_dag.checkpoints import model_name
     from toolformer_dag.embedded.training.settings import EmbeddedTraining
     from toolformer_dag.embedded.training.shape import SHAPES
     from toolformer_dag.embedded.training.train import Progress
     from toolformer_dag.embedded.training.train import train as run
+    from toolformer_dag.settings import Model
 
-    if size not in SHAPES:
+    if size is not None and start is not None:
+        raise UserError(f"--size {size} and --start contradict each other: the size is that of {start}")
+    if (size or "2M") not in SHAPES:
         raise UserError(f"there is no size {size!r}; take one of {', '.join(SHAPES)}")
 
     def show(line: Progress) -> None:
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
-    settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
-    typer.echo(run(settings, folder, real_text or (), show, processes))
+    settings = EmbeddedTraining(shape=SHAPES[size or "2M"], steps=steps, seed=seed)
+    begin = None if start is None else Path(model_name(Model(name=start)))
+    typer.echo(run(settings, folder, real_text or (), show, processes, begin))
 
 
 app.command()(evaluate)

@@ -5,6 +5,12 @@ from typing import Annotated
 import typer
 
 from toolformer_dag.cli.options import Config, ModelName, Profile, Set, settings_of
+from toolformer_dag.errors import UserError
+
+REMEDIES = {
+    "does_not_fit": "the text fills the model's context; give a shorter one",
+    "empty_prompt": "this model begins with nothing of its own; give a text",
+}
 
 
 def generate(
@@ -20,7 +26,7 @@ def generate(
     profile: Profile = None,
     set: Set = None,
 ) -> None:
-    """Print the text with the calls that were made while decoding. Default model: the newest finetuned checkpoint.
+    """Print the text with the calls that were made while decoding. Default: the checkpoint finetuned from the model.
 
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"
     """
@@ -30,8 +36,9 @@ def generate(
 
     settings = settings_of(config, profile, set)
     known = lanes(settings)
+    chosen = model or finetuned_or_base(settings)
     [generation] = decode(
-        load_model(settings.model, model or finetuned_or_base(settings)),
+        load_model(settings.model, chosen),
         [text],
         {lane.tool.name: lane.tool for lane in known},
         k=settings.decoding.k if k is None else k,
@@ -41,4 +48,9 @@ def generate(
         limits={lane.tool.name: lane.limits for lane in known},
         max_call_tokens=settings.sampling.max_call_tokens,
     )
+    if generation.reason is not None:
+        raise UserError(f"nothing was written, {generation.reason}: {REMEDIES[generation.reason]}")
+    for call in generation.calls:
+        if call.reason is not None:
+            typer.echo(f"[{call.tool}({call.input})] has no result: {call.reason}", err=True)
     typer.echo(text + generation.text)

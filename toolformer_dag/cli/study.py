@@ -37,12 +37,14 @@ def evaluate(
     from toolformer_dag.embedded.study.settings import Study
     from toolformer_dag.embedded.training.evaluate import as_markdown
     from toolformer_dag.embedded.training.evaluate import evaluate as probe
+    from toolformer_dag.embedded.training.real_text import load_real_text
     from toolformer_dag.orphan import end_with_parent
     from toolformer_dag.settings import Model
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model
     study = Study(named, seeds, documents, questions, paths)
+    load_real_text(paths, held_out=True)  # a wrong path is told now, not after hours
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
         pending = [pool.submit(_seed, folder.absolute(), study, seed) for seed in range(seeds)]
         typer.echo(as_markdown(probe(Path(model_name(Model(name=named))), paths, texts)))

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+TOOL_DOWN = "tool_down"
+"""The reason of every call of a tool that could not work as a whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from toolformer_dag.decoding.generation import MadeCall
+from toolformer_dag.decoding.generation import TOOL_DOWN, MadeCall
 from toolformer_dag.texts.call import API_END, RESULT_ARROW, Call, MalformedCall, parse_call
 from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.runner import run_calls
@@ -64,4 +64,4 @@ def _answers(tool: Tool, calls: Sequence[ToolCall], limits: ToolLimits) -> list[
         return run_calls(tool, calls, limits)
     except ToolDown as error:  # a tool must not derail a text; every call carries the reason
         _log.warning("%s", error)
-        return [ToolResult(None, "tool_down") for _ in calls]
+        return [ToolResult(None, TOOL_DOWN) for _ in calls]

@@ -1,5 +1,6 @@
 """Stories with a number to be worked out."""
 
+from collections.abc import Mapping
 from random import Random
 
 from toolformer_dag.embedded.arithmetic import apply, operands, written
@@ -28,12 +29,19 @@ def story(random: Random, part: Part, wordings: WordingSet) -> Phenomenon:
         tool="calculator",
         before=template.format(**slots),
         after=f" {result}" + random.choice(sums.TAILS).format(unit=scheme.unit.format(**slots), m=slots["m"]),
-        input=f"{slots['a']} {scheme.operation} {slots['b']}",
+        input=_expression(scheme.operation, template, slots),
         result=result,
         answer=result,
         wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
         is_question=is_question,
     )
+
+
+def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
+    """The operands of a sum or product in the order in which the text names them."""
+    swapped = operation in "+*" and template.index("{b}") < template.index("{a}")
+    first, second = ("b", "a") if swapped else ("a", "b")
+    return f"{slots[first]} {operation} {slots[second]}"
 
 
 def _slots(random: Random, part: Part) -> dict[str, str]:

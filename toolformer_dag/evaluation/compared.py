@@ -1,6 +1,7 @@
 """The models that are compared, and how each may use tools (METHOD 5 and 7)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from toolformer_dag.checkpoints import checkpoint_folder, load_model
 from toolformer_dag.evaluation.accuracy import Condition
@@ -13,9 +14,17 @@ BASE, BASE_C = Condition("base", NO_CALLS), Condition("base + C", NO_CALLS)
 DISABLED = Condition("Toolformer (disabled)", NO_CALLS)
 
 
-def compared(settings: Settings) -> Iterator[tuple[LanguageModel, list[Condition]]]:
-    """The base model, M + C, and Toolformer disabled and with tools; one model is in memory at a time."""
+Found = TypeVar("Found")
+
+
+def compared(
+    settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Found]]
+) -> Iterator[Found]:
+    """What `measure` finds for the base model, for M + C, and for Toolformer disabled and with tools.
+
+    Each model is loaded when the one before is out of memory, as long as `measure` keeps none.
+    """
     finetuned, baseline = (str(checkpoint_folder(settings, f"{name}_checkpoint")) for name in ("finetuned", "baseline"))
-    yield load_model(settings.model), [BASE]
-    yield load_model(settings.model, baseline), [BASE_C]
-    yield load_model(settings.model, finetuned), [DISABLED, Condition("Toolformer", settings.decoding.k)]
+    yield from measure(load_model(settings.model), [BASE])
+    yield from measure(load_model(settings.model, baseline), [BASE_C])
+    yield from measure(load_model(settings.model, finetuned), [DISABLED, Condition("Toolformer", settings.decoding.k)])

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from toolformer_dag.decoding.generation import TOOL_DOWN
 from toolformer_dag.evaluation.interval import wilson
+from toolformer_dag.tools.tool import ToolDown
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,14 @@ class Score:
     right_tool: float | None
     tools: Mapping[str, int]
     reasons: Mapping[str, int]
+
+
+def refuse_outage(outcomes: Sequence[Outcome]) -> None:
+    """Raises ToolDown where a tool was down: what its model answered meanwhile measures nothing."""
+    down = [outcome for outcome in outcomes if outcome.reason == TOOL_DOWN]
+    if down:
+        names = ", ".join(sorted({outcome.called for outcome in down if outcome.called}))
+        raise ToolDown(f"{names}: down during {len(down)} of {len(outcomes)} questions; mend the backend and run again")
 
 
 def score(outcomes: Sequence[Outcome]) -> Score:

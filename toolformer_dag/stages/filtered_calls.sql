@@ -3,12 +3,12 @@
 
 -- A document that lies in several shards counts once, in the first of them.
 CREATE TEMP TABLE home AS
-SELECT digest, min(shard) AS home FROM read_parquet($files) GROUP BY digest;
+SELECT digest, min(shard) AS home FROM read_parquet($files, hive_partitioning = false) GROUP BY digest;
 
 -- Calls whose result helps by tau_f or more, and that nothing else keeps out.
 CREATE TEMP TABLE passed AS
 SELECT * EXCLUDE (home)
-FROM read_parquet($files) JOIN home USING (digest)
+FROM read_parquet($files, hive_partitioning = false) JOIN home USING (digest)
 WHERE shard = home AND reason IS NULL AND delta >= $tau_f;
 
 -- One call per position, the one with the largest delta; of equals, the first sample.
@@ -35,7 +35,7 @@ FROM (
                 WHEN reason IS NOT NULL THEN reason
                 WHEN NOT delta >= $tau_f THEN 'below_tau_f'
            END AS why
-    FROM read_parquet($files) JOIN home USING (digest)
+    FROM read_parquet($files, hive_partitioning = false) JOIN home USING (digest)
     UNION ALL
     SELECT shard, 'not_best_at_position' FROM passed ANTI JOIN best USING (digest, segment, position, sample)
     UNION ALL

@@ -8,6 +8,7 @@ import polars as pl
 from toolformer_dag.lane import Lane
 from toolformer_dag.stages.errors import StaleInput
 from toolformer_dag.stages.loss_store import losses_identity
+from toolformer_dag.stages.made_from import made_from
 from toolformer_dag.stages.paid_losses import paid_losses
 from toolformer_dag.stages.publish import Output
 from toolformer_dag.stages.rejections import counted
@@ -59,13 +60,14 @@ def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.D
     """Data versions of the inputs, the texts, and the candidate calls with their results."""
     candidates, results = lake.table(f"{lane.key}/scored_candidates"), lake.table(f"{lane.key}/tool_results")
     versions = {table.name.split("/")[1]: table.pointer(partition).data_version for table in (candidates, results)}
-    texts = lake.table(f"{lane.key}/heuristic_subset").read(partition)
+    subset = lake.table(f"{lane.key}/heuristic_subset")
+    if not made_from(candidates, subset, partition):
+        raise StaleInput(STAGE, partition, "candidates of texts that are gone", f"{lane.key}/scored_candidates")
+    texts = subset.read(partition)
     calls = candidates.read(partition).filter(pl.col("input").is_not_null()).drop("reason")
     places = texts.select(*TEXT, "text_digest", "context", "offset")
     answers = results.read(partition).select("input", "context", "result", answered=pl.lit(True))
     calls = calls.join(places, on=TEXT, how="left").join(answers, on=("input", "context"), how="left")
-    if calls["text_digest"].has_nulls():
-        raise StaleInput(STAGE, partition, "candidates of texts that are gone", f"{lane.key}/scored_candidates")
     if calls["answered"].has_nulls():
         raise StaleInput(STAGE, partition, "calls that have not been run", f"{lane.key}/tool_results")
     return versions, texts, calls.filter(pl.col("result").is_not_null())

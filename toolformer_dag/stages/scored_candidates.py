@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from toolformer_dag.language_model.engine import Engine
 
 STAGE = "scored_candidates"
+PARSING = 2  # raised by hand when `parse_call` takes the same bodies otherwise; no sample is paid for again
 BODIES = {"body": pl.String, "input": pl.String, "malformed": pl.String}
 
 
 def settings(lane: Lane, model: Mapping[str, object], sampling: Sampling) -> dict[str, Any]:
     """What determines the rows beside the texts."""
     thresholds = {"tau_s": lane.tau_s, "k": lane.k, "m": lane.m}
-    return {**samples_identity(lane, model, sampling), **thresholds, "tool": lane.tool.name}
+    return {**samples_identity(lane, model, sampling), **thresholds, "tool": lane.tool.name, "parsing": PARSING}
 
 
 def scored_candidates(

@@ -9,6 +9,7 @@ from toolformer_dag.lane import Lane
 from toolformer_dag.stages import exchange
 from toolformer_dag.stages.errors import StaleInput
 from toolformer_dag.stages.loss_store import losses_identity
+from toolformer_dag.stages.made_from import made_from
 from toolformer_dag.stages.paid_losses import paid_losses
 from toolformer_dag.stages.publish import Output
 from toolformer_dag.stages.rejections import counted
@@ -87,9 +88,10 @@ def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.D
     """Data versions of the inputs, the texts, and the scored calls with the digests of their texts."""
     scored, subset = lake.table(f"{lane.key}/loss_deltas"), lake.table(f"{lane.key}/heuristic_subset")
     versions = {table.name.split("/")[1]: table.pointer(partition).data_version for table in (subset, scored)}
+    candidates = lake.table(f"{lane.key}/scored_candidates")
+    if not (made_from(scored, candidates, partition) and made_from(candidates, subset, partition)):
+        raise StaleInput(STAGE, partition, "scored calls of texts that are gone", f"{lane.key}/loss_deltas")
     texts = subset.read(partition)
     calls = scored.read(partition).join(texts.select(*TEXT, "text_digest"), on=TEXT, how="left", maintain_order="left")
-    if calls["text_digest"].has_nulls():
-        raise StaleInput(STAGE, partition, "scored calls of texts that are gone", f"{lane.key}/loss_deltas")
     calls = calls.drop("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
     return versions, texts, calls

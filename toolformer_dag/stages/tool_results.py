@@ -7,6 +7,7 @@ import polars as pl
 from toolformer_dag.lane import Lane
 from toolformer_dag.stages.chunks import chunked
 from toolformer_dag.stages.errors import StaleInput
+from toolformer_dag.stages.made_from import made_from
 from toolformer_dag.stages.publish import Output, Work
 from toolformer_dag.stages.rejections import counted
 from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
@@ -72,12 +73,12 @@ def tool_results(
 def _candidates(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.DataFrame]:
     """Data versions of the inputs, and (shard, input, context) of every candidate call."""
     candidates, subset = lake.table(f"{lane.key}/scored_candidates"), lake.table(f"{lane.key}/heuristic_subset")
-    versions = {"scored_candidates": candidates.pointer(partition).data_version}
+    versions = {table.name.split("/")[1]: table.pointer(partition).data_version for table in (candidates, subset)}
+    if not made_from(candidates, subset, partition):
+        raise StaleInput(STAGE, partition, "candidates of texts that are gone", f"{lane.key}/scored_candidates")
     texts = subset.read(partition).select("shard", "digest", "segment", "context")
     calls = candidates.read(partition).filter(pl.col("input").is_not_null())
     calls = calls.join(texts, on=("shard", "digest", "segment"), how="left")
-    if calls["context"].has_nulls():
-        raise StaleInput(STAGE, partition, "candidates of texts that are gone", f"{lane.key}/scored_candidates")
     return versions, calls.select("shard", *KEY)
 
 

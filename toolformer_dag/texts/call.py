@@ -10,6 +10,7 @@ RESULT_ARROW = "->"
 API_END = "]"
 
 NAME = r"[^\s\[\]()]+"
+OPENING = re.compile(rf"\[\s*{NAME}\(")
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 # Of category Cf as well, but without them Persian, Hindi and some emoji read differently.
@@ -44,7 +45,8 @@ def format_call(call: Call, result: str | None = None) -> str:
 def parse_call(body: str) -> Call:
     """The call in what was generated between " [" and "]".
 
-    Raises MalformedCall with one of the reasons `fault` names, or "not_a_call" where the form is not Name(input).
+    Raises MalformedCall with one of the reasons `fault` names, "not_a_call" where the form is not Name(input), or
+    "call_in_input" where another call begins in the input.
     """
     match = BODY.fullmatch(body)
     if match is None:
@@ -52,6 +54,8 @@ def parse_call(body: str) -> Call:
     call = Call(match[1], match[2])
     if reason := fault(call):
         raise MalformedCall(reason, body)
+    if OPENING.search(call.input):  # the model left out a "]" and went on with the text
+        raise MalformedCall("call_in_input", body)
     return call
 
 

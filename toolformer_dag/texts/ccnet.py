@@ -1,5 +1,6 @@
 """Reading CCNet shards (Wenzek et al. 2020): one JSON record per line, gzip or plain, one line at a time."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -119,7 +120,7 @@ def _record(line: bytes) -> dict[str, str]:
     if len(line) > MAX_LINE_BYTES:
         raise _Refused("line_too_long", f"more than {MAX_LINE_BYTES} bytes")
     try:
-        record = orjson.loads(line)
+        record = orjson.loads(line.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise _Refused("not_json" if _is_utf8(line) else "not_utf8", str(error)) from None
     if not isinstance(record, dict):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 
+from toolformer_dag.errors import UserError
 from toolformer_dag.tools.attempt import Attempts
 from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.outcome import finished
@@ -48,11 +49,21 @@ class Runner:
         With a concurrency above 1, batches that have begun are waited for, at most to their time limit.
         """
         if calls and not self._prepared:
-            self._tool.prepare(lambda done: None)
-            self._prepared = True
+            self._prepare()
         distinct = list(dict.fromkeys(calls))
         found = dict(zip(distinct, self._run_distinct(distinct), strict=True))
         return [found[call] for call in calls]
+
+    def _prepare(self) -> None:
+        try:
+            self._tool.prepare(lambda done: None)
+        except UserError:
+            raise
+        except Exception as error:  # a user's tool may raise anything
+            raise ToolDown(
+                f"[tools.{self._tool.key}]: cannot be prepared, {type(error).__name__}: {error}; mend it and run again"
+            ) from error
+        self._prepared = True
 
     def _run_distinct(self, calls: Batch) -> list[ToolResult]:
         size, at_once = self._tool.batch_size, self._limits.concurrency

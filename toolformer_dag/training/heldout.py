@@ -17,6 +17,9 @@ def row_losses(logits: Any, labels: torch.Tensor) -> torch.Tensor:
 
 
 def token_perplexity(evaluated: Any) -> dict[str, float]:
-    """Perplexity over all held-out tokens."""
+    """Perplexity over all held-out tokens; infinite where no float holds it, so that no such checkpoint is the best."""
     loss, tokens = evaluated.predictions.sum(0, dtype="float64")
-    return {"perplexity": math.exp(loss / tokens)}
+    try:
+        return {"perplexity": math.exp(loss / tokens)}
+    except OverflowError:
+        return {"perplexity": math.inf}

@@ -69,6 +69,15 @@ def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, ob
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
+def read_base(folder: Path) -> Mapping[str, str] | None:
+    """The identity of the model that a finished run started from; None where the folder holds no finished run."""
+    file = folder / RECORD
+    if not file.is_file():
+        return None
+    base: Mapping[str, str] = json.loads(file.read_text(encoding="utf-8"))["base"]
+    return base
+
+
 def read_report(folder: Path) -> TrainingReport | None:
     """The report of a finished run; None where the folder holds none."""
     file = folder / RECORD

@@ -25,11 +25,13 @@ def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[
             for tool in TOOLS:
                 yield made_world_outcomes(settings, lanes, model, condition, tool, some)
 
-    for model, conditions in compared(settings):
+    def of_model(model: LanguageModel, conditions: list[Condition]) -> Iterator[list[Outcome]]:
         for condition in conditions:
             yield from asked(model, condition, "unseen")
         if DISABLED in conditions:
             for k in DECODING:
                 yield from asked(model, Condition(f"Toolformer, k = {k}", k), "seen")
+
+    yield from compared(settings, of_model)
     without_filter = Condition(UNFILTERED, settings.decoding.k)
     yield from asked(load_model(settings.model, unfiltered), without_filter, "seen", "unseen")

@@ -1,6 +1,6 @@
 """What finetuning on calls does to plain text that none of the models has seen, made and real."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
@@ -8,8 +8,10 @@ import polars as pl
 from toolformer_dag.embedded.study.settings import PAGE_CHARACTERS, PLAIN_TEXTS
 from toolformer_dag.embedded.training.real_text import load_real_text
 from toolformer_dag.embedded.web import records
+from toolformer_dag.evaluation.accuracy import Condition
 from toolformer_dag.evaluation.compared import compared
 from toolformer_dag.evaluation.perplexity import perplexity
+from toolformer_dag.language_model.load import LanguageModel
 from toolformer_dag.settings import Settings
 
 
@@ -26,9 +28,12 @@ def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:
 
 def plain_text_table(settings: Settings, texts: Mapping[str, Sequence[str]]) -> pl.DataFrame:
     """Columns text, condition, perplexity, bits_per_byte; calls are disabled."""
-    rows = []
-    for model, (disabled, *_) in compared(settings):
+
+    def rows(model: LanguageModel, conditions: list[Condition]) -> Iterator[tuple[str, str, float, float]]:
         for kind, some in texts.items():
             measured = perplexity(model, some)
-            rows.append((kind, disabled.name, measured.perplexity, measured.bits_per_byte))
-    return pl.DataFrame(rows, schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row")
+            yield kind, conditions[0].name, measured.perplexity, measured.bits_per_byte
+
+    return pl.DataFrame(
+        list(compared(settings, rows)), schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row"
+    )

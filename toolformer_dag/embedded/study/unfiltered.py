@@ -6,7 +6,9 @@ from random import Random
 import polars as pl
 
 from toolformer_dag.lane import Lane
+from toolformer_dag.stages.augmented_corpus import HELDOUT_SHARE
 from toolformer_dag.stages.examples import Example, KeptCall, examples
+from toolformer_dag.stages.split import TRAIN, split_of
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.texts.segment import Segment
 
@@ -16,8 +18,8 @@ TEXT = ("digest", "segment")
 
 
 def unfiltered_texts(lake: Lake, lanes: Sequence[Lane], seed: int) -> list[str]:
-    """Texts with one call each. Raises MissingPartition where the line has not run."""
-    corpus = lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == "train")
+    """Texts with one call each, none of a held-out document. Raises MissingPartition where the line has not run."""
+    corpus = lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
     random, found = Random(f"unfiltered {seed}"), []
     for lane in lanes:
         wanted = corpus.filter(pl.col("tools").list.contains(lane.key)).height
@@ -32,7 +34,9 @@ def _one_call_per_text(lake: Lake, lane: Lane, random: Random) -> Iterator[str]:
     calls = (
         lake.table(f"{lane.key}/loss_deltas").scan().collect().join(texts, on=TEXT).sort(*TEXT, "position", "sample")
     )
-    for _, rows in sorted(calls.partition_by(*TEXT, as_dict=True).items()):
+    for (digest, _), rows in sorted(calls.partition_by(*TEXT, as_dict=True).items()):
+        if split_of(str(digest), HELDOUT_SHARE) != TRAIN:
+            continue
         row = rows.row(random.randrange(rows.height), named=True)
         piece = Segment(0, row["offset"], row["text"])
         call = KeptCall(lane.key, lane.tool.name, row["char_offset"], row["input"], row["result"], row["delta"])

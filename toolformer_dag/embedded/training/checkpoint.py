@@ -35,18 +35,23 @@ def load_checkpoint(path: Path, model: GPTJ, optimiser: MuonAdamW, settings: Emb
     """
     if not path.exists():
         return 0
+    refuse_other_run(path, settings)
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-        _refuse_other_run(path, json.loads(metadata["settings"]), asdict(settings))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
     model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
     optimiser.load({n.removeprefix("optimiser."): t for n, t in tensors.items() if n.startswith("optimiser.")})
     return int(metadata["step"])
 
 
-def _refuse_other_run(path: Path, stored: dict[str, object], wanted: dict[str, object]) -> None:
-    changed = [key for key in wanted if key not in MAY_CHANGE and stored.get(key) != wanted[key]]
+def refuse_other_run(path: Path, settings: EmbeddedTraining) -> None:
+    """Raises CheckpointError where the file's settings differ in more than MAY_CHANGE; no file is no other run."""
+    if not path.exists():
+        return
+    with safe_open(path, "pt") as file:
+        stored = json.loads(file.metadata()["settings"])
+    changed = [key for key, value in asdict(settings).items() if key not in MAY_CHANGE and stored.get(key) != value]
     if changed:
         raise CheckpointError(
-            f"{path} is of a run with other settings ({', '.join(changed)}); remove it or choose another folder"
+            f"{path.parent} is of a run with other settings ({', '.join(changed)}); remove it or choose another folder"
         )

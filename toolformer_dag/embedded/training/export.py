@@ -50,23 +50,27 @@ def configuration(shape: ModelShape) -> GPTJConfig:
 
 def gptj_tensors(model: GPTJ) -> dict[str, Tensor]:
     """The weights under the names of transformers; the stacked q, k, v come apart."""
-    renamed = {"embedding.weight": "transformer.wte.weight", "norm.weight": "transformer.ln_f.weight"}
-    renamed["norm.bias"] = "transformer.ln_f.bias"
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        if name in renamed:
-            tensors[renamed[name]] = tensor
-        else:
-            tensors |= _block_tensors(name, tensor)
+        names = names_in_transformers(name)
+        tensors |= dict(zip(names, tensor.chunk(len(names)), strict=True))
     return tensors
 
 
-_PLACES = {"norm": "ln_1", "attention_out": "attn.out_proj", "mlp_in": "mlp.fc_in", "mlp_out": "mlp.fc_out"}
+_OUTSIDE_BLOCKS = {
+    "embedding.weight": "transformer.wte.weight",
+    "norm.weight": "transformer.ln_f.weight",
+    "norm.bias": "transformer.ln_f.bias",
+}
+_IN_BLOCKS = {"norm": "ln_1", "attention_out": "attn.out_proj", "mlp_in": "mlp.fc_in", "mlp_out": "mlp.fc_out"}
 
 
-def _block_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
+def names_in_transformers(name: str) -> tuple[str, ...]:
+    """Under which names one of our tensors is stored, in the order in which its rows are cut."""
+    if name in _OUTSIDE_BLOCKS:
+        return (_OUTSIDE_BLOCKS[name],)
     _, number, part, kind = name.split(".")
     block = f"transformer.h.{number}"
     if part == "query_key_value":
-        return {f"{block}.attn.{letter}_proj.weight": w for letter, w in zip("qkv", tensor.chunk(3), strict=True)}
-    return {f"{block}.{_PLACES[part]}.{kind}": tensor}
+        return tuple(f"{block}.attn.{letter}_proj.weight" for letter in "qkv")
+    return (f"{block}.{_IN_BLOCKS[part]}.{kind}",)

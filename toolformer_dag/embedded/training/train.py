@@ -1,22 +1,24 @@
-"""Train the embedded model from nothing: copy boot camp, then the mix, in one or two processes of one thread each."""
+"""Train the embedded model, from nothing or from a model on: boot camp, then the mix, in one or two processes."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, multiprocessing
 
-from toolformer_dag.embedded.training.checkpoint import load_checkpoint, save_checkpoint
+from toolformer_dag.embedded.training.checkpoint import load_checkpoint, refuse_other_run, save_checkpoint
 from toolformer_dag.embedded.training.export import export_model
 from toolformer_dag.embedded.training.gptj import GPTJ
 from toolformer_dag.embedded.training.gradients import SharedGradients
 from toolformer_dag.embedded.training.mixture import Mixture
 from toolformer_dag.embedded.training.muon import MuonAdamW
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
+from toolformer_dag.embedded.training.start import fingerprint, load_weights, shape_of
 from toolformer_dag.embedded.training.stream import Stream
 from toolformer_dag.embedded.training.tokenizer import train_tokenizer
 from toolformer_dag.orphan import end_with_parent
@@ -45,6 +47,11 @@ class Run:
     folder: Path
     real_text: tuple[Path, ...]
     processes: int
+    start: Path | None
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
 
 
 def train(
@@ -53,14 +60,21 @@ def train(
     real_text: Sequence[Path] = (),
     progress: Callable[[Progress], None] = lambda line: None,
     processes: int = 2,
+    start: Path | None = None,
 ) -> Path:
     """Train and export a model folder to `out`; returns `out`. A run that was broken off there goes on.
 
+    With `start`, a model folder, its weights, shape and tokenizer are the beginning, and there is no boot camp.
+
     `out/training` keeps the tokenizer, checkpoint.safetensors and metrics.jsonl. A run that was broken off, or that
     is done by another number of processes, ends with the same weights. Raises CheckpointError for a folder that
-    holds another run, WorkerLost when a process ends, RealTextError for real text that cannot be read.
+    holds another run, WorkerLost when a process ends, RealTextError for real text that cannot be read, StartError
+    for a `start` without a model.
     """
-    run = Run(settings, out / "training", tuple(real_text), processes)
+    if start is not None:
+        settings = replace(settings, shape=shape_of(start), start=fingerprint(start), boot_steps=0)
+    run = Run(settings, out / "training", tuple(real_text), processes, start)
+    refuse_other_run(run.checkpoint, settings)
     run.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(run)
     context = multiprocessing.get_context("spawn")
@@ -80,7 +94,9 @@ def train(
 
 def _tokenizer(run: Run) -> Tokenizer:
     path = run.folder / "tokenizer.json"
-    if not path.exists():
+    if run.start is not None:
+        shutil.copyfile(run.start / "tokenizer.json", path)
+    elif not path.exists():
         texts = Mixture.load(run.real_text).sample_texts(run.settings.seed, run.settings.real_share)
         train_tokenizer(texts, run.settings.shape.vocabulary).save(str(path))
     return Tokenizer.from_file(str(path))
@@ -98,22 +114,26 @@ def _work(run: Run, gradients: SharedGradients, log: "_Log | None" = None) -> GP
 
 def _steps(run: Run, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
     """All steps that are left; the process with the log writes the checkpoints."""
-    settings, checkpoint = run.settings, run.folder / "checkpoint.safetensors"
+    settings = run.settings
     torch.manual_seed(settings.seed)
     model = GPTJ(settings.shape)
+    if run.start is not None:
+        load_weights(run.start, model)
     optimiser = MuonAdamW(model, settings.muon_rate, settings.adam_rate)
-    start = load_checkpoint(checkpoint, model, optimiser, settings)
+    taken = load_checkpoint(run.checkpoint, model, optimiser, settings)
+    if log is not None and not taken:  # from here on the folder is this run's
+        save_checkpoint(run.checkpoint, model, optimiser, 0, settings)
     tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
     stream = Stream(settings, Mixture.load(run.real_text), tokenizer)
-    for step in range(start, settings.steps):
-        while (lane := gradients.take(step - start)) is not None:
+    for step in range(taken, settings.steps):
+        while (lane := gradients.take(step - taken)) is not None:
             gradients.put(lane, model, _backward(model, stream.batch(step, lane)))
         loss = gradients.add_up(model)
         optimiser.step(settings.rate_factor(step))
         if log is not None:
             log.add(step + 1, loss)
             if (step + 1) % settings.checkpoint_steps == 0 or step + 1 == settings.steps:
-                save_checkpoint(checkpoint, model, optimiser, step + 1, settings)
+                save_checkpoint(run.checkpoint, model, optimiser, step + 1, settings)
     return model
 
 

@@ -22,7 +22,8 @@ def wrong_input(random: Random, gold: Phenomenon) -> str:
 def _wrong_sum(random: Random, expression: str) -> str:
     a, operator, b = expression.split(" ")
     other = random.choice([sign for sign in "+-*/" if sign != operator])
-    return random.choice((f"{b} {operator} {a}", f"{a} {other} {b}", f"{a} {operator} {random.randint(2, 99)}"))
+    turned = [f"{b} {operator} {a}"] if operator in "-/" else []
+    return random.choice((*turned, f"{a} {other} {b}", f"{a} {operator} {random.randint(2, 99)}"))
 
 
 def _wrong_question(random: Random, gold: Phenomenon) -> str:

@@ -8,7 +8,8 @@ Numbers = Literal["count", "money", "distance", "rate", "prices", "share"]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Any setup goes with any ending and any question; `{a}` and `{b}` are the operands, the call is `{a} op {b}`.
+    """Any setup goes with any ending and any question; `{a}` and `{b}` are the operands, the call is `{a} op {b}`,
+    for + and * in the order in which the setup names them.
 
     Other slots: `{n}`, `{m}` first names, `{it}` things, `{box}` containers, `{day}`, `{other}` week days,
     `{t}`, `{u}`, `{w}` towns, `{event}`, `{gets}` and `{loses}` verbs.

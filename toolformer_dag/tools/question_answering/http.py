@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import httpx
 
@@ -14,7 +15,7 @@ from toolformer_dag.tools.tool import RetryableError, ToolDown, ToolResult
 UNKNOWN = "unknown"
 INSTRUCTION = f"Reply with the answer alone, in as few words as possible, or with `{UNKNOWN}`."
 BUSY = frozenset({408, 409, 425, 429})
-REFUSED = frozenset({401, 403, 404})
+REFUSED = frozenset({401, 402, 403, 404, 405, *range(300, 400)})
 
 
 class HttpReader:
@@ -40,9 +41,13 @@ class HttpReader:
         if response.status_code in REFUSED:
             raise ToolDown(
                 f"{self._options.url} answered with status {response.status_code}: {response.text[:200]}; correct url, "
-                "model or api_key_variable of [tools.question_answering]"
+                "model, api_key_variable or account of [tools.question_answering]"
             )
-        return _result(response)
+        if response.status_code != 200:
+            return ToolResult(None, f"status_{response.status_code}")
+        if "error" in (body := _json(response)):  # some gateways send their errors under status 200
+            raise RetryableError(f"{self._options.url}: {str(body['error'])[:200]}")
+        return _result(body)
 
     def _body(self, text: str) -> Mapping[str, object]:
         messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}]
@@ -64,15 +69,21 @@ def _headers(variable: str | None) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {os.environ[variable]}"}
 
 
-def _result(response: httpx.Response) -> ToolResult:
-    """The answer, with the cost where the endpoint tells it (`usage.cost`); `status_400` and the like otherwise."""
-    if response.status_code != 200:
-        return ToolResult(None, f"status_{response.status_code}")
+def _json(response: httpx.Response) -> Mapping[str, Any]:
+    """The object that was sent; empty where it is none."""
     try:
         body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _result(body: Mapping[str, Any]) -> ToolResult:
+    """The answer, with the cost where the endpoint tells it (`usage.cost`)."""
+    try:
         answer = body["choices"][0]["message"]["content"].strip()
         cost = (body.get("usage") or {}).get("cost")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (KeyError, IndexError, TypeError, AttributeError):
         return ToolResult(None, "malformed_response")
     if not answer or answer.lower().strip(".`") == UNKNOWN:
         return ToolResult(None, NO_ANSWER.reason, cost=cost)

@@ -24,7 +24,7 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
     passages_read: int = Field(5, ge=0)
     max_input_tokens: int = Field(512, ge=16)
     max_answer_tokens: int = Field(32, ge=1)
-    url: str | None = None
+    url: str | None = Field(None, pattern=r"^https?://")
     api_key_variable: str | None = None
     request_timeout_s: float = Field(60.0, gt=0)
 

@@ -27,6 +27,7 @@ CONTEXT = OPENERS | {
     "makes",
     "sells",
 }
+ATTRIBUTE = 1.0  # `main` in `the main product`, where a product is asked for
 PREPOSITIONS = frozenset({"in", "at", "near", "from", "to", "of"})
 
 
@@ -87,11 +88,12 @@ def _fitness(question: Question, tokens: list[Word], span: Span) -> float:
         return 0.2 * (span.last > span.first) - 0.3 * (before == "the")
     if question.kind == "thing":
         after = tokens[span.last + 1].stem if span.last + 1 < len(tokens) else ""
-        verb = span.first == span.last and not tokens[span.first].capital and before not in CONTEXT
+        plain = span.first == span.last and not tokens[span.first].capital
+        verb = plain and before not in CONTEXT
         return (
             0.3 * (before in OPENERS)
             + 0.05 * tokens[span.first].capital
             - 0.5 * (verb or span.first == 0)
-            - 0.3 * (after in question.weights)
+            - (ATTRIBUTE if plain else 0.3) * (after in question.weights)
         )
     return 0.0
