@@ -17,6 +17,7 @@ from toolformer_dag.evaluation.table import accuracy_by_condition, markdown, out
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
 from toolformer_dag.settings import Model
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.tools.calculator.tool import Calculator
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import ToolCall, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
@@ -95,7 +96,7 @@ def test_tables(adder: LanguageModel, tmp_path: Path) -> None:
 
 
 def test_an_outage_is_no_answer(adder: LanguageModel) -> None:
-    class Down(type(CALCULATOR)):  # type: ignore[misc]
+    class Down(Calculator):
         def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
             raise ToolDown("[tools.calculator]: the server is gone")
 
