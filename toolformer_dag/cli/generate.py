@@ -36,9 +36,8 @@ def generate(
 
     settings = settings_of(config, profile, set)
     known = lanes(settings)
-    chosen = model or finetuned_or_base(settings)
     [generation] = decode(
-        load_model(settings.model, chosen),
+        load_model(settings.model, model or finetuned_or_base(settings)),
         [text],
         {lane.tool.name: lane.tool for lane in known},
         k=settings.decoding.k if k is None else k,
@@ -52,5 +51,6 @@ def generate(
         raise UserError(f"nothing was written, {generation.reason}: {REMEDIES[generation.reason]}")
     for call in generation.calls:
         if call.reason is not None:
-            typer.echo(f"[{call.tool}({call.input})] has no result: {call.reason}", err=True)
+            written = f"{call.tool}({call.input})" if call.tool else call.input
+            typer.echo(f"[{written}] has no result: {call.reason}", err=True)
     typer.echo(text + generation.text)
