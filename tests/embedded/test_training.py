@@ -79,6 +79,13 @@ def test_a_run_broken_off_ends_with_the_same_bits(run: tuple[Path, list[Progress
     assert_same_weights(run[0], folder)
 
 
+def test_what_is_exported_is_the_average_of_the_weights(run: tuple[Path, list[Progress]]) -> None:
+    state = load_file(run[0] / "training" / "checkpoint.safetensors")
+    exported = weights(run[0])["transformer.wte.weight"]
+    assert torch.equal(exported, state["average.embedding.weight"].half())
+    assert not torch.equal(exported, state["model.embedding.weight"].half())
+
+
 def test_two_processes_end_with_the_same_bits_as_one(run: tuple[Path, list[Progress]], tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=8)
     for name, processes in (("one", 1), ("two", 2)):

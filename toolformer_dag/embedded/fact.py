@@ -12,11 +12,12 @@ from toolformer_dag.embedded.world import Entity, World
 
 QUESTION_SHARE = 0.45
 KIND_WEIGHTS = (5, 3, 2, 1)  # in the order of KINDS
+PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked rarely must be learnt all the same
 
 
 def fact(random: Random, world: World, tool: str, part: Part, wordings: WordingSet) -> Phenomenon:
     """A fact stated or asked for; `tool` is `question_answering` or `wiki_search`."""
-    kind = random.choices(KINDS, KIND_WEIGHTS)[0]
+    kind = random.choices(KINDS, PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS)[0]
     entity = random.choice(world.entities(part, kind))
     relation = random.choice(RELATIONS[kind])
     word = _asked if random.random() < QUESTION_SHARE else _stated

@@ -1,12 +1,14 @@
-"""The state of a run in one safetensors file: weights, optimiser, step and settings."""
+"""The state of a run in one safetensors file: weights, their average, optimiser, step and settings."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
+from toolformer_dag.embedded.training.average import WeightAverage
 from toolformer_dag.embedded.training.gptj import GPTJ
 from toolformer_dag.embedded.training.muon import MuonAdamW
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
@@ -19,16 +21,38 @@ class CheckpointError(UserError):
     """The checkpoint belongs to another run."""
 
 
-def save_checkpoint(path: Path, model: GPTJ, optimiser: MuonAdamW, step: int, settings: EmbeddedTraining) -> None:
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a step changes."""
+
+    model: GPTJ
+    average: WeightAverage
+    optimiser: MuonAdamW
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """By part and name."""
+        return {
+            "model": self.model.state_dict(),
+            "average": self.average.tensors,
+            "optimiser": self.optimiser.tensors(),
+        }
+
+    def load(self, tensors: dict[str, dict[str, Tensor]]) -> None:
+        """Take over what `tensors` gave."""
+        self.model.load_state_dict(tensors["model"])
+        self.average.tensors = tensors["average"]
+        self.optimiser.load(tensors["optimiser"])
+
+
+def save_checkpoint(path: Path, state: RunState, step: int, settings: EmbeddedTraining) -> None:
     """Replace the file as a whole; `step` steps have been taken."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"optimiser.{name}": tensor for name, tensor in optimiser.tensors().items()}
+    tensors = {f"{part}.{name}": tensor for part, own in state.tensors().items() for name, tensor in own.items()}
     beside = path.with_suffix(".part")
     save_file(tensors, beside, {"step": str(step), "settings": json.dumps(asdict(settings))})
     beside.replace(path)
 
 
-def load_checkpoint(path: Path, model: GPTJ, optimiser: MuonAdamW, settings: EmbeddedTraining) -> int:
+def load_checkpoint(path: Path, state: RunState, settings: EmbeddedTraining) -> int:
     """Take over a state that `save_checkpoint` wrote; returns its step, 0 where there is no file.
 
     Raises CheckpointError where the file's settings differ in more than MAY_CHANGE.
@@ -38,9 +62,11 @@ def load_checkpoint(path: Path, model: GPTJ, optimiser: MuonAdamW, settings: Emb
     refuse_other_run(path, settings)
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
-    model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
-    optimiser.load({n.removeprefix("optimiser."): t for n, t in tensors.items() if n.startswith("optimiser.")})
+        tensors: dict[str, dict[str, Tensor]] = {}
+        for stored in file.keys():  # noqa: SIM118, no mapping
+            part, name = stored.split(".", 1)
+            tensors.setdefault(part, {})[name] = file.get_tensor(stored)
+    state.load(tensors)
     return int(metadata["step"])
 
 

@@ -16,7 +16,7 @@ from toolformer_dag.embedded.web import document_text
 from toolformer_dag.embedded.world import World
 from toolformer_dag.texts.call import Call
 
-TOOL_WEIGHTS = {"calculator": 13, "calendar": 4, "question_answering": 11, "wiki_search": 8, "machine_translation": 4}
+TOOL_WEIGHTS = {"calculator": 13, "calendar": 4, "question_answering": 12, "wiki_search": 8, "machine_translation": 5}
 SIBLINGS = {"question_answering": "wiki_search", "wiki_search": "question_answering"}  # they know the same facts
 SIBLING_SHARE = 0.7  # of the texts that have no place for one of them
 PLACE_SHARE = 0.7  # of the texts shown in a demonstration

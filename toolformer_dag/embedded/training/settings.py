@@ -12,7 +12,8 @@ class EmbeddedTraining:
     A step takes `lanes` micro-batches of `lane_tokens` tokens. `boot_steps` of `steps` are the copy boot camp; the
     learning rates fall in a straight line over the last `decay` of all steps. `real_share` of the documents after the
     boot camp come from the real text, where there is any. After the first `early` of all steps the mix changes.
-    `start` is the fingerprint of the weights that training begins with, None for weights drawn by the seed.
+    What is exported is the `WeightAverage` with `average_power`. `start` is the fingerprint of the weights that the run
+    begins with, None for weights drawn by the seed.
     """
 
     shape: ModelShape = SHAPES["2M"]
@@ -28,6 +29,7 @@ class EmbeddedTraining:
     real_share: float = 0.4
     checkpoint_steps: int = 100
     early: float = 0.5
+    average_power: float = 6.0
     start: str | None = None
 
     def rate_factor(self, step: int) -> float:

@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, multiprocessing
 
-from toolformer_dag.embedded.training.checkpoint import load_checkpoint, refuse_other_run, save_checkpoint
+from toolformer_dag.embedded.training.average import WeightAverage
+from toolformer_dag.embedded.training.checkpoint import RunState, load_checkpoint, refuse_other_run, save_checkpoint
 from toolformer_dag.embedded.training.export import export_model
 from toolformer_dag.embedded.training.gptj import GPTJ
 from toolformer_dag.embedded.training.gradients import SharedGradients
@@ -113,16 +114,18 @@ def _work(run: Run, gradients: SharedGradients, log: "_Log | None" = None) -> GP
 
 
 def _steps(run: Run, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
-    """All steps that are left; the process with the log writes the checkpoints."""
+    """All steps that are left, then the average of the weights; the process with the log writes the checkpoints."""
     settings = run.settings
     torch.manual_seed(settings.seed)
     model = GPTJ(settings.shape)
     if run.start is not None:
         load_weights(run.start, model)
     optimiser = MuonAdamW(model, settings.muon_rate, settings.adam_rate)
-    taken = load_checkpoint(run.checkpoint, model, optimiser, settings)
+    average = WeightAverage(model, settings.average_power)
+    state = RunState(model, average, optimiser)
+    taken = load_checkpoint(run.checkpoint, state, settings)
     if log is not None and not taken:  # from here on the folder is this run's
-        save_checkpoint(run.checkpoint, model, optimiser, 0, settings)
+        save_checkpoint(run.checkpoint, state, 0, settings)
     tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
     stream = Stream(settings, Mixture.load(run.real_text), tokenizer)
     for step in range(taken, settings.steps):
@@ -130,10 +133,12 @@ def _steps(run: Run, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
             gradients.put(lane, model, _backward(model, stream.batch(step, lane)))
         loss = gradients.add_up(model)
         optimiser.step(settings.rate_factor(step))
+        average.add(model, step + 1)
         if log is not None:
             log.add(step + 1, loss)
             if (step + 1) % settings.checkpoint_steps == 0 or step + 1 == settings.steps:
-                save_checkpoint(run.checkpoint, model, optimiser, step + 1, settings)
+                save_checkpoint(run.checkpoint, state, step + 1, settings)
+    model.load_state_dict(average.tensors)
     return model
 
 
