@@ -1,4 +1,4 @@
-"""evaluation/accuracy: held-out questions of the made world, answered with tools and without."""
+"""evaluation/accuracy: held-out questions of the made world and the paper's benchmarks, with tools and without."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +12,8 @@ from assets.plan import OWNERS, Plan
 from assets.plots import accuracy_bars
 from assets.progress import progress
 from toolformer_dag.embedded.phenomenon import TOOLS
+from toolformer_dag.evaluation.benchmark import Benchmark
+from toolformer_dag.evaluation.chosen import chosen_benchmarks, chosen_identity
 from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES, publish
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.stages import tool_results
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 def accuracy(plan: Plan) -> dg.AssetsDefinition:
     """What the calls are good for."""
     determining = {
-        "questions": plan.settings.evaluation.model_dump(include={"questions", "seed"}),
+        "questions": chosen_identity(plan.settings.evaluation),
         "decoding": plan.settings.decoding.model_dump(),
         "max_call_tokens": plan.sampling.max_call_tokens,
         "model": plan.model,
@@ -45,7 +47,8 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
         from toolformer_dag.evaluation.outcome import score
         from toolformer_dag.evaluation.table import accuracy_by_condition, outcome_table, score_table
 
-        found = _ask(plan, context)
+        benchmarks = chosen_benchmarks(plan.settings.evaluation, [lane.key for lane in plan.lanes if lane.key in TOOLS])
+        found = _ask(plan, benchmarks, context)
         table = score_table([score(group) for group in found])
         publish(lake, OUTCOMES, outcome_table([outcome for group in found for outcome in group]), determining)
         version = publish(lake, ACCURACY, table, determining)
@@ -55,6 +58,7 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
             metadata={
                 "dagster/row_count": table.height,
                 "accuracy": dg.MetadataValue.md(frame_table(accuracy_by_condition(table), 20)),
+                "left_out": {one.name: dict(one.left_out) for one in benchmarks if one.left_out},
                 "plot": image(accuracy_bars(percent)),
             },
         )
@@ -62,24 +66,23 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
     return scores
 
 
-def _ask(plan: Plan, context: dg.AssetExecutionContext) -> "list[list[Outcome]]":
+def _ask(plan: Plan, benchmarks: list[Benchmark], context: dg.AssetExecutionContext) -> "list[list[Outcome]]":
     from toolformer_dag.evaluation.accuracy import Condition
+    from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
     from toolformer_dag.evaluation.compared import compared
-    from toolformer_dag.evaluation.made_world_outcomes import made_world_outcomes
     from toolformer_dag.evaluation.outcome import refuse_outage
     from toolformer_dag.language_model.load import LanguageModel
 
     advance = progress(context)
-    tools = [lane.key for lane in plan.lanes if lane.key in TOOLS]
 
     def asked(model: LanguageModel, conditions: list[Condition]) -> "Iterator[list[Outcome]]":
         for condition in conditions:
-            for tool in tools:
-                yield made_world_outcomes(plan.settings, plan.lanes, model, condition, tool, "seen")
+            for benchmark in benchmarks:
+                yield benchmark_outcomes(plan.settings, plan.lanes, model, condition, benchmark)
 
     found: list[list[Outcome]] = []
     for outcomes in compared(plan.settings, asked):
         refuse_outage(outcomes)
         found.append(outcomes)
-        advance(len(found), 4 * len(tools))
+        advance(len(found), 4 * len(benchmarks))
     return found

@@ -26,7 +26,7 @@ def filtered_calls(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         kinds={"duckdb", "sql"},
         owners=OWNERS,
         check_specs=specs(key, "unique_keys", "kept_at_tau_f"),
-        description=f"Calls with L- - L+ >= tau_f = {lane.tau_f}: the best one per position (METHOD 3 and 4).",
+        description=f"Calls with L- - L+ >= tau_f = {lane.tau_f}: the best one per position (paper, section 2).",
     )
     def kept(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
         shards = sorted(context.instance.get_dynamic_partitions(SHARDS.name or ""))

@@ -16,8 +16,11 @@ from toolformer_dag.training.report import TrainingReport
 from toolformer_dag.training.settings import TrainingSettings
 
 CHECKPOINTS = {
-    "finetuned_checkpoint": ("text_with_calls", "M finetuned on C*: Toolformer (METHOD 5)."),
-    "baseline_checkpoint": ("text", "M finetuned on C, the same texts without calls: the baseline M + C (METHOD 7)."),
+    "finetuned_checkpoint": ("text_with_calls", "M finetuned on C*: Toolformer (paper, section 2)."),
+    "baseline_checkpoint": (
+        "text",
+        "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1).",
+    ),
 }
 
 

@@ -31,7 +31,7 @@ def loss_deltas(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         owners=OWNERS,
         pool="gpu",
         check_specs=specs(key, "unique_keys", "losses_finite"),
-        description="The three losses and their delta for every call, kept or not (METHOD 3).",
+        description="The three losses and their delta for every call, kept or not (paper, section 2).",
     )
     def deltas(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], language_model: LanguageModelResource

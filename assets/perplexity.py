@@ -9,16 +9,30 @@ from assets.augmented_corpus import KEY as CORPUS
 from assets.finetuned_checkpoint import CHECKPOINT_KEYS
 from assets.metadata import frame_table
 from assets.plan import OWNERS, Plan
+from toolformer_dag.evaluation.benchmarks.source import content
+from toolformer_dag.evaluation.benchmarks.wikitext import wikitext
 from toolformer_dag.evaluation.results import PERPLEXITY, publish
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.stages.split import HELDOUT, heldout_texts
 from toolformer_dag.storage.lake import Lake
 
+COLUMNS = {
+    "source": pl.String,
+    "condition": pl.String,
+    "texts": pl.Int64,
+    "perplexity": pl.Float64,
+    "bits_per_byte": pl.Float64,
+}
+
 
 def perplexity(plan: Plan) -> dg.AssetsDefinition:
     """Calls are disabled throughout, as in section 4.3 of the paper."""
-    texts = plan.settings.training.heldout_texts
-    determining = {"chosen_on": texts, "model": plan.model}
+    texts, wikitext_file = plan.settings.training.heldout_texts, plan.settings.evaluation.wikitext
+    determining = {
+        "chosen_on": texts,
+        "model": plan.model,
+        "wikitext": content(wikitext_file) if wikitext_file else None,
+    }
 
     @dg.asset(
         key=["evaluation", "perplexity"],
@@ -28,7 +42,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         kinds={"pytorch"},
         owners=OWNERS,
         pool="gpu",
-        description="Perplexity and bits per byte on held-out texts, calls disabled: base, base + C, Toolformer.",
+        description="Perplexity and bits per byte of held-out texts of C, and of WikiText, calls disabled.",
     )
     def scores(lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
         from toolformer_dag.evaluation.accuracy import Condition
@@ -38,13 +52,14 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
 
         corpus = lake.table("training/augmented_corpus").read("all")
         heldout = heldout_texts(corpus.filter(pl.col("split") == HELDOUT)["text"].to_list(), texts).measuring
+        sources = {"C, held out": heldout} | ({"WikiText": wikitext(wikitext_file)} if wikitext_file else {})
 
-        def row(model: LanguageModel, conditions: list[Condition]) -> Iterator[tuple[str, int, float, float]]:
-            found = measure(model, heldout)
-            yield conditions[0].name, len(heldout), found.perplexity, found.bits_per_byte
+        def rows(model: LanguageModel, conditions: list[Condition]) -> Iterator[tuple[str, str, int, float, float]]:
+            for source, some in sources.items():
+                found = measure(model, some)
+                yield source, conditions[0].name, len(some), found.perplexity, found.bits_per_byte
 
-        columns = {"condition": pl.String, "texts": pl.Int64, "perplexity": pl.Float64, "bits_per_byte": pl.Float64}
-        table = pl.DataFrame(list(compared(plan.settings, row)), schema=columns, orient="row")
+        table = pl.DataFrame(list(compared(plan.settings, rows)), schema=COLUMNS, orient="row")
         version = publish(lake, PERPLEXITY, table, determining)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version),

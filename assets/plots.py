@@ -1,21 +1,24 @@
 """The plots that the UI shows beside an asset."""
 
 import altair as alt
+import numpy as np
 import polars as pl
 import vl_convert
 
-BINS = 60
+BINS = 80  # tenths of a nat
+CLIPPED = (-3, 5)
 
 
 def delta_histogram(deltas: pl.DataFrame, tau_f: float) -> bytes:
     """PNG: how L- - L+ is distributed over a lane's scored calls, and where tau_f cuts. Needs a column `delta`."""
-    edges = deltas.select(pl.col("delta").clip(-3, 5)).to_series().hist(bin_count=BINS)
-    data = pl.DataFrame({"delta": edges["breakpoint"], "calls": edges["count"]})
+    edges = np.linspace(*CLIPPED, BINS + 1)
+    calls, _ = np.histogram(deltas["delta"].drop_nulls().clip(*CLIPPED), edges)
     bars = (
-        alt.Chart(data)
-        .mark_bar(width=5)
+        alt.Chart(pl.DataFrame({"delta": edges[:-1], "end": edges[1:], "calls": calls}))
+        .mark_bar()
         .encode(
             x=alt.X("delta:Q", title="L- - L+ (nats, clipped to -3..5)"),
+            x2="end:Q",
             y=alt.Y("calls:Q", scale=alt.Scale(type="symlog")),
         )
     )
@@ -28,7 +31,11 @@ def accuracy_bars(results: pl.DataFrame) -> bytes:
     base = alt.Chart(results).encode(x=alt.X("condition:N", title=None, sort=None), color="condition:N")
     bars = base.mark_bar().encode(y=alt.Y("accuracy:Q", title="right (%)", scale=alt.Scale(domain=[0, 100])))
     spans = base.mark_rule(color="black").encode(y="low:Q", y2="high:Q")
-    return _png((bars + spans).properties(width=110, height=160).facet(column=alt.Column("benchmark:N", title=None)))
+    return _png(
+        (bars + spans)
+        .properties(width=110, height=160)
+        .facet(alt.Facet("benchmark:N", title=None, sort=None), columns=5)
+    )
 
 
 def loss_curve(curve: pl.DataFrame) -> bytes:

@@ -30,7 +30,7 @@ def scored_candidates(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         check_specs=specs(key, "unique_keys"),
         description=(
             f"Up to k={lane.k} positions with p_i > {lane.tau_s} per text and m={lane.m} sampled {lane.tool.name} "
-            "calls each (METHOD 1); what was discarded stays, with its reason."
+            "calls each (paper, section 2); what was discarded stays, with its reason."
         ),
     )
     def candidates(

@@ -11,7 +11,7 @@ from toolformer_dag.tools.tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """tau_s, k, m and tau_f as in METHOD section 1 and 3: the settings', else the tool's own (the paper's)."""
+    """tau_s, k, m and tau_f of the paper, section 2: the settings', else the tool's own (the paper's)."""
 
     tool: Tool
     tau_s: float

@@ -20,13 +20,18 @@ Validated = TypeVar("Validated", bound=Frozen)
 
 
 class Paths(Frozen):
-    """Where things lie, relative to the folder of toolformer.toml; paths never enter a fingerprint."""
+    """Where things lie, relative to the folder of toolformer.toml; paths never enter a fingerprint.
+
+    The warehouse lies in the lake where it is not given.
+    """
 
     lake: LocalPath = Path("lake")
     warehouse: LocalPath = Path("lake/toolformer.duckdb")
 
     def under(self, root: Path) -> "Paths":
-        return Paths(lake=root / self.lake, warehouse=root / self.warehouse)
+        given = "warehouse" in self.model_fields_set
+        warehouse = self.warehouse if given else self.lake / self.warehouse.name
+        return Paths(lake=root / self.lake, warehouse=root / warehouse)
 
 
 class SmallWeb(Frozen):
@@ -127,7 +132,7 @@ class Training(Frozen):
     eval_steps: int = Field(500, ge=1)
     heldout_texts: int = Field(1000, ge=1)
     examples_per_tool: int = Field(25_000, ge=1)
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
 
 
 class Decoding(Frozen):
@@ -138,11 +143,23 @@ class Decoding(Frozen):
 
 
 class Evaluation(Frozen):
-    """Held-out questions per tool, and texts per shard and tool whose calls are scored with swapped results too."""
+    """`questions` of the made world per tool, and whole benchmarks of the paper: name -> its file or folder.
 
-    questions: int = Field(200, ge=1)
+    `wikitext`: a file whose perplexity is measured too. `swapped_texts`: texts per shard and tool whose calls are
+    scored with swapped results too. Paths count from the folder of toolformer.toml.
+    """
+
+    questions: int = Field(200, ge=0)
     seed: int = 7
     swapped_texts: int = Field(80, ge=1)
+    benchmarks: dict[str, LocalPath] = Field(default_factory=dict)
+    wikitext: LocalPath | None = None
+
+    def under(self, root: Path) -> "Evaluation":
+        benchmarks = {name: root / path for name, path in self.benchmarks.items()}
+        return self.model_copy(
+            update={"benchmarks": benchmarks, "wikitext": root / self.wikitext if self.wikitext else None}
+        )
 
 
 class Execution(Frozen):
@@ -211,7 +228,13 @@ def load_settings(
     _check_lanes(source, _validated(source, Written, values))
     root = source.parent
     settings = _validated(source, Settings, with_profile(source, values) | {"root": root})
-    return settings.model_copy(update={"paths": settings.paths.under(root), "model": settings.model.under(root)})
+    return settings.model_copy(
+        update={
+            "paths": settings.paths.under(root),
+            "model": settings.model.under(root),
+            "evaluation": settings.evaluation.under(root),
+        }
+    )
 
 
 def _validated(source: Path, model: type[Validated], values: Values) -> Validated:

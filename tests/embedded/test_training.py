@@ -1,5 +1,6 @@
 """A training run of seconds on a micro shape: it learns, is reproducible, and goes on where it was broken off."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,18 @@ def test_a_folder_of_another_run_is_refused_by_name(run: tuple[Path, list[Progre
         train(SETTINGS, begun(run[0], tmp_path), progress=stop, processes=1)
     with pytest.raises(CheckpointError, match="seed"):
         train(replace(SETTINGS, seed=1), tmp_path, processes=1)
+
+
+def test_a_run_goes_on_with_the_same_real_text_and_no_fewer_steps(
+    run: tuple[Path, list[Progress]], tmp_path: Path
+) -> None:
+    page = {"digest": "sha1:A", "url": "http://a.org/", "source_domain": "a.org", "title": "A", "language": "en"}
+    shard = tmp_path / "web_0000.json.gz"
+    shard.write_bytes(gzip.compress(json.dumps({**page, "raw_content": "Ada went to the sea. " * 9}).encode()))
+    with pytest.raises(CheckpointError, match="real_text"):
+        train(SETTINGS, run[0], [shard], processes=1)
+    with pytest.raises(CheckpointError, match="has taken 40 steps, more than 30"):
+        train(replace(SETTINGS, steps=30), run[0], processes=1)
 
 
 def test_a_run_that_starts_from_a_model_goes_on_where_it_ended(

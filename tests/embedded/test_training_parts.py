@@ -223,3 +223,7 @@ def test_the_held_out_shard_is_never_trained_on(shared: Path) -> None:
 def test_a_path_without_real_text_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(RealTextError, match=r"name a file or folder"):
         load_real_text([tmp_path / "nothing"])
+    (tmp_path / "pages.txt.gz").write_bytes(gzip.compress(b"a page"))
+    for path in (tmp_path, tmp_path / "pages.txt.gz"):
+        with pytest.raises(RealTextError, match=r"name a file or folder"):
+            load_real_text([path])

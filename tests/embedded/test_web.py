@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -119,3 +120,9 @@ def test_filler_is_as_long_as_wanted() -> None:
 @given(st.binary(max_size=500), st.integers(0, 300))
 def test_stored_gzip_is_gzip(data: bytes, times: int) -> None:
     assert gzip.decompress(stored_gzip(data * times)) == data * times
+
+
+def test_two_writers_of_one_folder_are_in_nobodys_way(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: write_shards(tmp_path, 2, 4, 1), range(20)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["en_head_0000.json.gz", "en_head_0001.json.gz"]

@@ -1,6 +1,7 @@
 """A model that has learnt to add with a tool is right with it and wrong without; the tables say so."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -102,8 +103,16 @@ def test_an_outage_is_no_answer(adder: LanguageModel) -> None:
 
     tools = {**TOOLS, "Calculator": Down("calculator", CALCULATOR.options, CALCULATOR.prompt)}
     refuse_outage(outcomes(adder, sums(), TOOLS, WITH_TOOLS, max_new_tokens=8))
-    with pytest.raises(ToolDown, match="Calculator: down during 5 of 6 questions"):
+    with pytest.raises(ToolDown, match="Calculator: no answer to 5 of 6 questions"):
         refuse_outage(outcomes(adder, sums(), tools, WITH_TOOLS, max_new_tokens=8))
+
+
+def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(adder: LanguageModel) -> None:
+    [right, *_] = outcomes(adder, sums(), TOOLS, WITH_TOOLS, max_new_tokens=8)
+    lost = replace(right, reason="lost:timeout")
+    refuse_outage([right] * 199 + [lost] * 2)
+    with pytest.raises(ToolDown, match="no answer to 3 of 202 questions"):
+        refuse_outage([right] * 199 + [lost] * 3)
 
 
 def test_markdown_keeps_cells_apart() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolformer_dag.evaluation.benchmarks.catalogue import READERS, read_benchmark
+from toolformer_dag.evaluation.benchmarks.catalogue import READERS, benchmark_identity, read_benchmark
 from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
 from toolformer_dag.evaluation.benchmarks.wikitext import wikitext
 
@@ -38,8 +38,9 @@ def test_lama(tmp_path: Path) -> None:
     squad, google, trex = read_benchmark("lama", tmp_path)
     assert [(q.prompt, q.answers) for q in squad.questions] == [(f"{LAMA}The show aired on", ("CBS",))]
     assert squad.left_out == {"mask_not_last": 1, "several_sentences": 1}
-    assert [(q.prompt, q.answers) for q in google.questions] == [(f"{LAMA}Ada was born in", ("London",))]
-    assert google.left_out == {"mask_not_last": 1}
+    asked = [(q.prompt, q.answers) for q in google.questions]
+    assert asked == [(f"{LAMA}Ada was born in", ("London",)), (f"{LAMA}Ada (born", ("London",))]
+    assert google.left_out == {}
     assert [q.prompt for q in trex.questions] == [f"{LAMA}Bo was born in"] and trex.left_out == {"unknown_relation": 1}
     assert squad.withheld == google.withheld == trex.withheld == {"WikiSearch"}
     assert squad.correct(" the CBS network", ("CBS",)) and not squad.correct(" a b c d e CBS", ("CBS",))
@@ -116,6 +117,9 @@ def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
         ("nq", '{"question": "who"}\n', "record 1 has another shape"),
         ("asdiv", "<A>", "is not ASDiv.xml"),
         ("webquestions", None, "cannot be read"),
+        ("webquestions", '[{"qText": "who", "answers": "Bo"}]', "record 1 has another shape"),
+        ("nq", '{"question": "who", "answer": "Bo"}', "record 1 has another shape"),
+        ("triviaqa", '{"context": "Who?", "answer": "Bo", "aliases": "Bob"}', "record 1 has another shape"),
         ("mawps", None, "holds no"),
         ("mmlu", None, "known: lama"),
     ],
@@ -128,8 +132,20 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, name: str, content: str
         read_benchmark(name, file)
 
 
+def test_the_identity_of_a_benchmark_is_what_its_files_hold(tmp_path: Path) -> None:
+    lines(tmp_path / "a" / "one.jsonl", {"input": "2 and 2", "target": 4})
+    before = benchmark_identity("mawps", tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert benchmark_identity("mawps", tmp_path / "b") == before
+    lines(tmp_path / "b" / "two.jsonl")
+    assert benchmark_identity("mawps", tmp_path / "b") != before
+    assert benchmark_identity("dateset", tmp_path / "nothing") == "made"
+    with pytest.raises(BenchmarkError, match="cannot be read"):
+        benchmark_identity("mawps", tmp_path / "nothing")
+
+
 REAL = {
-    "lama": ("lama", 99),
+    "lama": ("lama", 114),
     "templama": ("templama/templama_sample.jsonl", 1000),
     "asdiv": ("asdiv/ASDiv.xml", 39),
     "svamp": ("svamp/SVAMP.json", 1000),

@@ -62,6 +62,13 @@ def test_agrees_with_looking_at_every_place(words: list[str], at: int, length: i
         (" -3.5 degrees", "-3.5"),
         (" .25", "0.25"),
         (" 12,34", "12"),
+        (" 5 apples + 3 apples = 8 apples", "8"),
+        (" x=8, not 9", "8"),
+        (" (2 + 2)*2 =$ 8", "8"),
+        (' 5.</p>\n<p class="q2">', "5"),
+        (" 5 apples.\n<img width=300>", "5"),
+        (" 8. See http://x.org/?id=77", "8"),
+        (" \u22125", "-5"),
         (" no idea", None),
     ],
 )

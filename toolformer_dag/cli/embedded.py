@@ -14,8 +14,8 @@ app = typer.Typer(help="The made web and the embedded model: write, train, evalu
 @app.command()
 def web(
     folder: Annotated[Path, typer.Argument(help="Where the shards are written.")],
-    shards: Annotated[int, typer.Option(help="Files to write.")] = 2,
-    documents: Annotated[int, typer.Option(help="Documents in all.")] = 1200,
+    shards: Annotated[int, typer.Option(min=1, help="Files to write.")] = 2,
+    documents: Annotated[int, typer.Option(min=1, help="Documents in all.")] = 1200,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 1,
 ) -> None:
     """Write the small web as CCNet shards.
@@ -33,10 +33,10 @@ def train(
     folder: Annotated[Path, typer.Argument(help="Where the model is written; a run broken off there goes on.")],
     size: Annotated[str | None, typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.", show_default="2M")] = None,
     start: Annotated[str | None, typer.Option(help="`embedded`, or a folder made here, to be trained on.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of 4,096 tokens.")] = 10000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of 4,096 tokens.")] = 10000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
     real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, passages, translated phrases.")] = None,
-    processes: Annotated[int, typer.Option(help="One thread each.")] = 2,
+    processes: Annotated[int, typer.Option(min=1, help="One thread each.")] = 2,
 ) -> None:
     """Train a base model, from scratch or on: copy boot camp, then the mix of plain texts, notes and demonstrations.
 

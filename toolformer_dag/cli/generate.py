@@ -26,7 +26,9 @@ def generate(
     profile: Profile = None,
     set: Set = None,
 ) -> None:
-    """Print the text with the calls that were made while decoding. Default: the checkpoint finetuned from the model.
+    """Print the text with the calls that were made while decoding.
+
+    The model is the checkpoint finetuned from model.name where there is one, else model.name itself.
 
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"
     """

@@ -8,7 +8,9 @@ import typer
 from toolformer_dag.settings import Settings, load_settings
 from toolformer_dag.settings_values import rooted
 
-Config = Annotated[Path | None, typer.Option("--config", help="Settings file; default: ./toolformer.toml.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="Settings file; default: $TOOLFORMER_CONFIG, else ./toolformer.toml.")
+]
 Profile = Annotated[str | None, typer.Option("--profile", help="A profile: embedded, gpt2, gptj, or one of your own.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="One setting: tools.calculator.tau_f=0.8.")]
 Shards = Annotated[list[str] | None, typer.Option("--shards", help="CCNet shards, a path or a quoted glob.")]

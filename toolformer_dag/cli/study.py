@@ -20,12 +20,12 @@ def evaluate(
         Path, typer.Argument(help="Where the lines of the seeds are kept; what ran there is not run again.")
     ],
     model: Annotated[str, typer.Option(help="`embedded`, or a base model made by `embedded train`.")] = "embedded",
-    seeds: Annotated[int, typer.Option(help="Whole lines, each with pages and questions of its own.")] = 3,
-    documents: Annotated[int, typer.Option(help="Pages of each line.")] = 2400,
-    questions: Annotated[int, typer.Option(help="Per tool and set of wordings, for each seed.")] = 100,
-    texts: Annotated[int, typer.Option(help="Texts per tool for the probes of the base model.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Whole lines, each with pages and questions of its own.")] = 3,
+    documents: Annotated[int, typer.Option(min=1, help="Pages of each line.")] = 2400,
+    questions: Annotated[int, typer.Option(min=1, help="Per tool and set of wordings, for each seed.")] = 100,
+    texts: Annotated[int, typer.Option(min=1, help="Texts per tool for the probes of the base model.")] = 200,
     real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards and passages, held out in part.")] = None,
-    processes: Annotated[int, typer.Option(help="Seeds at a time.")] = 2,
+    processes: Annotated[int, typer.Option(min=1, help="Seeds at a time.")] = 2,
 ) -> None:
     """Probe the base model, run the line for every seed, and print what the finetuned models answer.
 

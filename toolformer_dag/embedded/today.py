@@ -76,5 +76,5 @@ def date_text(day: datetime.date, slot: str) -> str:
 
 
 def today_is(day: datetime.date) -> str:
-    """What the calendar returns on that day (METHOD section 2)."""
+    """What the calendar returns on that day (paper, section 3)."""
     return f"Today is {date_text(day, 'weekday')}, {date_text(day, 'full')}."

@@ -1,4 +1,4 @@
-"""The models that are compared, and how each may use tools (METHOD 5 and 7)."""
+"""The models that are compared, and how each may use tools (paper, sections 4.1 and 4.3)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

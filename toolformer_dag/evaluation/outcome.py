@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from toolformer_dag.decoding.generation import TOOL_DOWN
 from toolformer_dag.evaluation.interval import wilson
-from toolformer_dag.tools.tool import ToolDown
+from toolformer_dag.tools.tool import LOST, ToolDown
+
+LARGEST_LOST = 0.01  # of the questions: calls that got no answer by accident
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,16 @@ class Score:
 
 
 def refuse_outage(outcomes: Sequence[Outcome]) -> None:
-    """Raises ToolDown where a tool was down: what its model answered meanwhile measures nothing."""
+    """Raises ToolDown where a tool was down, or lost more calls than LARGEST_LOST: what its model answered meanwhile
+    measures nothing.
+    """
     down = [outcome for outcome in outcomes if outcome.reason == TOOL_DOWN]
-    if down:
-        names = ", ".join(sorted({outcome.called for outcome in down if outcome.called}))
-        raise ToolDown(f"{names}: down during {len(down)} of {len(outcomes)} questions; mend the backend and run again")
+    lost = [outcome for outcome in outcomes if (outcome.reason or "").startswith(LOST)]
+    if down or len(lost) > LARGEST_LOST * len(outcomes):
+        names = ", ".join(sorted({outcome.called for outcome in down + lost if outcome.called}))
+        raise ToolDown(
+            f"{names}: no answer to {len(down + lost)} of {len(outcomes)} questions; mend the backend and run again"
+        )
 
 
 def score(outcomes: Sequence[Outcome]) -> Score:

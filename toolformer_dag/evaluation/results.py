@@ -15,7 +15,7 @@ ACCURACY = "evaluation/accuracy"
 OUTCOMES = "evaluation/outcomes"
 """Every question under every condition, as `outcome_table` makes it."""
 PERPLEXITY = "evaluation/perplexity"
-"""Condition, texts, perplexity, bits_per_byte."""
+"""Source, condition, texts, perplexity, bits_per_byte."""
 
 
 def publish(lake: Lake, table: str, rows: pl.DataFrame, settings: Mapping[str, object]) -> str:

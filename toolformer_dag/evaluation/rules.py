@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
-NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
+NUMBER = re.compile(r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-\u2212]?\.\d+")
+EQUALS = re.compile(r"(?:(?<=[\s\d%)])|(?<=\b[a-zA-Z]))=")  # not that of `width=300` or `?id=77`
 WORD = re.compile(r"[^\W_]+")
 HALF_A_HUNDREDTH = Decimal("0.005")
 
@@ -44,13 +45,13 @@ def number_is_right(output: str, answers: Sequence[str]) -> bool:
 
 def predicted_number(output: str) -> Decimal | None:
     """The first number; where the output holds an equation (`5+3=8`), the first number after its `=` (footnote 7)."""
-    _, equals, after = output.partition("=")
-    found = NUMBER.search(after if equals and NUMBER.search(after) else output)
+    equals = EQUALS.search(output)
+    found = (NUMBER.search(output, equals.end()) if equals else None) or NUMBER.search(output)
     return _number(found[0]) if found else None
 
 
 def _number(text: str) -> Decimal:
-    return Decimal(text.replace(",", ""))
+    return Decimal(text.replace(",", "").replace("\u2212", "-"))
 
 
 def _words(text: str) -> list[str]:

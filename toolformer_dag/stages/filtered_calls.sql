@@ -1,5 +1,5 @@
 -- The calls of one lane that stay (paper, section 2, "Filtering API Calls"), from the scored calls of all its shards.
--- Parameters: $files (part files of loss_deltas), $tau_f, $examples, $tool.
+-- Parameters: $files (part files of loss_deltas), $tau_f, $examples.
 
 -- A document that lies in several shards counts once, in the first of them.
 CREATE TEMP TABLE home AS

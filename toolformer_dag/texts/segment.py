@@ -1,4 +1,4 @@
-"""Segments: the pieces of a document that fit a model's context. The paper is silent on them (METHOD: Notation)."""
+"""Segments: the pieces of a document that fit a model's context. The paper is silent on them."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

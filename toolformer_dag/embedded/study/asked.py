@@ -7,8 +7,9 @@ from toolformer_dag.embedded.phenomenon import TOOLS
 from toolformer_dag.embedded.relation import WordingSet
 from toolformer_dag.embedded.study.settings import DECODING
 from toolformer_dag.evaluation.accuracy import Condition
+from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
 from toolformer_dag.evaluation.compared import DISABLED, compared
-from toolformer_dag.evaluation.made_world_outcomes import made_world_outcomes
+from toolformer_dag.evaluation.made_world import made_world
 from toolformer_dag.evaluation.outcome import Outcome
 from toolformer_dag.lane import Lane
 from toolformer_dag.language_model.load import LanguageModel
@@ -23,7 +24,8 @@ def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[
     def asked(model: LanguageModel, condition: Condition, *wordings: WordingSet) -> Iterator[list[Outcome]]:
         for some in wordings:
             for tool in TOOLS:
-                yield made_world_outcomes(settings, lanes, model, condition, tool, some)
+                questions = made_world(tool, settings.evaluation.questions, settings.evaluation.seed, some)
+                yield benchmark_outcomes(settings, lanes, model, condition, questions)
 
     def of_model(model: LanguageModel, conditions: list[Condition]) -> Iterator[list[Outcome]]:
         for condition in conditions:

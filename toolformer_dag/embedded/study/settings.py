@@ -1,5 +1,6 @@
 """What a study measures, and the settings of each of its lines. Imports no torch."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ PLAIN_TEXTS = 150  # of each kind, for perplexity
 PAGE_CHARACTERS = 2000  # read of each
 LINE = """profile = "embedded"
 [model]
-name = '{model}'
+name = {model}
 [corpus]
 small_web = {{ shards = 2, documents = {documents}, seed = {web} }}
 texts_per_shard = {documents}
@@ -47,7 +48,7 @@ class Study:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
             LINE.format(
-                model=self.model,
+                model=json.dumps(self.model),
                 documents=self.documents,
                 questions=self.questions,
                 web=seed + 1,

@@ -55,7 +55,7 @@ def save_checkpoint(path: Path, state: RunState, step: int, settings: EmbeddedTr
 def load_checkpoint(path: Path, state: RunState, settings: EmbeddedTraining) -> int:
     """Take over a state that `save_checkpoint` wrote; returns its step, 0 where there is no file.
 
-    Raises CheckpointError where the file's settings differ in more than MAY_CHANGE.
+    Raises CheckpointError where the file's settings differ in more than MAY_CHANGE, or where it has taken more steps.
     """
     if not path.exists():
         return 0
@@ -66,8 +66,12 @@ def load_checkpoint(path: Path, state: RunState, settings: EmbeddedTraining) -> 
         for stored in file.keys():  # noqa: SIM118, no mapping
             part, name = stored.split(".", 1)
             tensors.setdefault(part, {})[name] = file.get_tensor(stored)
+    if (taken := int(metadata["step"])) > settings.steps:
+        raise CheckpointError(
+            f"{path.parent} has taken {taken} steps, more than {settings.steps}; give at least as many"
+        )
     state.load(tensors)
-    return int(metadata["step"])
+    return taken
 
 
 def refuse_other_run(path: Path, settings: EmbeddedTraining) -> None:

@@ -50,13 +50,21 @@ def load_real_text(paths: Sequence[Path], *, held_out: bool = False) -> RealText
     files = [file for path in paths for file in _files(path)]
     shards = [file for file in files if file.name.endswith(".json.gz")]
     shards = [file for file in shards if (_shard(file) in HELD_OUT_SHARDS) == held_out]
-    passages = [file for file in files if file.name.endswith(".jsonl.gz") and "passages" in file.name]
+    passages = [file for file in files if _is_of_passages(file)]
     tables = [file for file in files if file.name.endswith(".tsv.gz")]
     return RealText(
         tuple(page for file in shards for page in _web_pages(file)),
         tuple(page for file in passages for page in _articles(file) if is_held_out(page.title) == held_out),
         tuple(row for file in tables for row in _phrases(file) if is_held_out(row[2]) == held_out),
     )
+
+
+def fingerprint(paths: Sequence[Path]) -> str | None:
+    """SHA-256 of what the files hold, in their order; None without paths. Raises RealTextError as `load_real_text`."""
+    digest = hashlib.sha256()
+    for file in (file for path in paths for file in _files(path)):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest() if paths else None
 
 
 def is_held_out(text: str) -> bool:
@@ -66,11 +74,16 @@ def is_held_out(text: str) -> bool:
 
 def _files(path: Path) -> list[Path]:
     found = sorted(path.glob("*.gz")) if path.is_dir() else [path] if path.exists() else []
+    found = [file for file in found if file.name.endswith((".json.gz", ".tsv.gz")) or _is_of_passages(file)]
     if not found:
         raise RealTextError(
             f"{path} holds no *.json.gz, *passages*.jsonl.gz or *.tsv.gz; name a file or folder that does"
         )
     return found
+
+
+def _is_of_passages(file: Path) -> bool:
+    return file.name.endswith(".jsonl.gz") and "passages" in file.name
 
 
 def _shard(file: Path) -> str:

@@ -13,7 +13,7 @@ class EmbeddedTraining:
     learning rates fall in a straight line over the last `decay` of all steps. `real_share` of the documents after the
     boot camp come from the real text, where there is any. After the first `early` of all steps the mix changes.
     What is exported is the `WeightAverage` with `average_power`. `start` is the fingerprint of the weights that the run
-    begins with, None for weights drawn by the seed.
+    begins with, None for weights drawn by the seed, `real_text` that of the files of real text, None without any.
     """
 
     shape: ModelShape = SHAPES["2M"]
@@ -29,8 +29,9 @@ class EmbeddedTraining:
     real_share: float = 0.4
     checkpoint_steps: int = 100
     early: float = 0.5
-    average_power: float = 6.0
+    average_power: float = 2.0
     start: str | None = None
+    real_text: str | None = None
 
     def rate_factor(self, step: int) -> float:
         """The share of both learning rates at a step (from 0)."""

@@ -18,6 +18,7 @@ from toolformer_dag.embedded.training.gptj import GPTJ
 from toolformer_dag.embedded.training.gradients import SharedGradients
 from toolformer_dag.embedded.training.mixture import Mixture
 from toolformer_dag.embedded.training.muon import MuonAdamW
+from toolformer_dag.embedded.training.real_text import fingerprint as real_text_fingerprint
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
 from toolformer_dag.embedded.training.start import fingerprint, load_weights, shape_of
 from toolformer_dag.embedded.training.stream import Stream
@@ -72,6 +73,7 @@ def train(
     holds another run, WorkerLost when a process ends, RealTextError for real text that cannot be read, StartError
     for a `start` without a model.
     """
+    settings = replace(settings, real_text=real_text_fingerprint(real_text))
     if start is not None:
         settings = replace(settings, shape=shape_of(start), start=fingerprint(start), boot_steps=0)
     run = Run(settings, out / "training", tuple(real_text), processes, start)

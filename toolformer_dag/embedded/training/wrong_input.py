@@ -23,7 +23,11 @@ def _wrong_sum(random: Random, expression: str) -> str:
     a, operator, b = expression.split(" ")
     other = random.choice([sign for sign in "+-*/" if sign != operator])
     turned = [f"{b} {operator} {a}"] if operator in "-/" else []
-    return random.choice((*turned, f"{a} {other} {b}", f"{a} {operator} {random.randint(2, 99)}"))
+    return random.choice((*turned, f"{a} {other} {b}", f"{a} {operator} {_another(random, a, b)}"))
+
+
+def _another(random: Random, *numbers: str) -> int:
+    return random.choice([number for number in range(2, 100) if str(number) not in numbers])
 
 
 def _wrong_question(random: Random, gold: Phenomenon) -> str:

@@ -22,7 +22,7 @@ GOOGLE_RE = {  # LAMA's scripts/run_experiments.py
     "/people/person/date_of_birth": "[X] (born [Y]).",
     "/people/deceased_person/place_of_death": "[X] died in [Y] .",
 }
-MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?]*", re.DOTALL)
+MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
 
 
 def lama(folder: Path) -> list[Benchmark]:

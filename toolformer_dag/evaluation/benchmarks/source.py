@@ -1,5 +1,6 @@
 """Reading records of a benchmark: what makes no question is counted, what is not the expected file is refused."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,20 @@ def files(folder: Path, pattern: str) -> list[Path]:
     if found := sorted(folder.glob(pattern)):
         return found
     raise BenchmarkError(f"{folder} holds no {pattern}; put the benchmark's files there")
+
+
+def content(path: Path) -> str:
+    """32 hex characters of a file, or of all files of a folder with their names; raises BenchmarkError."""
+    found = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        for file in found:
+            digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode() + file.read_bytes())
+    except OSError as error:
+        raise BenchmarkError(
+            f"{error.filename} cannot be read ({error.strerror}); name the benchmark's files"
+        ) from error
+    return digest.hexdigest()
 
 
 def sort_out(

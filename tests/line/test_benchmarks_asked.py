@@ -1,0 +1,45 @@
+"""The paper's benchmarks that the settings name are asked beside the made world's questions."""
+
+import json
+
+import pytest
+
+from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
+from toolformer_dag.evaluation.results import PERPLEXITY, WHOLE, read_accuracy
+from toolformer_dag.storage.lake import Lake
+
+BENCHMARKS = (
+    '[evaluation]\nbenchmarks = { svamp = "tests/svamp.json", nq = "tests/nq.jsonl" }\nwikitext = "tests/wiki.txt"\n'
+)
+
+
+def write_benchmarks(world, *answers: float) -> None:
+    records = [{"Body": "It costs 76.", "Question": "How much?", "Answer": answer, "Type": "Sum"} for answer in answers]
+    (world.folder / "tests").mkdir(exist_ok=True)
+    (world.folder / "tests" / "svamp.json").write_text(json.dumps(records))
+    (world.folder / "tests" / "nq.jsonl").write_text('{"question": "who", "answer": ["Bo"]}')
+    (world.folder / "tests" / "wiki.txt").write_text(" = One = \n\n 1 and 2 make 3 . \n")
+
+
+def test_named_benchmarks_get_a_row_each_and_nothing_else_runs(world):
+    write_benchmarks(world, 51.0, 3.0)
+    world.edit("[evaluation]\n", BENCHMARKS)
+    assert world.stale() == ["evaluation/accuracy", "evaluation/perplexity"]
+    assert world.run(training=True).assets == ["evaluation/accuracy", "evaluation/perplexity"]
+    table = read_accuracy(world.folder / "lake")
+    assert table.select("benchmark", "n").rows() == [("calculator (seen)", 1), ("SVAMP", 2), ("Natural Questions", 1)]
+    perplexity = Lake(world.folder / "lake").table(PERPLEXITY).read(WHOLE)
+    assert perplexity.group_by("source", maintain_order=True).len().rows() == [("C, held out", 3), ("WikiText", 3)]
+    assert world.stale() == []
+    write_benchmarks(world, 51.0)
+    assert world.stale() == ["evaluation/accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [('mmlu = "a.json"', "known: lama"), ('svamp = "nowhere.json"', r"nowhere.json cannot be read")],
+)
+def test_a_benchmark_that_cannot_be_asked_is_refused_before_anything_runs(world, named, reason):
+    world.edit("[evaluation]\n", f"[evaluation]\nbenchmarks = {{ {named} }}\n")
+    with pytest.raises(BenchmarkError, match=reason):
+        world.line()
