@@ -18,6 +18,8 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = [sys.executable, str(SERVER)]
+PLAIN = [sys.executable, str(Path(__file__).with_name("plain_mcp_server.py"))]
+SLOW_START = ["sh", "-c", 'sleep 1; exec "$0" "$1"', *PLAIN]
 LIMITS = ToolLimits(retries=1, backoff_s=0.05)
 PROMPT = """Add calls to a weather service. Write "[Weather(city)]".
 Input: It is sunny in Rome.
@@ -56,16 +58,26 @@ def make(prompt: str) -> Iterator[Make]:
 
 @contextmanager
 def served() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
+    port = free_port()
+    with started(*COMMAND, str(port)) as process:
         await_port(port)
         yield f"http://127.0.0.1:{port}/mcp", process
+
+
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield process
     finally:
         process.kill()
         process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def await_port(port: int) -> None:
@@ -77,8 +89,8 @@ def await_port(port: int) -> None:
     raise AssertionError("the test's MCP server did not start")
 
 
-def outcomes(tool: Tool, *inputs: str) -> list[str | None]:
-    results = run_calls(tool, [ToolCall(text) for text in inputs], LIMITS)
+def outcomes(tool: Tool, *inputs: str, limits: ToolLimits = LIMITS) -> list[str | None]:
+    results = run_calls(tool, [ToolCall(text) for text in inputs], limits)
     return [result.result if result.reason is None else result.reason for result in results]
 
 
@@ -150,6 +162,58 @@ def test_a_server_that_falls_over_at_one_input_is_started_again(make: Make) -> N
     ]
 
 
+@pytest.mark.parametrize("words", [[], ["silent"]])
+def test_a_server_that_started_anew_gets_a_new_session(make: Make, words: list[str]) -> None:
+    port = free_port()
+    tool = make(url=f"http://127.0.0.1:{port}/mcp")
+    for _ in range(2):
+        with started(*PLAIN, str(port), *words):
+            await_port(port)
+            assert outcomes(tool, "Rome", "Oslo") == ["sunny in Rome", "sunny in Oslo"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (-32602, "refused"),  # INVALID_PARAMS
+        (-32042, "refused"),
+        (-32600, "lost:unavailable"),  # INVALID_REQUEST
+        (-32601, "lost:unavailable"),  # METHOD_NOT_FOUND
+        (-32700, "lost:unavailable"),  # PARSE_ERROR
+        (-32603, "lost:unavailable"),  # INTERNAL_ERROR
+    ],
+)
+def test_only_a_refusal_of_the_call_is_final(make: Make, code: int, outcome: str) -> None:
+    assert outcomes(make(command=PLAIN), str(code), "Rome") == [outcome, "sunny in Rome"]
+
+
+def test_a_server_that_hangs_at_one_input_is_started_again(make: Make) -> None:
+    cities = [f"City {number}" for number in range(12)]
+    found = outcomes(make(command=PLAIN), "Pompeii", *cities, limits=ToolLimits(timeout_s=1))
+    assert found == ["lost:timeout", *(f"sunny in {city}" for city in cities)]
+
+
+def test_calls_under_way_beside_one_that_hangs_are_asked_again(make: Make) -> None:
+    port = free_port()
+    inputs = ["Oslo", "Pompeii", *(f"Ys{' ' * number}" for number in range(4))]
+    with started(*PLAIN, str(port)):
+        await_port(port)
+        limits = ToolLimits(timeout_s=1.5, concurrency=3, backoff_s=0.05)
+        found = outcomes(make(url=f"http://127.0.0.1:{port}/mcp"), *inputs, limits=limits)
+    assert found == ["sunny in Oslo", "lost:timeout", *["sunny in Ys"] * 4]
+
+
+def test_starting_a_server_takes_nothing_from_a_call_s_time(make: Make) -> None:
+    found = outcomes(make(command=SLOW_START), "Rome", "Pompeii", "Oslo", limits=ToolLimits(timeout_s=0.7))
+    assert found == ["sunny in Rome", "lost:timeout", "sunny in Oslo"]
+
+
+def test_a_server_may_take_only_so_long_to_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.1)
+    with pytest.raises(ToolDown, match=r"does not start.*raise start_timeout_s above 0\.2"):
+        outcomes(make(command=["sleep", "60"], start_timeout_s=0.2), "Rome")
+
+
 def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
     with served() as (address, process):
         tool = make(url=address)
@@ -202,7 +266,7 @@ def test_the_section_s_key_is_missing(prompt: str) -> None:
 
 def test_only_what_determines_the_answers_is_in_the_identity(make: Make) -> None:
     plain = make(url="http://localhost/mcp")
-    same = make(url="http://localhost/mcp", wants="rain", env=["A"], token_env="B")
+    same = make(url="http://localhost/mcp", wants="rain", env=["A"], token_env="B", start_timeout_s=60)
     other = make(url="http://localhost/mcp", arguments={"city": "{input}"})
     assert plain.identity() == same.identity() != other.identity()
     assert make(url="http://localhost/mcp", version="2").version == "2"

@@ -250,6 +250,7 @@ def test_an_endpoint_gets_question_and_passages(
         (200, {"choices": []}, "malformed_response"),
         (200, b"<html>", "malformed_response"),
         (400, {"error": "too long"}, "status_400"),
+        (200, reply("Scranton", error=None), "Scranton"),
     ],
 )
 def test_an_answer_that_is_none_has_a_reason(

@@ -273,3 +273,29 @@ def test_a_tool_that_cannot_be_prepared_is_down() -> None:
 
     with pytest.raises(ToolDown, match=r"cannot be prepared, OSError: no index"):
         run_calls(Unready(), calls_of("1"), ToolLimits())
+
+
+def test_a_tool_is_connected_before_every_batch_outside_its_time_limit_and_told_of_timeouts() -> None:
+    class Hanging(Answering):
+        def connect(self) -> None:
+            time.sleep(1.5 * SOON.timeout_s)
+            self.batches.append(["connected"])
+
+        def timed_out(self) -> None:
+            self.batches.append(["timed out"])
+
+    released = threading.Event()
+    tool = Hanging(lambda text: text.upper() if text != "hang" or released.wait() else "")
+    results = run_calls(tool, calls_of("a", "hang", "b"), SOON)
+    released.set()
+    assert outcomes(results) == ["A", "lost:timeout", "B"]
+    assert tool.batches == [["connected"], ["a"], ["connected"], ["hang"], ["timed out"], ["connected"], ["b"]]
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(RetryableError, "lost:unavailable"), (OSError, "lost:OSError")])
+def test_a_tool_that_cannot_be_connected_loses_the_call(error: type[Exception], outcome: str) -> None:
+    class Unreachable(Answering):
+        def connect(self) -> None:
+            raise error("no server")
+
+    assert outcomes(run_calls(Unreachable(), calls_of("a"), SOON)) == [outcome]

@@ -54,6 +54,11 @@ def test_plain_lines_may_lack_id_and_section(tmp_path: Path) -> None:
     assert list(read_passages(source)) == [Passage("1", "A", "", "b"), Passage("7", "C", "", "d")]
 
 
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'\n{"title": "A", "text": "b"}\n \r\n{"title": "C", "text": "d"}\n\n')
+    assert list(read_passages(str(tmp_path / "p.jsonl"))) == [Passage("2", "A", "", "b"), Passage("4", "C", "", "d")]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -94,6 +99,17 @@ def test_a_changed_file_is_hashed_again(tmp_path: Path) -> None:
     before = source_digest(source)
     write(tmp_path / "p.jsonl", [{"id": "1", "title": "A", "text": "a longer text"}])
     assert source_digest(source) != before
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write(tmp_path / "p.jsonl", [{"id": "1", "title": "A", "text": "b"}])
+    noted = source_digest(source)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "file"))
+    assert source_digest(source) == noted
+    assert "is hashed again next time" in caplog.text
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.outcome import check_results, timed
@@ -34,20 +33,23 @@ class Attempts:
         return outcome
 
     def _once(self, batch: Sequence[ToolCall]) -> list[ToolResult] | str:
+        try:
+            self._tool.connect()
+        except Exception as error:  # noqa: BLE001 - a user's tool may raise anything
+            return self._accident(batch, error)
         self._rate.wait(len(batch))
         began = time.monotonic()
         try:
             done = self._worker.outcome(lambda: self._tool.run(batch), self._limits.timeout_s * len(batch))
         except TimedOut:
+            self._tool.timed_out()
             return self._failed(batch, "timeout", f"no answer in {self._limits.timeout_s * len(batch):g} s")
-        return self._judge(batch, done, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        if (raised := done.exception()) is not None:
+            return self._accident(batch, raised)
+        return timed(check_results(self._tool, batch, done.result()), seconds)
 
-    def _judge(
-        self, batch: Sequence[ToolCall], done: Future[list[ToolResult]], seconds: float
-    ) -> list[ToolResult] | str:
-        error = done.exception()
-        if error is None:
-            return timed(check_results(self._tool, batch, done.result()), seconds)
+    def _accident(self, batch: Sequence[ToolCall], error: BaseException) -> str:
         if isinstance(error, ToolDown):
             raise error
         reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__

@@ -103,6 +103,18 @@ class Tool(ABC):
         """What the first `run` would do beforehand, outside a call's time limit; `progress` is told what is done."""
         progress(0)
 
+    def connect(self) -> None:  # noqa: B027 - most tools reach for nothing
+        """Reach what answers, where that is not done yet; called before every batch, outside its time limit.
+
+        Raises RetryableError when it may succeed later, ToolDown when the tool as a whole cannot work.
+        """
+
+    def timed_out(self) -> None:  # noqa: B027 - most tools hold nothing that hangs
+        """Called after a batch exceeded its time limit, before the next: let go of what may still hang. Raises nothing.
+
+        Where `concurrency` is above 1, other calls are under way; those that this ends raise RetryableError.
+        """
+
     @abstractmethod
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """One result per call, in order. A bad input gives a reason and never raises.

@@ -11,6 +11,8 @@ from toolformer_dag.tools.tool import RetryableError
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
+CLOSE_SECONDS = 10.0  # a command that does not end by itself is killed well before
+
 
 class Connection:
     """At most one session at a time, closed when the process ends.
@@ -36,14 +38,14 @@ class Connection:
         """What the tool returned. Raises RetryableError where the session was lost (it is dropped) or the server
         failed inside, mcp.MCPError for any other refusal of this call."""
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT
+        from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
 
         try:
             return session.call(arguments)
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
+            if lost := error.code in _session_lost():
                 self.close(session)
-            if error.code in (CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT):
+            if lost or error.code in (INTERNAL_ERROR, REQUEST_TIMEOUT):
                 raise RetryableError(f"MCP server: {error}") from error
             raise
 
@@ -52,5 +54,19 @@ class Connection:
         with self._lock:
             if self._session is not None and session in (None, self._session):
                 atexit.unregister(self._session.close)
-                self._session.close()
+                _close(self._session)
                 self._session = None
+
+
+def _session_lost() -> tuple[int, ...]:
+    """Errors that are none of the call's: a server that started anew knows neither the session nor its requests."""
+    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+
+    return CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+
+
+def _close(session: Session) -> None:
+    """In a thread of its own: a server that hangs keeps the goodbye over HTTP waiting for minutes."""
+    closing = threading.Thread(target=session.close, daemon=True)
+    closing.start()
+    closing.join(CLOSE_SECONDS)

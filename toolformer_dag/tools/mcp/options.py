@@ -31,6 +31,8 @@ class McpOptions(ToolOptions):
     wants: a regular expression that a text must hold; without it every text is annotated.
     env: names of variables passed on to the command. token_env: the variable that holds a bearer token for the url.
     Values of variables never enter settings or fingerprints.
+    start_timeout_s: how long the server may take over each request of the handshake but the first, which the SDK gives
+    10 s; the start of a command is included. The section's timeout_s limits a call alone.
     version: change it when the server's answers change; stored results are then left aside.
     """
 
@@ -45,6 +47,7 @@ class McpOptions(ToolOptions):
     wants: re.Pattern[str] | None = None
     env: tuple[str, ...] = ()
     token_env: str | None = None
+    start_timeout_s: float = Field(20.0, gt=0)
     version: str = "1"
 
     @model_validator(mode="after")

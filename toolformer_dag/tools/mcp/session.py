@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult, Tool
 
-START_SECONDS = 20.0  # for each request of the handshake
 CALL_SECONDS = 3600.0  # the lane's timeout_s limits a call; this one ends what it left behind
 
 
@@ -47,7 +46,7 @@ def open_session(key: str, options: McpOptions) -> Session:
     try:
         portal = stack.enter_context(start_blocking_portal())
         client = stack.enter_context(
-            portal.wrap_async_context_manager(Client(target, read_timeout_seconds=START_SECONDS))
+            portal.wrap_async_context_manager(Client(target, read_timeout_seconds=options.start_timeout_s))
         )
         tools = portal.call(_listed, client)
     except (ExceptionGroup, OSError, MCPError) as error:
@@ -76,9 +75,13 @@ async def _listed(client: "Client") -> "list[Tool]":
 def _unreachable(key: str, options: McpOptions, error: BaseException) -> ToolDown:
     while isinstance(error, BaseExceptionGroup):  # task groups wrap the one error that matters
         error = error.exceptions[0]
+    patience = f"start_timeout_s above {options.start_timeout_s:g}"
     if options.command is not None:
         return ToolDown(
             f"[tools.{key}]: the MCP server {' '.join(options.command)!r} does not start in {options.cwd} ({error}); "
-            "run the command by hand to see what it says"
+            f"run the command by hand to see what it says, or raise {patience}"
         )
-    return ToolDown(f"[tools.{key}]: no MCP server answers at {options.url} ({error}); start it, or correct the url")
+    return ToolDown(
+        f"[tools.{key}]: no MCP server answers at {options.url} ({error}); start it, correct the url, "
+        f"or raise {patience}"
+    )

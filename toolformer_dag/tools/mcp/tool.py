@@ -34,6 +34,14 @@ class McpTool(Tool):
             return "every_text"
         return "matches" if self.options.wants.search(text) else None
 
+    def connect(self) -> None:
+        """Start or reach the server. Raises ToolDown where that cannot be."""
+        self._connection.session()
+
+    def timed_out(self) -> None:
+        """End the connection: a server that hangs on one input answers no other; `connect` starts it anew."""
+        self._connection.close()
+
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [self._answer(call.input) for call in calls]
 
@@ -47,7 +55,7 @@ class McpTool(Tool):
         return self.options.model_dump(mode="json", include={"wants"})
 
     def close(self) -> None:
-        """End the connection now, not only when the process ends; the next `run` opens another."""
+        """End the connection now, not only when the process ends; the next call opens another."""
         self._connection.close()
 
     def _answer(self, text: str) -> ToolResult:

@@ -45,8 +45,8 @@ class HttpReader:
             )
         if response.status_code != 200:
             return ToolResult(None, f"status_{response.status_code}")
-        if "error" in (body := _json(response)):  # some gateways send their errors under status 200
-            raise RetryableError(f"{self._options.url}: {str(body['error'])[:200]}")
+        if sent := (body := _json(response)).get("error"):  # some gateways send their errors under status 200
+            raise RetryableError(f"{self._options.url}: {str(sent)[:200]}")
         return _result(body)
 
     def _body(self, text: str) -> Mapping[str, object]:

@@ -2,12 +2,15 @@
 
 import functools
 import hashlib
+import logging
 import os
 from pathlib import Path
 
 import orjson
 
 from toolformer_dag.tools.retrieval.source import EMBEDDED, PassageError, passages_digest, read_passages
+
+_log = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
@@ -40,7 +43,10 @@ def _file_digest(file: Path) -> str:
     if (noted := _noted(note)) and noted.items() >= seen.items():
         return str(noted["digest"])
     digest = passages_digest(read_passages(str(file)))
-    _write(note, {**seen, "digest": digest})
+    try:
+        _write(note, {**seen, "digest": digest})
+    except OSError as error:  # the note only saves time
+        _log.warning("%s: cannot be written (%s); %s is hashed again next time", note, error.strerror, file)
     return digest
 
 

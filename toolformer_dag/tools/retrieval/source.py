@@ -23,8 +23,8 @@ def read_passages(source: str) -> Iterator[Passage]:
     """All passages of `source`: `embedded`, or a file of JSON lines, gzipped when it ends in .gz.
 
     A line is a KILT page (`wikipedia_title`, `text` paragraphs) or a passage (`title`, `text`, and `id` and `section`
-    where they exist). One bad line refuses the file: an index that lacks a part of its source would answer otherwise
-    than its identity says. Raises PassageError.
+    where they exist; the id is else the line's number). Blank lines are skipped. One bad line refuses the file: an
+    index that lacks a part of its source would answer otherwise than its identity says. Raises PassageError.
     """
     if source == EMBEDDED:
         from toolformer_dag.embedded.encyclopaedia import passages
@@ -39,7 +39,8 @@ def _file_passages(file: Path) -> Iterator[Passage]:
     try:
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                yield from _line_passages(line, number)
+                if line.strip():
+                    yield from _line_passages(line, number)
     except (OSError, EOFError, zlib.error) as error:
         raise PassageError(
             f"{file}: cannot be read after line {number}: {error}. Name a file of passages or `{EMBEDDED}`."

@@ -21,17 +21,21 @@ PEOPLE = word_set(
 )
 RARITY_SHARE = 0.1
 QUESTION_WORDS = frozenset({"who", "whom", "whose", "where", "when", "how", "what", "which", "why"})
-SCAFFOLD = STOP_WORDS | QUESTION_WORDS | {"one", "name", "does", "did", "firm", "person", "year"}
+SCAFFOLD = STOP_WORDS | QUESTION_WORDS | {"one", "name", "does", "did", "tell", "firm", "person", "year"}
 
 _KNOWN_BY = re.compile(r"\bknown (?:by|as)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`kind`: of the answer; `weights`: by stem, of the words that a sentence with the answer should hold."""
+    """`kind`: of the answer; `weights`: by stem, of the words that a sentence with the answer should hold.
+
+    `noun`: the word that tells the kind, `town` in "in which town"; None where the question word does.
+    """
 
     kind: Kind
     weights: Mapping[str, float]
+    noun: str | None = None
 
 
 def parse_question(text: str, rarity: Callable[[str], float]) -> Question:
@@ -43,27 +47,28 @@ def parse_question(text: str, rarity: Callable[[str], float]) -> Question:
     tokens = [word for word in words(text) if word.alphanumeric]
     lower = [word.text.lower() for word in tokens]
     content = [word for n, word in enumerate(tokens) if (n and word.capital) or lower[n] not in SCAFFOLD] or tokens
-    return Question(_kind(lower), {word.stem: 1 + RARITY_SHARE * rarity(word.text) for word in content})
+    kind, noun = _kind(lower)
+    return Question(kind, {word.stem: 1 + RARITY_SHARE * rarity(word.text) for word in content}, noun)
 
 
-def _kind(lower: list[str]) -> Kind:
+def _kind(lower: list[str]) -> tuple[Kind, str | None]:
     place = next((n for n, word in enumerate(lower) if word in QUESTION_WORDS), None)
     if place is None:
-        return "thing"
+        return "thing", None
     word, rest = lower[place], lower[place + 1 :]
     if word in {"who", "whom", "whose"}:
-        return "person"
+        return "person", None
     if word in {"where", "when"}:
-        return "place" if word == "where" else "date"
+        return "place" if word == "where" else "date", None
     if word == "how":
-        return "number" if rest[:1] and rest[0] in _AMOUNTS else "thing"
+        return "number" if rest[:1] and rest[0] in _AMOUNTS else "thing", None
     return _noun_kind(rest)
 
 
 _AMOUNTS = frozenset({"big", "deep", "far", "heavy", "high", "large", "long", "many", "much", "old", "tall", "wide"})
 
 
-def _noun_kind(rest: list[str]) -> Kind:
+def _noun_kind(rest: list[str]) -> tuple[Kind, str | None]:
     """What `what` and `which` ask for: the noun right after, or the one after `is the`."""
     nouns = [word for word in rest if word not in STOP_WORDS][:2] if rest[:1] and rest[0] in STOP_WORDS else rest[:1]
     kinds: tuple[tuple[frozenset[str], Kind], ...] = (
@@ -76,5 +81,5 @@ def _noun_kind(rest: list[str]) -> Kind:
     for noun in nouns:
         for known, kind in kinds:
             if noun in known or noun.removesuffix("s") in known:
-                return kind
-    return "thing"
+                return kind, noun
+    return "thing", None

@@ -28,6 +28,8 @@ CONTEXT = OPENERS | {
     "sells",
 }
 ATTRIBUTE = 1.0  # `main` in `the main product`, where a product is asked for
+OTHER_CLASS = 0.5  # `the Coral Sea`, or `country of Umbaria`, where a town is asked for
+NAMESAKE = 0.5  # `Hugo` in a passage on Hugo Garwick, where Grace Garwick is asked about
 PREPOSITIONS = frozenset({"in", "at", "near", "from", "to", "of"})
 
 
@@ -55,6 +57,7 @@ def _answers(question: Question, passage: Passage, rank: int) -> Iterator[Answer
             continue
         for span in candidates(tokens, question):
             score = shared + _nearness(question, tokens, span) + _fitness(question, tokens, span) - 0.03 * rank
+            score -= NAMESAKE * _is_namesake(question, tokens, span, title)
             yield Answer(sentence[tokens[span.first].start : tokens[span.last].end], score)
 
 
@@ -83,7 +86,8 @@ def _fitness(question: Question, tokens: list[Word], span: Span) -> float:
     """What stands right before the span: a place follows a preposition, a thing an article or `is`."""
     before = tokens[span.first - 1].text.lower() if span.first else ""
     if question.kind == "place":
-        return 0.3 * (before in PREPOSITIONS or before in PLACES or before == "the")
+        fits = before in PREPOSITIONS or before in PLACES or before == "the"
+        return 0.3 * fits - OTHER_CLASS * _is_of_other_class(question, tokens, span)
     if question.kind == "person":
         return 0.2 * (span.last > span.first) - 0.3 * (before == "the")
     if question.kind == "thing":
@@ -97,3 +101,17 @@ def _fitness(question: Question, tokens: list[Word], span: Span) -> float:
             - (ATTRIBUTE if plain else 0.3) * (after in question.weights)
         )
     return 0.0
+
+
+def _is_of_other_class(question: Question, tokens: list[Word], span: Span) -> bool:
+    """Whether the words of the span, or those right before it, name another class of place than the question does."""
+    around = (word.text.lower() for word in tokens[max(0, span.first - 2) : span.last + 1])
+    named = {word for word in around if word in PLACES}
+    return question.noun is not None and bool(named) and question.noun not in named
+
+
+def _is_namesake(question: Question, tokens: list[Word], span: Span, title: set[str]) -> bool:
+    """Whether the span is what the title has beside a name that the question holds."""
+    return (
+        title & question.weights.keys() != set() and {word.stem for word in tokens[span.first : span.last + 1]} <= title
+    )

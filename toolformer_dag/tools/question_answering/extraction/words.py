@@ -15,7 +15,7 @@ _FAMILIES = """
 birth birthplace born native comes
 home live lives lived reside resided residence
 job profession occupation work worked career living
-teach taught teacher tutor lessons
+teach taught teacher tutor lessons pupil
 found founded founder founding established establish started created
 name named called nickname
 make makes made maker product products wares sell sells produce manufacture known famous
