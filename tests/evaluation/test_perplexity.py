@@ -1,12 +1,16 @@
 """Perplexity against a token-by-token reference."""
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from toolformer_dag.evaluation.perplexity import perplexity
+from toolformer_dag.evaluation.perplexity import PASS_TOKENS, perplexity
+from toolformer_dag.language_model.backbone import ROWS
 from toolformer_dag.language_model.load import LanguageModel
 
 TEXTS = ["Ada had 17 apples.", "The river [1] of Oslo is [QA] long.", "Today " * 30, "", "x"]
@@ -51,6 +55,34 @@ def test_agrees_with_the_reference(
 def test_disabling_gives_the_probability_of_a_call_to_the_rest(tiny_model: Callable[..., LanguageModel]) -> None:
     model = tiny_model("gptj", bos=True)
     assert perplexity(model, TEXTS[:1]).perplexity < perplexity(model, TEXTS[:1], disabled=False).perplexity
+
+
+class LargestFloat32(TorchDispatchMode):
+    """Elements of the largest float32 tensor that is made within the block."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.float32:
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+def test_neither_a_pass_nor_its_float32_logits_grow_with_the_context(tiny_model: Callable[..., LanguageModel]) -> None:
+    model = tiny_model("gpt2", positions=2 * PASS_TOKENS)
+    model.model.to(torch.bfloat16)
+    passes: list[int] = []
+    model.model.get_input_embeddings().register_forward_pre_hook(lambda _, given: passes.append(given[0].numel()))
+    with LargestFloat32() as largest:
+        found = perplexity(model, ["17 apples " * 1000, *["so there were 42 apples " * 30] * 20])
+    assert found.tokens > 2 * PASS_TOKENS and max(passes) == PASS_TOKENS
+    assert 0 < largest.elements <= ROWS * model.model.config.vocab_size
+
+
+def test_the_window_of_the_attention_cuts_no_text(tiny_model: Callable[..., LanguageModel]) -> None:
+    windowed = dataclasses.replace(tiny_model("gpt2", positions=128), context_length=8)
+    assert perplexity(windowed, TEXTS).nats == perplexity(tiny_model("gpt2", positions=128), TEXTS).nats
 
 
 def test_nothing_to_predict_is_an_error(tiny_model: Callable[..., LanguageModel]) -> None:

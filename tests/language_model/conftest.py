@@ -14,6 +14,7 @@ from transformers import (
     BloomConfig,
     DeepseekV2Config,
     Gemma2Config,
+    Gemma3Config,
     GPT2Config,
     GPTJConfig,
     LlamaConfig,
@@ -70,6 +71,14 @@ SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attenti
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 WIDE = {"initializer_range": 0.3}
+NESTED = {
+    "head_dim": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "sliding_window": 400,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+# Most texts of the tests are longer than Gemma 2's window. Gemma 3 keeps its lengths in a config within its config.
 # GPT-J, like the real one, has rows for more tokens than its tokenizer.
 ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "gpt2": lambda v: GPT2Config(vocab_size=v, n_positions=512, **GPT, **WIDE),
@@ -77,13 +86,22 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "gptj": lambda v: GPTJConfig(vocab_size=v + 60, n_positions=512, rotary_dim=4, **GPT, **WIDE),
     "llama": lambda v: LlamaConfig(vocab_size=v, max_position_embeddings=512, num_key_value_heads=2, **SIZES, **WIDE),
     "mistral": lambda v: MistralConfig(vocab_size=v, sliding_window=400, num_key_value_heads=2, **SIZES, **WIDE),
-    "gemma2": lambda v: Gemma2Config(vocab_size=v, head_dim=8, num_key_value_heads=2, **SIZES, **WIDE),
+    "gemma2": lambda v: Gemma2Config(
+        vocab_size=v, head_dim=8, num_key_value_heads=2, sliding_window=32, max_position_embeddings=512, **SIZES, **WIDE
+    ),
+    "gemma3": lambda v: Gemma3Config(
+        text_config={**NESTED, **SIZES, **WIDE, "vocab_size": v + 3},
+        vision_config={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+        image_token_id=v,
+        boi_token_index=v + 1,
+        eoi_token_index=v + 2,
+    ),
     "deepseek": lambda v: DeepseekV2Config(
         vocab_size=v, num_key_value_heads=4, first_k_dense_replace=2, **LATENT, **SIZES, **WIDE
     ),
     "bloom": lambda v: BloomConfig(vocab_size=v, **GPT, **WIDE),
 }
-SHARING = ("gpt2", "gpt2_bytes", "gptj", "llama", "mistral", "deepseek")
+SHARING = ("gpt2", "gpt2_bytes", "gptj", "llama", "mistral", "deepseek", "gemma3")
 """These run with shared keys (deepseek: values narrower than keys). Recomputed: soft caps (gemma2), ALiBi (bloom)."""
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import Llama4TextConfig, PreTrainedTokenizerFast
 
 from toolformer_dag.language_model.engine import Engine
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.identity import model_identity
 from toolformer_dag.language_model.load import check_tokenizer, context_length, load_language_model
 from toolformer_dag.language_model.losses import LossRequest
+from toolformer_dag.language_model.tokens import load_tokens
 
 
 @pytest.fixture
@@ -83,10 +84,28 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:
         load_language_model(str(folder), device="cpu")
 
 
-def test_context_is_positions_or_the_sliding_window(cases: Any) -> None:
-    assert cases("mistral").language_model.context_length == 400
-    assert cases("llama").language_model.context_length == 512
+@pytest.mark.parametrize(
+    ("name", "context", "most"), [("mistral", 400, 131_072), ("llama", 512, 512), ("gemma3", 400, 512)]
+)
+def test_context_is_positions_or_the_sliding_window(
+    cases: Any, tmp_path: Path, name: str, context: int, most: int
+) -> None:
+    model = cases(name).language_model
+    model.model.config.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    for each in (model, load_tokens(str(tmp_path))):
+        assert (each.context_length, each.positions) == (context, most)
+
+
+def test_a_chunk_is_a_window_and_a_model_without_positions_has_no_end(cases: Any) -> None:
+    assert context_length(Llama4TextConfig(attention_chunk_size=64)) == 64
     assert context_length(cases("bloom").language_model.model.config) > 100_000
+
+
+def test_the_window_bounds_only_attention_that_does_not_know_it(cases: Any) -> None:
+    own, shared = cases("gemma2"), cases("gemma3")
+    assert own.language_model.context_length == 32 and own.engine().runtime.context_length == 512
+    assert shared.language_model.positions == 512 and shared.engine().runtime.context_length == 400
 
 
 def test_identity_follows_the_content_and_nothing_else(folder: Path, tmp_path: Path) -> None:

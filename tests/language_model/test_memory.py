@@ -21,7 +21,7 @@ from toolformer_dag.language_model.sampling import Sampling
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200), st.integers(1, 3))
 def test_batches_hold_everything_once_and_stay_under_the_budget(lengths: list[int], tokens: int, share: int) -> None:
     seen: list[list[int]] = []
-    TokenBudget(tokens).run(lengths, seen.append, share=share)
+    TokenBudget(tokens).run(lengths, seen.append, lower="k", share=share)
     assert sorted(index for batch in seen for index in batch) == list(range(len(lengths)))
     assert [lengths[i] for batch in seen for i in batch] == sorted(lengths)
     for batch in seen:
@@ -37,7 +37,7 @@ def test_out_of_memory_halves_the_budget_and_goes_on() -> None:
         done.extend(batch)
 
     budget = TokenBudget(160)
-    budget.run([10] * 20, work)
+    budget.run([10] * 20, work, lower="k")
     assert sorted(done) == list(range(20)) and budget.tokens == 20
 
 
@@ -52,8 +52,8 @@ def test_one_sequence_too_many_is_an_error_with_a_remedy() -> None:
     def work(batch: list[int]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ModelError, match="single sequence of 70 tokens; use a smaller model"):
-        TokenBudget(100).run([70], work)
+    with pytest.raises(ModelError, match="with 70 tokens that cannot be parted; lower segment_tokens or k, or use"):
+        TokenBudget(100).run([70], work, lower="segment_tokens or k")
 
 
 def test_other_errors_are_not_swallowed() -> None:
@@ -61,7 +61,7 @@ def test_other_errors_are_not_swallowed() -> None:
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        TokenBudget(100).run([1, 2], work)
+        TokenBudget(100).run([1, 2], work, lower="k")
 
 
 class Narrow(torch.nn.Module):
@@ -96,3 +96,40 @@ def test_the_engine_gives_the_same_rows_on_a_device_with_little_memory(
     assert found[0] == expected[0] and found[1] == pytest.approx(expected[1], abs=1e-5)
     assert narrow.runtime.budget.tokens <= 128 < roomy.runtime.budget.tokens
     assert narrow.counts.passes > roomy.counts.passes
+
+
+@pytest.mark.parametrize("name", ["gemma2", "bloom"])
+def test_without_shared_keys_passes_keep_to_the_budget_and_logits_are_made_where_they_are_read(
+    cases: Any, prompt: str, texts: tuple[str, ...], name: str
+) -> None:
+    engine = cases(name).engine(600)
+    model = engine.language_model.model
+    passes: list[torch.Size] = []
+    read: list[torch.Size] = []
+    hooks = [
+        model.get_input_embeddings().register_forward_pre_hook(lambda _, given: passes.append(given[0].shape)),
+        model.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0].shape[:-1])),
+    ]
+    try:
+        requests = [ProposalRequest(text, "d") for text in texts]
+        engine.propose(prompt, requests, tau_s=0, k=5, m=4, sampling=Sampling(max_call_tokens=4))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert all(rows == 1 or rows * columns <= 600 for rows, columns in passes)
+    assert max(rows for rows, _ in passes) > 1
+    if name == "gemma2":
+        assert all(some[1] < every[1] / 2 for some, every in zip(read, passes, strict=True))
+
+
+def test_a_text_that_does_not_fit_into_memory_names_the_settings_that_count(
+    gpt2: Any, prompt: str, texts: tuple[str, ...]
+) -> None:
+    model = copy.deepcopy(gpt2.language_model.model)
+    engine = Engine(wrap_language_model("narrow", model, gpt2.language_model.tokenizer))
+    asked = {"tau_s": 0, "k": 2, "m": 2, "sampling": Sampling(max_call_tokens=4)}
+    engine.propose(prompt, [ProposalRequest(texts[3], "d")], **asked)
+    block = model.transformer.h[0]
+    block.mlp = Narrow(block.mlp, 16)
+    with pytest.raises(ModelError, match="lower segment_tokens, k, m or max_call_tokens, or use a smaller model"):
+        engine.propose(prompt, [ProposalRequest(texts[0], "d")], **asked)

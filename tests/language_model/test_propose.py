@@ -1,5 +1,6 @@
 """Positions and samples against the definitions."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from toolformer_dag.language_model.attention import NAME
 from toolformer_dag.language_model.cached import CachedHead
 from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.language_model.load import wrap_language_model
 from toolformer_dag.language_model.positions import select_positions
 from toolformer_dag.language_model.proposal import Proposal, ProposalRequest
 from toolformer_dag.language_model.recomputed import RecomputedHead
@@ -75,11 +77,12 @@ def test_positions_and_samples_are_the_definitions(
     assert all(len(proposal.samples) >= 2 for proposal in proposals)
 
 
+@pytest.mark.parametrize("token_budget", [16, 4096])
 def test_positions_and_samples_without_shared_keys(
-    cases: Any, prompt: str, texts: tuple[str, ...], stream: Any
+    cases: Any, prompt: str, texts: tuple[str, ...], stream: Any, token_budget: int
 ) -> None:
     for name in ("gemma2", "bloom"):
-        engine = cases(name).engine()
+        engine = cases(name).engine(token_budget)
         assert engine.runtime.head_type is RecomputedHead
         check(cases(name), prompt, texts[:2], propose(engine, prompt, requests_for(texts[:2])), stream)
 
@@ -164,6 +167,18 @@ def test_texts_that_do_not_fit_or_are_empty_are_refused(gpt2: Any, prompt: str, 
     long, empty, fine = propose(gpt2.engine(), prompt, [ProposalRequest(t, "d") for t in (texts[0] * 20, "", texts[0])])
     assert (long.reason, empty.reason, fine.reason) == ("does_not_fit", "empty", None)
     assert not len(long.probabilities) and not long.samples and len(fine.probabilities)
+
+
+def test_a_text_whose_numbers_are_not_finite_is_refused_and_the_rest_goes_on(
+    gpt2: Any, prompt: str, texts: tuple[str, ...]
+) -> None:
+    model = copy.deepcopy(gpt2.language_model.model)
+    head = len(gpt2.reference.tokens(f"{prompt}Input: "))
+    model.transformer.wpe.weight.data[head + 30 :] = torch.inf
+    engine = Engine(wrap_language_model("overflows", model, gpt2.language_model.tokenizer), token_budget=16)
+    fine, overflown = propose(engine, prompt, [ProposalRequest(t, "d") for t in (texts[3], texts[0])])
+    assert (fine.reason, overflown.reason) == (None, "not_finite")
+    assert len(fine.samples) and not overflown.samples and not len(overflown.probabilities)
 
 
 def test_the_longest_text_that_fits_is_taken(gpt2: Any, prompt: str) -> None:

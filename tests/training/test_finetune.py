@@ -26,6 +26,7 @@ from toolformer_dag.training.heldout import token_perplexity
 from toolformer_dag.training.identity import partial_folder, run_identity
 from toolformer_dag.training.report import read_report
 from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.trainer import prepare
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
 HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]
@@ -165,6 +166,19 @@ def test_checkpoints_of_another_run_are_refused(base: Model, tmp_path: Path) -> 
     (folder / "run.json").write_text(json.dumps({**identity, "texts": "0" * 16}))
     with pytest.raises(TrainingError, match=r"differs in texts; .* remove the folder"):
         finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
+
+
+def test_the_window_of_the_attention_shortens_no_sequence(
+    tiny_model: Callable[..., LanguageModel], tmp_path: Path
+) -> None:
+    tiny = tiny_model("llama", bos=True)
+    tiny.model.save_pretrained(tmp_path / "base")
+    tiny.tokenizer.save_pretrained(tmp_path / "base")
+    config = tmp_path / "base" / "config.json"
+    windowed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
+    config.write_text(json.dumps(json.loads(config.read_text()) | windowed))
+    prepared = prepare(Model(name=str(tmp_path / "base")), TEXTS, HELDOUT, SETTINGS, tmp_path / "run", None)
+    assert prepared.train.split == 0 and max(map(len, prepared.train.sequences)) > 8
 
 
 def test_nothing_to_train_on_is_an_error(base: Model, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def call_text(call: MadeCall) -> str:
 
 
 def _room(language_model: LanguageModel, ids: Sequence[int]) -> int:
-    return language_model.context_length - len(ids)
+    return language_model.positions - len(ids)
 
 
 def _open_call(row: Row, context: str) -> OpenCall:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from toolformer_dag.language_model.backbone import ROWS
 from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.training.collate import collate
+from toolformer_dag.training.collate import IGNORED, collate
 from toolformer_dag.training.examples import windows
 
-BATCH_TOKENS = 8_192
+PASS_TOKENS = 2_048
+"""The longest window, and all that one pass holds: its logits take 2 GB in float32 with Gemma's 256,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,17 @@ def perplexity(
     disabled: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """Each text on its own, BOS first where the tokenizer adds one; no EOS. Long texts in windows of the context.
+    """Each text on its own, BOS first where the tokenizer adds one; no EOS.
 
+    A longer text goes in windows of the model's positions, at most `PASS_TOKENS` tokens, that share one token.
     `disabled` sets the probability of ` [` to 0 (of its last token, behind the others). A text that holds ` [` then has
     probability 0: that token is left out and counted. Compare models with the same `disabled`. The first token of a
     window without BOS is not predicted. `progress` counts windows. Raises ValueError where nothing can be predicted.
     """
     encoding = language_model.encoding
     rows = [encoding.bos + text.ids for text in encoding.texts(texts)]
-    pieces = sorted((one for ids in rows for one in windows(ids, language_model.context_length)), key=len)
+    length = min(language_model.positions, PASS_TOKENS)
+    pieces = sorted((one for ids in rows for one in windows(ids, length)), key=len)
     start = encoding.start if disabled else None
     nats, tokens, left_out, done = 0.0, 0, 0, 0
     for batch in _batches(pieces):
@@ -67,7 +71,7 @@ def perplexity(
 def _batches(pieces: Sequence[list[int]]) -> Iterator[list[list[int]]]:
     batch: list[list[int]] = []
     for ids in pieces:
-        if batch and (len(batch) + 1) * len(ids) > BATCH_TOKENS:
+        if batch and (len(batch) + 1) * len(ids) > PASS_TOKENS:
             yield batch
             batch = []
         batch.append(ids)
@@ -84,22 +88,33 @@ def _losses(
         name: tensor.to(language_model.device) for name, tensor in collate([{"input_ids": b} for b in batch]).items()
     }
     labels = inputs.pop("labels")
-    scores = language_model.model(**inputs, use_cache=False).logits[:, :-1].float()
-    predicted = labels[:, 1:] >= 0
-    barred = torch.zeros_like(predicted)
-    if start:
-        follows = _follows(labels, start[:-1])
-        scores[..., start[-1]] = scores[..., start[-1]].masked_fill(follows, -torch.inf)
-        barred = follows & (labels[:, 1:] == start[-1]) & predicted
-    losses = scores.log_softmax(-1).gather(-1, labels[:, 1:].clamp(min=0)[..., None])[..., 0]
-    kept = predicted & ~barred
-    return -float(losses[kept].double().sum()), int(kept.sum()), int(barred.sum())
+    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+    logits = language_model.model(**inputs, use_cache=False).logits.flatten(0, 1)
+    disabled = _follows(labels, start[:-1]).flatten() if start else torch.zeros_like(targets, dtype=torch.bool)
+    token = start[-1] if start else 0
+    barred = disabled & (targets == token)
+    kept = (targets >= 0) & ~barred
+    losses = _log_probabilities(logits, targets.clamp(min=0), disabled, token)[kept]
+    return -float(losses.double().sum()), int(kept.sum()), int(barred.sum())
+
+
+def _log_probabilities(logits: torch.Tensor, targets: torch.Tensor, disabled: torch.Tensor, token: int) -> torch.Tensor:
+    """log p of `targets` [N] in float32, with the probability of `token` set to 0 where `disabled` [N].
+
+    `ROWS` rows of `logits` [N, V] at a time, for only so many are copied.
+    """
+    found = []
+    for part in (slice(first, first + ROWS) for first in range(0, len(logits), ROWS)):
+        scores = logits[part].float()
+        scores[disabled[part], token] = -torch.inf
+        found.append(scores.gather(1, targets[part, None])[:, 0] - scores.logsumexp(1))
+    return torch.cat(found)
 
 
 def _follows(labels: torch.Tensor, begun: Sequence[int]) -> torch.Tensor:
-    """[rows, length - 1]: where the tokens up to and including this one end in `begun`."""
-    found = torch.ones_like(labels[:, :-1], dtype=torch.bool)
+    """[rows, length]: where the tokens up to and including this one end in `begun`."""
+    found = torch.ones_like(labels, dtype=torch.bool)
     for back, token in enumerate(reversed(begun)):
-        found &= labels.roll(back, 1)[:, :-1] == token
+        found &= labels.roll(back, 1) == token
         found[:, :back] = False
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class Backbone:
         self.head = model.get_output_embeddings()
         self.body = model.base_model
         self.takes_attention = can_be_taken_over(model)
+        self.keeps_columns = False
 
     @property
     def device(self) -> torch.device:
@@ -30,14 +32,19 @@ class Backbone:
     def without_split(self) -> None:
         """From now on whole models are run: the split did not reproduce this model's logits."""
         self.body, self.head = self.model, None
+        self.keeps_columns = "logits_to_keep" in signature(self.model.forward).parameters
 
-    def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal) -> Tensor:
-        """[B, T] token ids (and position ids) -> [B, T, features]."""
-        where = {} if positions is None else {"position_ids": positions}
+    def features(
+        self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal, columns: Tensor | None = None
+    ) -> Tensor:
+        """[B, T] token ids (and position ids) -> [B, T, features], or [B, C, features] at `columns` [C] alone."""
+        options = {} if positions is None else {"position_ids": positions}
+        if columns is not None and self.keeps_columns:
+            options["logits_to_keep"] = columns  # logits of other columns are never made
         with attending(self.model, attend) if self.takes_attention else nullcontext():
-            output = self.body(input_ids=ids, use_cache=False, **where)
+            output = self.body(input_ids=ids, use_cache=False, **options)
         features: Tensor = output.last_hidden_state if self.head is not None else output.logits
-        return features
+        return features if columns is None or self.keeps_columns else features[:, columns]
 
     def logits(self, features: Tensor) -> Tensor:
         """[N, features] -> [N, V] in float32."""

@@ -40,20 +40,24 @@ class CachedHead:
 
 
 class CachedTexts:
-    """Texts behind one head, with room for the keys and values of all of them."""
+    """Texts behind one head, with room for the keys and values of all of them.
+
+    `lengths`: by text, the tokens that `features` runs.
+    """
 
     def __init__(self, head: CachedHead, sequences: Sequence[Sequence[int]]) -> None:
         self.head = head
         self.backbone = head.backbone
         self.sequences = sequences
-        shape = (len(sequences), max(map(len, sequences)))
+        self.lengths = [len(sequence) for sequence in sequences]
+        shape = (len(sequences), max(self.lengths))
         self.layers: Layers = {
             layer: (_room(keys, *shape).zero_(), _room(values, *shape).zero_())
             for layer, (keys, values) in head.layers.items()
         }
 
-    def features(self, chosen: Sequence[int]) -> Tensor:
-        """Runs the chosen texts (consecutive numbers) behind the head: [len(chosen), T, features]."""
+    def features(self, chosen: Sequence[int], first: int) -> Tensor:
+        """Runs the chosen texts (consecutive numbers) behind the head: [len(chosen), T - first, features]."""
         ids = padded([self.sequences[text] for text in chosen], self.backbone.device)
         positions = torch.arange(ids.shape[1], device=ids.device) + self.head.length
         rows = slice(chosen[0], chosen[-1] + 1)
@@ -62,7 +66,7 @@ class CachedTexts:
             self._store(layer, rows, keys, values)
             return _behind(self.head.layers[layer], queries, keys, values, scale)
 
-        return self.backbone.features(ids, positions.expand_as(ids), attend)
+        return self.backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
 
     def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "CachedBranches":
         """A branch for each pair of a text and how many of its tokens it keeps.

@@ -38,13 +38,15 @@ class Engine:
         self.encoding = language_model.encoding
         self.counts = TokenCounts()
         backbone = Backbone(language_model.model)
+        head_type = choose_head(backbone)
         self.runtime = Runtime(
             backbone=backbone,
             encoding=self.encoding,
-            context_length=language_model.context_length,
+            # the model's own attention knows its window, the one in its place does not
+            context_length=language_model.context_length if backbone.takes_attention else language_model.positions,
             budget=TokenBudget(token_budget or free_token_budget(language_model.model, backbone.device)),
             counts=self.counts,
-            head_type=choose_head(backbone),
+            head_type=head_type,
         )
         self._head: tuple[list[int], Head] | None = None
 
@@ -93,7 +95,7 @@ class Engine:
         longest = head + 2 * n + len(self.encoding.output) + len(self.encoding.start) + sampling.max_call_tokens
         if not n:
             return refused("empty")
-        if longest > self.language_model.context_length:
+        if longest > self.runtime.context_length:
             return refused("does_not_fit")
         if request.probabilities is None:
             return Item(request, text, None)
@@ -116,5 +118,5 @@ class Engine:
             chosen = [items[number] for number in batch]
             results.update(zip(batch, propose(self.runtime, head, chosen, selection, sampling), strict=True))
 
-        self.runtime.budget.run(lengths, work, share=HELD)
+        self.runtime.budget.run(lengths, work, share=HELD, lower="segment_tokens, k, m or max_call_tokens")
         return [results[number] for number in range(len(items))]

@@ -60,7 +60,7 @@ def _plain(backbone: Backbone) -> Tensor:
 def _shared(backbone: Backbone) -> Tensor:
     """The last token's logits with a head of three tokens, a text of five of which four are kept, two of its own."""
     texts = CachedHead(backbone, TRIAL[:3]).texts([[*TRIAL[3:7], 0]])
-    texts.features([0])
+    texts.features([0], first=0)
     branches = texts.branches([0], [4], room=2, capacity=1)
     features = [branches.step(torch.tensor([token], device=backbone.device)) for token in TRIAL[7:]]
     return backbone.logits(features[-1])

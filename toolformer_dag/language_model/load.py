@@ -23,12 +23,17 @@ disable_progress_bar()  # a stage shows its own progress; the bar of loading wei
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """A model in evaluation mode on its device, and its tokenizer. `context_length` is in tokens."""
+    """A model in evaluation mode on its device, and its tokenizer.
+
+    `positions`: the most tokens that the model's own attention takes. `context_length`: up to so many tokens each one
+    sees all before it, so that plain causal attention gives the model's numbers.
+    """
 
     name: str
     model: Any
     tokenizer: Any
     encoding: Encoding = field(repr=False)
+    positions: int
     context_length: int
 
     @property
@@ -73,7 +78,8 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
     fit_threads(model)
-    return LanguageModel(name, model.eval(), tokenizer, Encoding(tokenizer), context_length(model.config))
+    lengths = {"positions": positions(model.config), "context_length": context_length(model.config)}
+    return LanguageModel(name, model.eval(), tokenizer, Encoding(tokenizer), **lengths)
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
@@ -103,11 +109,17 @@ def fuse_activations(model: nn.Module) -> None:
                 setattr(module, name, nn.GELU(approximate="tanh"))
 
 
+def positions(config: Any) -> int:
+    """The most tokens in one sequence, of a model of text or of the text part of one."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or UNLIMITED)
+
+
 def context_length(config: Any) -> int:
-    """The most tokens in one sequence: positions, or the sliding window where that is shorter."""
-    positions = getattr(config, "max_position_embeddings", None) or UNLIMITED
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return int(min(positions, window or UNLIMITED))
+    """The same, or the window of the model's local attention (sliding, or Llama 4's chunk) where that is shorter."""
+    text = config.get_text_config()
+    sliding = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    windows = (sliding, getattr(text, "attention_chunk_size", None))
+    return min(positions(config), *(int(window or UNLIMITED) for window in windows))
 
 
 def from_hub(auto_class: Any, name: str, options: dict[str, Any]) -> Any:

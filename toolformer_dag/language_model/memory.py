@@ -27,12 +27,14 @@ class TokenBudget:
         lengths: Sequence[int],
         work: Callable[[list[int]], None],
         *,
+        lower: str,
         share: int = 1,
         order: Sequence[int] | None = None,
     ) -> None:
         """Calls `work` on batches of indices, none over `share` budgets unless it is a single one.
 
-        They are sorted by length, unless another `order` of the indices is given.
+        They are sorted by length, unless another `order` of the indices is given. `lower` names the settings that
+        make a sequence shorter.
 
         Where `work` runs out of memory, the budget is halved and the batch cut again; `work` must bear repetition.
         Raises ModelError where a single sequence does not fit into memory.
@@ -43,20 +45,20 @@ class TokenBudget:
             try:
                 work(batch)
             except RuntimeError as error:
-                self._shrink(error, len(batch), lengths[batch[-1]])
+                self._shrink(error, len(batch), lengths[batch[-1]], lower)
             else:
                 waiting = waiting[len(batch) :]
                 continue
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # not before the error is gone, which holds on to the tensors of its frames
 
-    def _shrink(self, error: RuntimeError, batch: int, length: int) -> None:
+    def _shrink(self, error: RuntimeError, batch: int, length: int, lower: str) -> None:
         if not is_out_of_memory(error):
             raise error
         if batch == 1:
             raise ModelError(
-                f"out of memory with a single sequence of {length} tokens; use a smaller model, dtype bfloat16, "
-                "shorter segments or a device with more memory"
+                f"out of memory with {length} tokens that cannot be parted; lower {lower}, or use a smaller model, "
+                "dtype bfloat16 or a device with more memory"
             ) from error
         self.tokens = max(1, self.tokens // 2)
 

@@ -38,7 +38,8 @@ class Proposal:
     """`probabilities` (n) holds p_i, `offsets` (n) the character at which x_i begins.
 
     p_i is 0 where x_i begins inside a character: no call can stand there. `samples` leaves out what was stored.
-    `reason` is "does_not_fit" where prompt, text twice and call exceed the context, or "empty"; then all else is empty.
+    `reason` is "does_not_fit" where prompt, text twice and call exceed the context, "not_finite" where some p_i is no
+    number (a dtype that overflows), or "empty"; then all else is empty.
     """
 
     probabilities: NDArray[np.float32]

@@ -12,7 +12,7 @@ from toolformer_dag.language_model.encoding import TextTokens
 from toolformer_dag.language_model.heads import Head, Texts
 from toolformer_dag.language_model.memory import batches
 from toolformer_dag.language_model.positions import select_positions
-from toolformer_dag.language_model.proposal import Proposal, ProposalRequest, SampledCall
+from toolformer_dag.language_model.proposal import Proposal, ProposalRequest, SampledCall, refused
 from toolformer_dag.language_model.runtime import Runtime
 from toolformer_dag.language_model.samples import Place, sample
 from toolformer_dag.language_model.sampling import Sampling
@@ -53,30 +53,37 @@ class Item:
 def propose(
     runtime: Runtime, head: Head, items: Sequence[Item], selection: Selection, sampling: Sampling
 ) -> list[Proposal]:
-    """Proposals for items ordered by the length of their sequences, which share the memory."""
+    """Proposals for items ordered by the length of their sequences, which share the memory.
+
+    A text with a p_i that is not finite is refused: at none of its positions would anything be known.
+    """
     texts = head.texts([item.sequence(runtime.encoding.output) for item in items])
     probabilities = _probabilities(runtime, texts, items)
-    wanted = [
-        selection.wanted(item.request, p) if item.wanted is None else item.wanted
-        for item, p in zip(items, probabilities, strict=True)
-    ]
+    wanted = [_wanted(item, p, selection) for item, p in zip(items, probabilities, strict=True)]
     samples = _samples(runtime, texts, items, wanted, sampling)
     return [
-        Proposal(p, item.text.offsets, tuple(calls))
+        Proposal(p, item.text.offsets, tuple(calls)) if np.isfinite(p).all() else refused("not_finite")
         for item, p, calls in zip(items, probabilities, samples, strict=True)
     ]
+
+
+def _wanted(item: Item, probabilities: NDArray[np.float32], selection: Selection) -> Wanted:
+    if not np.isfinite(probabilities).all():
+        return []
+    return selection.wanted(item.request, probabilities) if item.wanted is None else item.wanted
 
 
 def _probabilities(runtime: Runtime, texts: Texts, items: Sequence[Item]) -> list[NDArray[np.float32]]:
     """p_i of every item; runs all texts, those with known p_i for their keys alone."""
     lengths = [len(item.sequence(runtime.encoding.output)) for item in items]
     result: list[NDArray[np.float32]] = []
-    for batch in batches(range(len(items)), lengths, runtime.budget.tokens):
-        features = texts.features(batch)
+    for batch in batches(range(len(items)), texts.lengths, runtime.budget.tokens):
+        first = min(_before(runtime, items[number]) for number in batch)
+        features = texts.features(batch, first)
         runtime.counts.passes += 1
         for number in batch:
             runtime.counts.add("samples" if items[number].wanted is not None else "positions", lengths[number])
-        found = iter(_first_tokens(runtime, features, [items[number] for number in batch]))
+        found = iter(_first_tokens(runtime, features, first, [items[number] for number in batch]))
         for number in batch:
             known = items[number].request.probabilities
             result.append(known if known is not None else next(found))
@@ -86,21 +93,27 @@ def _probabilities(runtime: Runtime, texts: Texts, items: Sequence[Item]) -> lis
     return result
 
 
-def _first_tokens(runtime: Runtime, features: torch.Tensor, items: Sequence[Item]) -> list[NDArray[np.float32]]:
+def _before(runtime: Runtime, item: Item) -> int:
+    """Where in its sequence the token stands that predicts what comes before x_1."""
+    return len(item.text.ids) + len(runtime.encoding.output) - 1
+
+
+def _first_tokens(
+    runtime: Runtime, features: torch.Tensor, first: int, items: Sequence[Item]
+) -> list[NDArray[np.float32]]:
     """For the items without p_i: the probability of the first token of " [" before every x_i.
 
-    0 where x_i begins inside a character. Read back once for all of them.
+    `features` begin at token `first`. 0 where x_i begins inside a character. Read back once for all of them.
     """
-    before = len(runtime.encoding.output) - 1
-    asked = [(row, item.text) for row, item in enumerate(items) if item.request.probabilities is None]
+    asked = [(row, item) for row, item in enumerate(items) if item.request.probabilities is None]
     if not asked:
         return []
-    starts = [(row, len(text.ids) + before, len(text.ids)) for row, text in asked]
-    rows = torch.cat([features[row, first : first + n] for row, first, n in starts])
+    starts = [(row, _before(runtime, item) - first, len(item.text.ids)) for row, item in asked]
+    rows = torch.cat([features[row, start : start + n] for row, start, n in starts])
     token = torch.full((len(rows),), runtime.encoding.start[0], device=features.device)
     probabilities = runtime.backbone.log_probabilities(rows, token).exp().cpu().numpy()
     parts = np.split(probabilities, np.cumsum([n for *_, n in starts])[:-1])
-    return [np.where(text.inside, np.float32(0), part) for (_, text), part in zip(asked, parts, strict=True)]
+    return [np.where(item.text.inside, np.float32(0), part) for (_, item), part in zip(asked, parts, strict=True)]
 
 
 def _further_tokens(

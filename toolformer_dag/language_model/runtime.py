@@ -28,7 +28,9 @@ class Runtime:
         """Runs the beginning that texts share."""
         self.counts.add("prompt", len(ids))
         self.counts.passes += 1
-        return self.head_type(self.backbone, ids)
+        if self.head_type is CachedHead:
+            return CachedHead(self.backbone, ids)
+        return RecomputedHead(self.backbone, ids, self.budget)
 
     def prefixes(self, prefixes: Sequence[Sequence[int]]) -> Prefixes:
         """Runs prefixes, in lexicographic order, behind which texts are to stand."""

@@ -52,6 +52,7 @@ def run_passes(runtime: Runtime, passes: Iterable[Pass]) -> None:
     runtime.budget.run(
         lengths,
         lambda batch: _run(runtime, [waiting[number] for number in batch]),
+        lower="max_call_tokens",
         share=HELD,
         order=range(len(waiting)),
     )
@@ -63,7 +64,9 @@ def _run(runtime: Runtime, passes: Sequence[Pass]) -> None:
     for each, fresh in zip(passes, prefixes.fresh, strict=True):
         runtime.counts.add(each.kind, fresh)
     lengths = [len(each.prefix) + len(each.read) for each in passes]
-    runtime.budget.run(lengths, lambda batch: _texts(runtime, prefixes, passes, batch))
+    runtime.budget.run(
+        lengths, lambda batch: _texts(runtime, prefixes, passes, batch), lower="segment_tokens or max_call_tokens"
+    )
 
 
 def _texts(runtime: Runtime, prefixes: Prefixes, passes: Sequence[Pass], batch: list[int]) -> None:

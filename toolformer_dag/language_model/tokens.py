@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from transformers import AutoConfig, AutoTokenizer
 
 from toolformer_dag.language_model.encoding import Encoding
-from toolformer_dag.language_model.load import context_length, from_hub
+from toolformer_dag.language_model.load import context_length, from_hub, positions
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """A model's tokenizer and its `context_length` in tokens."""
+    """A model's tokenizer, and its `positions` and `context_length` as in LanguageModel."""
 
     encoding: Encoding = field(repr=False)
+    positions: int
     context_length: int
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -26,7 +27,8 @@ class Tokens:
 
 
 def load_tokens(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokens:
-    """The tokenizer and context length of a folder or hub id. Raises ModelError."""
+    """The tokenizer and lengths of a folder or hub id. Raises ModelError."""
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = from_hub(AutoTokenizer, name, common)
-    return Tokens(Encoding(tokenizer), context_length(from_hub(AutoConfig, name, common)))
+    config = from_hub(AutoConfig, name, common)
+    return Tokens(Encoding(tokenizer), positions(config), context_length(config))

@@ -14,7 +14,7 @@ from toolformer_dag.storage.rows import RowStore
 if TYPE_CHECKING:
     from toolformer_dag.language_model.engine import Engine
 
-METHOD = 2
+METHOD = 3
 """Raised by hand when the same model would give other losses."""
 KEY = ("text_digest", "position", "input", "result")
 LOSSES = pl.Schema(

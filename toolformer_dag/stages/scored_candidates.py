@@ -47,7 +47,7 @@ def scored_candidates(
     """Samples calls for the texts of a partition, `chunk_texts` texts at a time, and publishes every sample.
 
     A row is a sampled call, or a discarded sample with its reason: no_end, those of `parse_call`, other_tool. Texts
-    without a row are counted as no_position, does_not_fit or empty. `work` counts texts (p_i) and samples.
+    without a row are counted as no_position, does_not_fit, not_finite or empty. `work` counts texts (p_i) and samples.
     """
     clock, lazy = Clock(), LazyEngine(engine)
     subset = lake.table(f"{lane.key}/heuristic_subset")

@@ -20,7 +20,7 @@ from toolformer_dag.storage.rows import RowStore
 if TYPE_CHECKING:
     from toolformer_dag.language_model.engine import Engine
 
-METHOD = 2
+METHOD = 3
 """Raised by hand when the same model would give other positions or samples."""
 POSITIONS = pl.Schema(
     [("text_digest", pl.String), ("probabilities", pl.List(pl.Float32)), ("offsets", pl.List(pl.Int32))]

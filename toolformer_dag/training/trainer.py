@@ -47,7 +47,7 @@ def prepare(
     set_seed(settings.seed)
     disable_progress_bar()
     tokens = load_tokens(model_name(base), revision=base.revision, trust_remote_code=base.trust_remote_code)
-    length = min(settings.sequence_length, tokens.context_length)
+    length = min(settings.sequence_length, tokens.positions)
     train, held = examples(tokens.encoding, texts, length), examples(tokens.encoding, heldout, length)
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; give longer ones")
