@@ -5,6 +5,7 @@ import dagster as dg
 from assets.checks import gives_text_back, specs, unique_keys
 from assets.metadata import result
 from assets.plan import OWNERS, Plan
+from assets.raw_shards import KEY as RAW_SHARDS
 from resources.instance import SHARDS
 from resources.language_model import LanguageModelResource
 from toolformer_dag.fingerprint import fingerprint
@@ -23,14 +24,14 @@ def augmented_corpus(plan: Plan) -> dg.AssetsDefinition:
     @dg.asset(
         key=KEY,
         group_name="training",
-        deps=[dg.AssetKey([lane.key, "filtered_calls"]) for lane in plan.lanes],
+        deps=[RAW_SHARDS, *(dg.AssetKey([lane.key, "filtered_calls"]) for lane in plan.lanes)],
         code_version=fingerprint(
             {"segment_tokens": tokens_per_text, "cutting": CUTTING, "tools": plan.tool_names, "model": plan.model}
         ),
         kinds={"polars", "parquet"},
         owners=OWNERS,
         check_specs=specs(KEY, "unique_keys", "gives_text_back"),
-        description="C*: texts with their calls spliced in (METHOD 4); without the calls they are C, byte for byte.",
+        description="C*: texts with their calls in them (paper, section 2); without these they are C, byte for byte.",
     )
     def corpus(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], language_model: LanguageModelResource

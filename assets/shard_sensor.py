@@ -18,9 +18,9 @@ from toolformer_dag.storage.lake import Lake
 def shard_sensor(plan: Plan) -> dg.SensorDefinition:
     """Keeps the partitions those of the files, and asks for what is new, changed or gone; nothing where all is read.
 
-    A request is made once per content, so a file that cannot be read is not tried again until it changes. The cursor
-    holds the list of files that was asked for last. What comes after is run by the automation of the settings, or by a
-    person.
+    A request is made once per content and reading, so a file that cannot be read is not tried again until it changes.
+    The cursor holds the list of files that was asked for last. What comes after is run by the automation of the
+    settings, or by a person.
     """
 
     @dg.sensor(
@@ -38,7 +38,8 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
             keep_partitions(context.instance, files)
         except ShardsInUse as error:  # looked at again at the next tick
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
-        requests = [_request(name, files[name]) for name in unread_shards(Lake(plan.settings.paths.lake), files)]
+        unread = unread_shards(Lake(plan.settings.paths.lake), files)
+        requests = [_request(context.instance, name, files[name]) for name in unread]
         version = list_version(files)
         if version not in (context.cursor, _listed(context.instance)):
             requests.append(dg.RunRequest(asset_selection=[SHARD_LIST]))
@@ -47,11 +48,22 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
     return notice
 
 
-def _request(name: str, files: Sequence[ShardFile]) -> dg.RunRequest:
-    """One per name, bytes and time of change of the partition's files; a file that is not there yet is left out."""
+def _request(instance: dg.DagsterInstance, name: str, files: Sequence[ShardFile]) -> dg.RunRequest:
+    """One per name, bytes and time of change of the partition's files, and per time that they were read.
+
+    A file that is not there yet is left out. Dagster drops a key that it has seen, where the lake is lost too.
+    """
     status = {file.name: file.path.stat() for file in files if file.path.exists()}
     stamp = fingerprint({file: (found.st_size, found.st_mtime_ns) for file, found in status.items()})
-    return dg.RunRequest(run_key=f"{name}-{stamp}", partition_key=name, asset_selection=[RAW_SHARDS])
+    run_key = f"{name}-{stamp}-{_last_read(instance, name)}"
+    return dg.RunRequest(run_key=run_key, partition_key=name, asset_selection=[RAW_SHARDS])
+
+
+def _last_read(instance: dg.DagsterInstance, partition: str) -> int:
+    """The number of the event; 0 where there is none."""
+    wanted = dg.AssetRecordsFilter(RAW_SHARDS, asset_partitions=[partition])
+    records = instance.fetch_materializations(wanted, limit=1).records
+    return records[0].storage_id if records else 0
 
 
 def _listed(instance: dg.DagsterInstance) -> str | None:

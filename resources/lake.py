@@ -1,7 +1,11 @@
 """Where the assets read and write their rows."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import dagster as dg
 
+from resources.processes import tagged
 from toolformer_dag.storage.lake import Lake
 
 
@@ -10,6 +14,11 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     root: str
 
-    def create_resource(self, context: dg.InitResourceContext) -> Lake:
-        """The lake itself: assets get it in place of the resource."""
-        return Lake(self.root)
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
+        """The lake itself: assets get it in place of the resource. Its run can be told from a dead one from here on."""
+        if context.instance is None:
+            yield Lake(self.root)
+            return
+        with tagged(context.instance, context.run):
+            yield Lake(self.root)

@@ -1,6 +1,6 @@
 """The whole line as the command line drives it: definitions, the shared instance, and what is stale in them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,10 +53,10 @@ class Line:
         """Missing and stale assets, upstream first."""
         return stale_assets(self.definitions, self.instance, self.shards, self._unseen)
 
-    def _unseen(self, outputs: Iterable[Output]) -> dict[Output, str]:
+    def _unseen(self, made: Mapping[Output, str]) -> dict[Output, str]:
         """Fresh to Dagster: rows of shard files that changed, and outputs that were lost."""
         changed = changed_shards(Lake(self.settings.paths.lake), self.shards)
-        return {(RAW_SHARDS, name): "its shard file changed" for name in changed} | lost_outputs(self.settings, outputs)
+        return {(RAW_SHARDS, name): "its shard file changed" for name in changed} | lost_outputs(self.settings, made)
 
     def bring_up_to_date(self, training: bool, announce: Callable[[Batch], None] = lambda batch: None) -> Outcome:
         """Runs what is stale; finetuning and what is measured on it only with `training`.

@@ -1,6 +1,7 @@
-"""Outputs that Dagster believes in and is wrong about: cut short, removed, short of lost calls, or old copies."""
+"""Outputs that Dagster believes in and is wrong about: cut short, removed, replaced, short of lost calls, or old."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from pathlib import Path
 
 import dagster as dg
 
@@ -17,30 +18,40 @@ from toolformer_dag.storage.table import Table
 from toolformer_dag.storage.warehouse import outdated
 from toolformer_dag.storage.warehouse_sources import STAGES
 from toolformer_dag.tools.tool import LOST
+from toolformer_dag.training.report import read_report
 
 MEASUREMENTS = {ACCURACY: (ACCURACY, OUTCOMES), PERPLEXITY: (PERPLEXITY,)}
-"""The tables of each asset of evaluation."""
+"""The tables of each asset of evaluation; the first holds the rows of which the asset tells the version."""
 
 
-def lost_outputs(settings: Settings, outputs: Iterable[Output]) -> dict[Output, str]:
-    """Those of `outputs` that are not whole, with the reason. Sizes and footers are looked at, not every byte.
+def lost_outputs(settings: Settings, made: Mapping[Output, str]) -> dict[Output, str]:
+    """Those of `made` that are not whole, with the reason. Sizes and footers are looked at, not every byte.
 
-    Results of a tool are not whole while they lack calls that were lost: a time limit or a connection may hold next
-    time. The warehouse is not whole when rejections or a tau_f changed and the rows did not.
+    `made`: outputs with the data version of their last run. The lake may hold other rows: those of another instance, or
+    of a run that was killed before Dagster knew of them. Results of a tool are not whole while they lack calls that
+    were lost: a time limit or a connection may hold next time. The warehouse is not whole when rejections or a tau_f
+    changed and the rows did not.
     """
     lake = Lake(settings.paths.lake)
-    found = {output: _loss(settings, lake, *output) for output in outputs}
+    found = {(key, part): _loss(settings, lake, key, part, version) for (key, part), version in made.items()}
     return {output: reason for output, reason in found.items() if reason}
 
 
-def _loss(settings: Settings, lake: Lake, key: dg.AssetKey, partition: str | None) -> str | None:
+def _loss(settings: Settings, lake: Lake, key: dg.AssetKey, partition: str | None, version: str) -> str | None:
     if key.path[0] == "warehouse":
         return outdated(lake, settings.paths.warehouse)
     if key.path[-1].endswith("_checkpoint"):
-        folder = checkpoint_folder(settings, key.path[-1])
-        return None if folder.is_dir() else f"{folder} is gone"
-    losses = (_table_loss(lake.table(name), partition or WHOLE) for name in _tables(key))
+        return _checkpoint_loss(checkpoint_folder(settings, key.path[-1]), version)
+    known = dict.fromkeys(_tables(key)[:1], version)
+    losses = (_table_loss(lake.table(name), partition or WHOLE, known.get(name)) for name in _tables(key))
     return next((loss for loss in losses if loss), None)
+
+
+def _checkpoint_loss(folder: Path, version: str) -> str | None:
+    report = read_report(folder)
+    if report is None:
+        return f"{folder} is gone"
+    return None if report.fingerprint == version else f"{folder} holds another model than the last run made"
 
 
 def _tables(key: dg.AssetKey) -> tuple[str, ...]:
@@ -48,9 +59,11 @@ def _tables(key: dg.AssetKey) -> tuple[str, ...]:
     return (name,) if key.path[-1] in STAGES else MEASUREMENTS.get(name, ())
 
 
-def _table_loss(table: Table, partition: str) -> str | None:
+def _table_loss(table: Table, partition: str, version: str | None) -> str | None:
     try:
         table.files(partition)
+        if version not in (None, table.pointer(partition).data_version):
+            return "the lake holds other rows than the last run made"
         return _lost_calls(table, partition) if table.name.endswith(f"/{tool_results.STAGE}") else None
     except StorageError as error:
         return str(error).partition(";")[0]

@@ -25,10 +25,21 @@ def alive(home: Path) -> Iterator[Mapping[str, str]]:
         file.unlink(missing_ok=True)
 
 
+@contextmanager
+def tagged(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Iterator[None]:
+    """Names this process in a run that nobody has tagged, as those of the UI are not, inside the block."""
+    if run is None or PROCESS in run.tags:
+        yield
+        return
+    with alive(Path(instance.root_directory)) as tags:
+        instance.add_run_tags(run.run_id, tags)
+        yield
+
+
 def end_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
     """Marks runs as failed whose process is gone, and frees the slots that they hold; returns their ids.
 
-    Runs that were started in the UI carry no tag and are left to Dagster's own monitoring.
+    Runs without a tag, such as those that the UI has queued and not begun, are left to Dagster's own monitoring.
     """
     dead = []
     for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED)):

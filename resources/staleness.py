@@ -1,6 +1,6 @@
 """What is stale, as the UI sees it, and in which order it is made fresh."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
@@ -30,19 +30,20 @@ def stale_assets(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
     shards: Collection[str],
-    unseen: Callable[[Iterable[Output]], Mapping[Output, str]] = lambda outputs: {},
+    unseen: Callable[[Mapping[Output, str]], Mapping[Output, str]] = lambda made: {},
 ) -> list[StaleAsset]:
     """Every missing or stale asset in topological order.
 
     An asset whose inputs alone are stale counts as fresh until they land with other content: what Dagster's resolver
     reports is direct staleness, hop by hop. The resolver is private to Dagster; the tests of this module would notice
-    another shape. `shards`: the partitions to look at. `unseen`: finds among the fresh ones those that Dagster is wrong
-    about, each with the reason.
+    another shape. `shards`: the partitions to look at. `unseen`: finds among the fresh ones, given with the data
+    version of their last run, those that Dagster is wrong about, each with the reason.
     """
     graph = definitions.resolve_asset_graph()
     resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
     found = {output: _look(resolver, *output) for output in _materializable(graph, shards)}
-    wrong = unseen([output for output, stale in found.items() if stale is None])
+    fresh = [output for output, stale in found.items() if stale is None]
+    wrong = unseen({output: resolver.get_current_data_version(*output).value for output in fresh})
     looked = (stale or _wrong(output, wrong.get(output)) for output, stale in found.items())
     return [stale for stale in looked if stale is not None]
 

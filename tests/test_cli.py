@@ -73,6 +73,27 @@ def test_sql_writes_lists_and_structs_as_json_text_into_csv(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_sql_says_what_cannot_be_written_in_a_format(tmp_path, format):
+    (tmp_path / "lake").mkdir()
+    duckdb.connect(tmp_path / "lake" / "toolformer.duckdb").close()
+    done = cli("sql", "select map {[1]: 2} as m", "--format", format, folder=tmp_path)
+    assert done.returncode == 1
+    assert f"without a place in {format}" in done.stderr and "::VARCHAR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sql_and_clean_look_where_the_settings_of_the_command_line_point(tmp_path):
+    (tmp_path / "mine").mkdir()
+    duckdb.connect(tmp_path / "mine" / "toolformer.duckdb").close()
+    (tmp_path / "toolformer.toml").write_text("[profiles.mine.paths]\nlake = 'mine'\n")
+    for options in (("--set", "paths.lake='mine'"), ("--profile", "mine")):
+        assert cli("sql", "select 1 as n", "--format", "csv", *options, folder=tmp_path).stdout == "n\n1\n"
+    (tmp_path / "mine" / ".tmp-left").touch()
+    done = cli("clean", "--grace-hours", "0", "--dry-run", "--profile", "mine", folder=tmp_path)
+    assert ".tmp-left" in done.stdout
+
+
 @pytest.mark.parametrize("hours", ["nan", "-5", "inf", "1e20"])
 def test_clean_refuses_hours_that_are_none(tmp_path, hours):
     done = cli("clean", "--grace-hours", hours, folder=tmp_path)

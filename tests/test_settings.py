@@ -89,6 +89,13 @@ def test_paths_count_from_the_folder_of_the_file(file):
     assert load_settings(file, environment={}).paths.lake == file.parent / "lake"
 
 
+def test_the_warehouse_lies_in_the_lake_unless_it_is_given(file):
+    plain = load_settings(file, environment={}, overrides=["paths.lake='other'"]).paths
+    assert plain.warehouse == file.parent / "other" / "toolformer.duckdb"
+    given = load_settings(file, environment={}, overrides=["paths.lake='other'", "paths.warehouse='w.duckdb'"]).paths
+    assert given.warehouse == file.parent / "w.duckdb"
+
+
 def test_model_folder_counts_from_the_folder_of_the_file(file):
     (file.parent / "mine").mkdir()
     named = {name: load_settings(file, environment={}, overrides=[f"model.name={name}"]) for name in ("mine", "gpt2")}

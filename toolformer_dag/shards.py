@@ -10,6 +10,7 @@ from toolformer_dag.embedded.web import VERSION, write_shards
 from toolformer_dag.settings import Settings
 from toolformer_dag.settings_sources import SettingsError
 from toolformer_dag.settings_values import rooted
+from toolformer_dag.storage.lock import locked
 
 MAX_PARTITIONS = 99  # an unpartitioned asset stops noticing changes at 100 upstream partitions (Dagster 1.13)
 SUFFIXES = (".gz", ".jsonl", ".json")
@@ -48,11 +49,12 @@ def small_web_files(settings: Settings) -> list[ShardFile]:
 
 
 def write_small_web(settings: Settings) -> None:
-    """Writes the made web's files where one of them is missing."""
+    """Writes the made web's files where one of them is missing; one of several processes does, and the others wait."""
     files = small_web_files(settings)
-    if not all(file.path.exists() for file in files):
-        web = settings.corpus.small_web
-        write_shards(files[0].path.parent, web.shards, web.documents, web.seed)
+    folder, web = files[0].path.parent, settings.corpus.small_web
+    with locked(folder.with_name(f".{folder.name}.lock")):
+        if not all(file.path.exists() for file in files):
+            write_shards(folder, web.shards, web.documents, web.seed)
 
 
 def partitions(files: Sequence[ShardFile]) -> Mapping[str, tuple[ShardFile, ...]]:

@@ -6,6 +6,7 @@ import pytest
 
 from resources.spent import Spent
 from toolformer_dag.evaluation.results import read_accuracy
+from toolformer_dag.storage.lake import Lake
 
 FLAKY = '''
 """Sums whose backend loses the calls that end with a 3 while the file `down` is there."""
@@ -90,4 +91,15 @@ def test_a_lost_lake_is_made_again_and_measured_again(world):
     ran = world.run(training=True)
     assert {"evaluation/accuracy", "evaluation/perplexity", "training/finetuned_checkpoint"} <= set(ran.assets)
     assert read_accuracy(world.folder / "lake").equals(before)
+    assert world.stale() == []
+
+
+def test_rows_of_other_settings_under_a_fresh_asset_are_made_again(world):
+    """As a second instance over the lake leaves them, or a run that was killed before Dagster knew of its rows."""
+    before = world.tables()
+    kept = Lake(world.folder / "lake").table("calculator/filtered_calls")
+    kept.publish("all", [kept.read("all").head(1)], kept.record("all"))
+    assert world.stale() == ["calculator/filtered_calls", "warehouse/loss_deltas"]
+    assert world.run(training=True).assets == ["calculator/filtered_calls"]
+    assert all(table.equals(before[name]) for name, table in world.tables().items())
     assert world.stale() == []

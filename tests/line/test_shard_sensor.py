@@ -1,6 +1,7 @@
 """The sensor sees shard files come, change and go."""
 
 import os
+import shutil
 
 import dagster as dg
 import pytest
@@ -60,3 +61,12 @@ def test_a_file_that_comes_during_a_run_is_asked_for_after_it(world, tick):
         write_shard(world.folder / "web", "added")
         assert tick() == []
     assert tick() == [("ccnet/raw_shards", "added"), ("ccnet/shard_list", None)]
+
+
+def test_shards_that_were_asked_for_before_are_asked_for_again_where_the_lake_is_lost(world, tick):
+    shards = [("ccnet/raw_shards", "one"), ("ccnet/raw_shards", "two")]
+    for _ in range(2):
+        shutil.rmtree(world.folder / "lake" / "ccnet")
+        assert tick() == shards
+        assert tick() == []
+        world.run()

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from resources.line import RunError
 from resources.spent import Spent
 from tests.stages.conftest import write_shard
 from toolformer_dag.cli.options import settings_of
+from toolformer_dag.embedded.web import write_shards
 from toolformer_dag.settings import load_settings
-from toolformer_dag.shards import partitions, shard_files
+from toolformer_dag.shards import partitions, shard_files, small_web_files, write_small_web
 
 CONTROL = {"calculator/swapped_results[two]", "sums/swapped_results[two]"}
 COUNTS = "select (select count(*) from documents), (select count(*) from loss_deltas where shard = 'added')"
@@ -112,3 +115,19 @@ def test_ten_thousand_files_make_99_partitions(tmp_path: Path):
     assert len(spread) <= 99
     assert sum(map(len, spread.values())) == 10_000
     assert max(map(len, spread.values())) < 2 * 10_000 / 99
+
+
+def test_the_made_web_is_written_once_by_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toolformer.toml").write_text("[corpus.small_web]\ndocuments = 4\n")
+    settings, written = load_settings(tmp_path / "toolformer.toml", environment={}), []
+
+    def slowly(*arguments: object) -> list[Path]:
+        time.sleep(0.1)
+        written.append(arguments)
+        return write_shards(*arguments)
+
+    monkeypatch.setattr("toolformer_dag.shards.write_shards", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write_small_web, [settings] * 4))
+    assert len(written) == 1
+    assert all(file.path.is_file() for file in small_web_files(settings))

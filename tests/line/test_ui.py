@@ -12,9 +12,13 @@ from pathlib import Path
 
 import dagster as dg
 import httpx
+import pytest
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 from dagster_graphql.schema import create_schema
+
+from resources.instance import shared_instance
+from resources.processes import PROCESS
 
 QUERY = "{ assetNodes { assetKey { path } isPartitioned staleStatus } }"
 
@@ -31,16 +35,23 @@ def test_the_ui_shows_the_changed_filter_as_stale_and_nothing_else(world, monkey
     assert stale == ["calculator/filtered_calls"]
 
 
-def test_the_page_shows_the_settings_that_were_named(tmp_path: Path) -> None:
+def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Named from another folder than theirs, which has no workspace.yaml; the variable names other ones."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "toolformer.toml").write_text("[tools.calculator]\n")
     (tmp_path / "mine" / "other.toml").write_text("[tools.calendar]\n")
     variables = {"DAGSTER_HOME": str(tmp_path / "home"), "TOOLFORMER_CONFIG": "mine/toolformer.toml"}
+    monkeypatch.setenv("DAGSTER_HOME", variables["DAGSTER_HOME"])
+    instance = shared_instance(tmp_path)
+    killed = dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED, tags={PROCESS: "gone"})
+    instance.add_run(killed)
     with page(tmp_path, ["--config", "mine/other.toml"], variables) as address:
         nodes = asked(address)["assetNodes"]
     lanes = {node["assetKey"]["path"][0] for node in nodes}
     assert "calendar" in lanes and "calculator" not in lanes
+    assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.FAILURE
 
 
 @contextmanager

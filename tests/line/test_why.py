@@ -2,7 +2,11 @@
 
 import pytest
 
+from assets.augmented_corpus import KEY as CORPUS
+from assets.plan import Plan
+from assets.reasons import changed_fields
 from tests.stages.conftest import write_shard
+from toolformer_dag.storage.lake import Lake
 
 CHANGES = {
     "corpus.segment_tokens=30": {
@@ -40,3 +44,12 @@ def test_inputs_that_come_and_go_are_named(world):
     write_shard(world.folder / "web", "two")
     world.line().bring_up_to_date(training=False)
     assert reasons(world) == {}
+
+
+def test_a_text_that_changed_under_unchanged_calls_is_named_for_the_corpus(world):
+    lake = Lake(world.folder / "lake")
+    raw = lake.table("ccnet/raw_shards")
+    raw.publish("two", [raw.read("two").head(1)], raw.record("two"))
+    plan = Plan.of(world.line().settings)
+    [change] = changed_fields(plan, lake, CORPUS, None)
+    assert change.startswith("inputs.ccnet/raw_shards.two: ")

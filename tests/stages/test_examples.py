@@ -84,7 +84,10 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
     assert row["text_with_calls"] == (
         "It is [Calendar() -> Friday] Friday and two and two are [Calculator() -> 4] four."
     )
-    counts = lake.table("training/augmented_corpus").record("all")["examples"]
+    record = lake.table("training/augmented_corpus").record("all")
+    raw = lake.table("ccnet/raw_shards").pointer("one").data_version
+    assert record["inputs"]["ccnet/raw_shards"] == {"one": raw}
+    counts = record["examples"]
     assert counts == {"calculator": 1, "calendar": 1, "all": 1}
 
 

@@ -89,3 +89,26 @@ def test_a_pointer_that_cannot_be_read_protects_everything_it_may_name(lake: Lak
 
 def test_a_lake_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
     assert clean(Lake(tmp_path / "none"), DAY, dry_run=False) == []
+
+
+def test_what_was_replaced_just_now_stays_however_old_it_is(lake: Lake, tmp_path: Path) -> None:
+    table = lake.table("t")
+    table.publish("s", [frame(1)], {})
+    age(tmp_path)
+    reader = table.scan(["s"])
+    table.publish("s", [frame(2)], {})
+    assert clean(lake, DAY, dry_run=False) == []
+    assert reader.collect().equals(frame(1))
+    age(tmp_path)
+    assert [file.reason for file in clean(lake, DAY, dry_run=False)] == ["replaced"]
+
+
+def test_a_part_that_was_put_aside_just_now_stays(lake: Lake, tmp_path: Path) -> None:
+    lake.rows("r", {"model": 1}, ("a",), SCHEMA).append(frame(1))
+    [part] = (tmp_path / "r").glob("*/*.parquet")
+    part.write_bytes(b"")
+    age(tmp_path)
+    assert lake.rows("r", {"model": 1}, ("a",), SCHEMA).stored(frame(1)).is_empty()
+    assert clean(lake, DAY, dry_run=False) == []
+    age(tmp_path)
+    assert "damaged" in [file.reason for file in clean(lake, DAY, dry_run=False)]

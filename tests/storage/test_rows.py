@@ -1,13 +1,18 @@
 """Rows that are paid for once."""
 
+import errno
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
+from unittest.mock import Mock
 
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolformer_dag.storage import parquet
+from toolformer_dag.storage.errors import NotPlain, ReadError
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.rows import MERGE_AT, RowStore
 
@@ -124,3 +129,39 @@ def test_a_damaged_chunk_does_not_stop_merging(tmp_path: Path) -> None:
     assert len(store.damaged) == 1
     assert as_set(store.stored(keys(*wanted))) == set(wanted) - {("t", 0)}
     assert len(list(store.folder.glob("*.parquet"))) <= MERGE_AT
+
+
+@pytest.mark.parametrize("error", [pl.exceptions.SchemaError, pl.exceptions.PanicException, OSError])
+def test_damage_of_any_kind_that_polars_tells_is_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    store_at(tmp_path).append(rows(("x", 1)))
+    store = store_at(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(pl, "read_parquet", Mock(side_effect=error("damaged")))
+        assert store.missing(keys(("x", 1))).height == 1
+    assert len(store.damaged) == 1
+
+
+@pytest.mark.parametrize("asked", ["read_bytes", "stat"])
+def test_a_file_that_cannot_be_read_this_time_stays_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    store_at(tmp_path).append(rows(("x", 1)))
+    store = store_at(tmp_path)
+    [part] = store.folder.glob("*.parquet")
+    size = part.stat().st_size
+    failing = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(part), asked, failing)
+        with pytest.raises(ReadError, match=f"{part.name}: Input/output error"):
+            parquet.read(part, size) if asked == "stat" else store.stored(keys(("x", 1)))
+    assert store_at(tmp_path).stored(keys(("x", 1))).height == 1
+
+
+@pytest.mark.parametrize("value", [date(2020, 1, 1), {"x"}, b"x"])
+def test_an_identity_that_cannot_be_written_down_is_named(tmp_path: Path, value: object) -> None:
+    with pytest.raises(NotPlain, match=rf"calculator/samples/.*type {type(value).__name__} .*identity\(\)"):
+        store_at(tmp_path, tool=value)
+    with pytest.raises(NotPlain, match="calculator/tool_results: "):
+        Lake(tmp_path).table("calculator/tool_results").publish("one", [rows(("x", 1))], {"settings": {"tool": value}})

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.options import Config, settings_of
+from toolformer_dag.cli.options import Config, Profile, Set, settings_of
 from toolformer_dag.errors import UserError
 
 CENTURY = 876_600.0  # hours; much more has no date
@@ -15,15 +15,20 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")] = False,
     grace_hours: Annotated[float, typer.Option(help="Younger files stay: a reader may still use them.")] = 24.0,
     config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
 ) -> None:
-    """Remove part files that no partition names, and abandoned temporary files, after a grace period.
+    """Remove what nothing points to any more, after a grace period.
+
+    That is replaced, damaged and unfinished files, and stored rows of models, prompts and tools that no table is made
+    with: going back to those costs again.
 
     Example: toolformer-dag clean --dry-run
     """
     from toolformer_dag.storage.clean import clean as remove
     from toolformer_dag.storage.lake import Lake
 
-    lake = Lake(settings_of(config, None, None).paths.lake)
+    lake = Lake(settings_of(config, profile, set).paths.lake)
     gone = remove(lake, _grace(grace_hours), dry_run=dry_run)
     for file in gone:
         typer.echo(f"{file.bytes:>12,}  {file.path}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.options import Config, settings_of
+from toolformer_dag.cli.options import Config, Profile, Set, settings_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,6 +25,8 @@ def sql(
     query: Annotated[str, typer.Argument(help="A query in DuckDB's SQL.")],
     format: Annotated[Format, typer.Option("--format", help="table, csv, or json (a line per row).")] = Format.table,
     config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
 ) -> None:
     """Run a query over the warehouse and print its rows.
 
@@ -34,16 +36,28 @@ def sql(
 
     from toolformer_dag.storage.warehouse import query as ask
 
-    rows = ask(settings_of(config, None, None).paths.warehouse, query)
+    rows = ask(settings_of(config, profile, set).paths.warehouse, query)
     if format is Format.table:
         with pl.Config(
             tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=80, tbl_hide_dataframe_shape=True, tbl_width_chars=200
         ):
             typer.echo(rows)
-    elif format is Format.csv:
-        sys.stdout.write(_flat(rows).write_csv())
     else:
-        sys.stdout.write(rows.write_ndjson())
+        sys.stdout.write(_written(rows, format))
+
+
+def _written(rows: "pl.DataFrame", format: Format) -> str:
+    """Raises WarehouseError for a map whose keys are no text."""
+    import polars as pl
+
+    from toolformer_dag.storage.sql import UNSHOWN
+    from toolformer_dag.storage.warehouse import WarehouseError
+
+    try:
+        return _flat(rows).write_csv() if format is Format.csv else rows.write_ndjson()
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise WarehouseError(f"a column has values without a place in {format} ({reason}), {UNSHOWN}") from error
 
 
 def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":

@@ -15,15 +15,17 @@ def ui(
     port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1.")] = 3000,
     config: Config = None,
 ) -> None:
-    """Start the Dagster UI and stop it with Ctrl-C; SIGTERM stops it alike.
+    """Start the Dagster UI and stop it with Ctrl-C; SIGTERM stops it alike. Runs that were killed are ended first.
 
     Example: toolformer-dag ui --port 3000
     """
-    from resources.instance import shared_instance
+    from resources.instance import home, shared_instance
+    from resources.processes import end_dead_runs
     from toolformer_dag.settings_sources import settings_file
 
     root = settings_of(config, None, None).root
-    shared_instance(root)  # webserver and daemon start at once and would both make its databases
+    instance = shared_instance(root)  # webserver and daemon start at once and would both make its databases
+    end_dead_runs(instance, home(root))
     for stop in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this with `&` hands on an ignored Ctrl-C
         signal.signal(stop, signal.default_int_handler)
     file = settings_file(config)

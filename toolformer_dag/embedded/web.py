@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from upath import UPath
+
 from toolformer_dag.embedded.address import dated_url, undated_url
 from toolformer_dag.embedded.filler import filler
 from toolformer_dag.embedded.names import Part
@@ -16,6 +18,7 @@ from toolformer_dag.embedded.phenomenon import TOOLS, Phenomenon, phenomenon
 from toolformer_dag.embedded.stored_gzip import stored_gzip
 from toolformer_dag.embedded.today import day_of
 from toolformer_dag.embedded.world import the_world
+from toolformer_dag.storage.files import write_whole
 
 PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS = (0, 1, 2), (15, 55, 30)
 WORDS = (58, 102)
@@ -48,16 +51,13 @@ def document_text(random: Random, found: list[Phenomenon]) -> str:
 def write_shards(folder: Path, shards: int, documents: int, seed: int, part: Part = "corpus") -> list[Path]:
     """Write `documents` records spread over so many gzip JSON-lines files, named as CCNet's; returns their paths.
 
-    The same bytes on every machine; a file appears whole or not at all.
+    The same bytes on every machine; a file appears whole or not at all. Raises WriteError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, part, documents)]
     paths = []
     for number in range(shards):
         path = folder / f"en_head_{number:04}.json.gz"
-        unfinished = path.with_name(f"{path.name}.part")
-        unfinished.write_bytes(stored_gzip("".join(lines[number::shards]).encode()))
-        unfinished.replace(path)
+        write_whole(UPath(path), stored_gzip("".join(lines[number::shards]).encode()))
         paths.append(path)
     return paths
 

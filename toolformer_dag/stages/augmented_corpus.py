@@ -16,10 +16,12 @@ from toolformer_dag.stages.report import Clock, StageReport
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.stages.split import split_of
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.table import Table
 from toolformer_dag.texts.segment import CUTTING, Segment, segments
 
 STAGE = "augmented_corpus"
 GROUP = "training"
+RAW = "ccnet/raw_shards"
 HELDOUT_SHARE = 0.05
 DOCUMENT = ("shard", "digest")
 
@@ -48,11 +50,13 @@ def augmented_corpus(
     """
     clock = Clock()
     tables = {lane.key: lake.table(f"{lane.key}/filtered_calls") for lane in lanes}
-    versions = {f"{key}/filtered_calls": table.pointer(WHOLE).data_version for key, table in tables.items()}
+    raw = lake.table(RAW)
+    versions: dict[str, Any] = {table.name: table.pointer(WHOLE).data_version for table in tables.values()}
+    versions[RAW] = {partition: raw.pointer(partition).data_version for partition in partitions}
     kept = pl.concat([table.read(WHOLE) for table in tables.values()])
     calls = kept.filter(_at_home())
     rejected = counted(kept.filter(~_at_home()).with_columns(reason=pl.lit("duplicate_document")))
-    rows = list(_rows(_documents(lake, partitions, calls), calls, lanes, cut, heldout_share, rejected))
+    rows = list(_rows(_documents(raw, partitions, calls), calls, lanes, cut, heldout_share, rejected))
     table = pl.DataFrame(rows, schema=columns(STAGE), orient="row").sort("digest", "segment")
     output = Output(lake, STAGE, GROUP, WHOLE)
     made = settings(lanes, cut, heldout_share)
@@ -64,10 +68,9 @@ def _at_home() -> pl.Expr:
     return pl.col("shard") == pl.col("shard").min().over("digest")
 
 
-def _documents(lake: Lake, partitions: Sequence[str], calls: pl.DataFrame) -> Iterator[tuple[str, str, str]]:
+def _documents(raw: Table, partitions: Sequence[str], calls: pl.DataFrame) -> Iterator[tuple[str, str, str]]:
     """(shard, digest, text) of the documents that have calls."""
-    raw, found = lake.table("ccnet/raw_shards"), 0
-    wanted = calls.select(DOCUMENT).unique()
+    wanted, found = calls.select(DOCUMENT).unique(), 0
     for batch in (batch for partition in partitions for batch in raw.batches(partition)):
         documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
         found += documents.height

@@ -27,11 +27,11 @@ class Removed:
 def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[Removed]:
     """Removes files older than `grace` that nothing names; with `dry_run` only tells.
 
-    What goes: parts that no pointer names any more, unfinished files, parts put aside as damaged, and stored rows under
-    an identity that no published partition was made with and no run has opened within `grace`. What stays: everything
-    that a current pointer names; where a pointer cannot be read, all of its table's parts and all stored rows. `grace`
-    has to be longer than the longest query over the lake and the longest publication of one partition: readers and
-    writers hold on to files for that long.
+    What goes: parts that were replaced longer than `grace` ago, unfinished files, parts put aside as damaged, and
+    stored rows under an identity that no published partition was made with and no run has opened within `grace`. What
+    stays: everything that a current pointer names; where a pointer cannot be read, all of its table's parts and all
+    stored rows. `grace` has to be longer than the longest query over the lake and the longest publication of one
+    partition: readers and writers hold on to files for that long.
     """
     if not lake.root.is_dir():
         return []
@@ -55,7 +55,7 @@ def _unneeded(lake: Lake, old: float) -> Iterator[tuple[_File, str]]:
     """Files are listed before pointers are read, so that what is published in between is not taken for left over."""
     folders = [lake.root, *_folders(lake.root)]
     files = {folder: list(_listed(folder)) for folder in folders}
-    parts, stores = _named(lake, folders)
+    parts, stores = _named(lake, folders, old)
     for folder, found in files.items():
         unused = stores is not None and _is_unused(lake, folder, found, stores, old)
         for file in (file for file in found if file.changed < old):
@@ -84,20 +84,25 @@ def _folders(root: UPath) -> Iterator[UPath]:
             yield from _folders(path)
 
 
-def _named(lake: Lake, folders: Sequence[UPath]) -> tuple[dict[UPath, set[str]], set[str] | None]:
-    """Folder of parts -> names of those in use; names of the row stores in use, None where that cannot be known."""
+def _named(lake: Lake, folders: Sequence[UPath], old: float) -> tuple[dict[UPath, set[str]], set[str] | None]:
+    """Folder of parts -> names of those in use; names of the row stores in use, None where that cannot be known.
+
+    Folders whose pointer changed since `old` are left out: what it replaced may still be read.
+    """
     parts: dict[UPath, set[str]] = {}
     stores: set[str] | None = set()
     for folder in (folder for folder in folders if folder.parent.name == "parts"):
         table = Table(folder.parent.parent, str(folder.parent.parent.relative_to(lake.root)))
         try:
             pointer = table.pointer(plain_name(folder.name))
+            replaced = table.changed(plain_name(folder.name))  # asked after reading, so never too early
         except MissingPartition:
             parts[folder] = set()
         except DamagedPartition:
             stores = None
         else:
-            parts[folder] = {part.name for part in pointer.parts}
+            if replaced < old:
+                parts[folder] = {part.name for part in pointer.parts}
             stores = None if stores is None else stores | set(pointer.record.get(STORES, ()))
     return parts, stores
 

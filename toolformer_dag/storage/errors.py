@@ -19,6 +19,26 @@ class WriteError(StorageError):
         )
 
 
+class ReadError(StorageError):
+    """A file that is there and could not be read this time: it stays where it is."""
+
+    def __init__(self, path: UPath, error: OSError) -> None:
+        super().__init__(
+            f"cannot read {path}: {error.strerror or error}; correct the rights or the disk and run again, "
+            "the file was left as it is"
+        )
+
+
+class NotPlain(StorageError):
+    """An identity or a record with a value that cannot be written down."""
+
+    def __init__(self, owner: str, reason: str) -> None:
+        super().__init__(
+            f"{owner}: {reason}; what its rows are made from is written as JSON: turn the value into text, a number, "
+            "a list or a mapping, in identity() where it is a tool's"
+        )
+
+
 class MissingPartition(StorageError):
     """A partition that nobody has published yet."""
 

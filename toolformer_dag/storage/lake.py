@@ -1,6 +1,5 @@
 """The lake: one folder, or one prefix of an object store, with all tables and all rows that were paid for."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from upath import UPath
 
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.storage.files import write_whole
+from toolformer_dag.storage.plain_json import as_json
 from toolformer_dag.storage.rows import RowStore
 from toolformer_dag.storage.table import Table
 
@@ -31,7 +31,8 @@ class Lake:
         """The rows of stage `name` that hold under `identity`: everything that determines their values.
 
         Another identity is another folder, so a row of another model or prompt is never found. Opening marks the rows
-        as in use, which `clean` respects. Raises WriteError; TypeError for an identity that has no fingerprint.
+        as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an identity that cannot be
+        written down or has no fingerprint.
         """
         path = f"{name}/{fingerprint(identity)}"
         folder = self.root / path
@@ -39,5 +40,5 @@ class Lake:
         if written.is_file():
             written.touch()
         else:
-            write_whole(written, json.dumps(identity, indent=1, sort_keys=True, ensure_ascii=False).encode())
+            write_whole(written, as_json(path, identity, sort_keys=True))
         return RowStore(folder, path, key, pl.Schema(schema))

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 
 import polars as pl
-from polars.exceptions import ComputeError
+from polars.exceptions import PanicException, PolarsError
 from upath import UPath
+
+from toolformer_dag.storage.errors import ReadError
 
 MAGIC = b"PAR1"
 PART_BYTES = 64 * 2**20
@@ -24,7 +26,10 @@ def encode(frame: pl.DataFrame) -> bytes:
 
 
 def check(path: UPath, size: int) -> None:
-    """Raises UnreadablePart unless `path` has `size` bytes and ends as a Parquet file does. Reads 4 bytes."""
+    """Raises UnreadablePart unless `path` has `size` bytes and ends as a Parquet file does. Reads 4 bytes.
+
+    Raises ReadError where the file cannot be looked at, which says nothing of what is in it.
+    """
     try:
         found = path.stat().st_size
         if found != size:
@@ -32,20 +37,31 @@ def check(path: UPath, size: int) -> None:
         with path.open("rb") as stream:
             stream.seek(-len(MAGIC), 2)
             tail = stream.read()
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UnreadablePart(error.strerror or str(error)) from error
+    except OSError as error:
+        raise ReadError(path, error) from error
     if tail != MAGIC:
         raise UnreadablePart("has no Parquet footer")
 
 
 def read(path: UPath, size: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """The rows of a part file, all columns or those named. Raises UnreadablePart."""
+    """The rows of a part file, all columns or those named. Raises UnreadablePart, ReadError."""
     check(path, size)
+    content = BytesIO(_content(path))  # apart from decoding: polars has OSError for damage, too
     try:
-        with path.open("rb") as stream:
-            return pl.read_parquet(stream, columns=list(columns) if columns is not None else None)
-    except (OSError, ComputeError) as error:
+        return pl.read_parquet(content, columns=list(columns) if columns is not None else None)
+    except (OSError, PolarsError, PanicException) as error:
         raise UnreadablePart(f"cannot be read: {error}") from error
+
+
+def _content(path: UPath) -> bytes:
+    try:
+        return bytes(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UnreadablePart(error.strerror or str(error)) from error
+    except OSError as error:
+        raise ReadError(path, error) from error
 
 
 def pieces(frames: Iterable[pl.DataFrame], size: int = PART_BYTES) -> Iterator[pl.DataFrame]:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toolformer_dag.storage.plain_json import as_json
+
 FORMAT = 1
 
 
@@ -29,9 +31,9 @@ class Pointer:
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 
-    def encode(self) -> bytes:
-        """JSON, a line per field, for people too."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False).encode()
+    def encode(self, table: str) -> bytes:
+        """JSON, a line per field, for people too. Raises NotPlain, which names `table`."""
+        return as_json(table, {"format": FORMAT, **asdict(self)})
 
 
 def decode(content: bytes) -> Pointer:

@@ -88,8 +88,10 @@ class RowStore:
         note = f"{path} {reason}; put aside, its rows are computed again"
         log.warning(note)
         self.damaged.append(note)
+        aside = path.with_name(f"{path.name}.damaged")
         with suppress(FileNotFoundError):  # another process was faster
-            path.rename(path.with_name(f"{path.name}.damaged"))
+            path.rename(aside)
+            aside.touch()  # `clean` counts from now
 
     def _refresh(self) -> None:
         """Learns new parts, forgets those that are gone."""

@@ -13,6 +13,7 @@ OFFLINE: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_e
 NESTED = ("list", "array", "struct", "map", "tuple")
 FOREIGN = ("interval", "union", "blob", "bit", "bignum")
 """Types that polars cannot read, or cannot write as text."""
+UNSHOWN = "which cannot be shown; turn it into text with ::VARCHAR"
 
 
 def in_memory() -> duckdb.DuckDBPyConnection:
@@ -51,4 +52,4 @@ def _is_foreign(kind: DuckDBPyType) -> bool:
 
 
 def _unshown(reason: str) -> duckdb.Error:
-    return duckdb.NotSupportedError(f"{reason}, which cannot be shown; turn it into text with ::VARCHAR")
+    return duckdb.NotSupportedError(f"{reason}, {UNSHOWN}")

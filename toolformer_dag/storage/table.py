@@ -52,14 +52,15 @@ class Table:
         """Makes `frames`, at least one and all of one schema, the content of `partition`; readers see it at once.
 
         `volatile` columns do not count in the data version. `record` is read after the last frame. Memory holds about
-        64 MB of rows. Raises WriteError, and then the partition is what it was.
+        64 MB of rows. Raises WriteError, and NotPlain for a record that JSON has no place for; the partition is then
+        what it was.
         """
         content = ContentHash(volatile)
         parts = tuple(self._write(partition, piece, content) for piece in parquet.pieces(frames))
         if not parts:
             raise ValueError(f"{self.name}, partition {partition!r}: publish at least one frame, empty or not")
         pointer = Pointer(parts, content.hexdigest(), record)
-        write_whole(self._pointer_path(partition), pointer.encode())
+        write_whole(self._pointer_path(partition), pointer.encode(self.name))
         return Published(pointer.data_version, pointer.rows, sum(part.bytes for part in parts))
 
     def read(self, partition: str) -> pl.DataFrame:
@@ -99,6 +100,13 @@ class Table:
             raise MissingPartition(self.name, partition) from error
         except ValueError as error:
             raise DamagedPartition(self.name, partition, path.name, str(error)) from error
+
+    def changed(self, partition: str) -> float:
+        """When it was published last, in seconds since 1970. Raises MissingPartition."""
+        try:
+            return float(self._pointer_path(partition).stat().st_mtime)
+        except FileNotFoundError as error:
+            raise MissingPartition(self.name, partition) from error
 
     def record(self, partition: str) -> Mapping[str, Any]:
         """What the rows were made from. Raises MissingPartition, DamagedPartition."""
