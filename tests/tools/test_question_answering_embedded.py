@@ -85,6 +85,25 @@ def test_what_stands_before_the_noun_that_is_asked_for_is_no_answer() -> None:
     assert found is not None and found.text == "shoes"
 
 
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [("What is the first town on the Romen?", "Walville"), ("What is the last sea on the Romen?", "the Coral Sea")],
+)
+def test_a_place_of_another_class_than_the_one_asked_for_is_no_answer(question: str, answer: str) -> None:
+    facts = ["The Romen flows to the Coral Sea.", "The source of the Romen is near the town of Walville."]
+    for told in (facts, facts[::-1]):
+        found = extract(question, [Passage("4", "Romen", "", " ".join(told))], even)
+        assert found is not None and found.text == answer
+
+
+def test_a_namesake_is_no_answer() -> None:
+    hugo = Passage("5", "Hugo Garwick", "", "The teacher of Hugo Garwick was Grace Torovic.")
+    grace = Passage("6", "Grace Garwick", "", "Grace Garwick was taught by the teacher Gina Hartner.")
+    for passages in ([hugo, grace], [grace, hugo]):
+        found = extract("Whose pupil was Grace Garwick?", passages, even)
+        assert found is not None and found.text == "Gina Hartner"
+
+
 def test_passages_that_share_nothing_give_no_answer() -> None:
     assert extract("Who painted the ceiling of the chapel?", [GHANA, OTHER], even) is None
     assert extract("Who?", [], even) is None
@@ -151,7 +170,7 @@ def test_the_made_world_is_answered(tool: Tool) -> None:
     ]
     results = tool.run([ToolCall(one.input) for one in made])
     right = sum(result.result == one.result for result, one in zip(results, made, strict=True))
-    assert right / len(made) > 0.97
+    assert right / len(made) > 0.98
 
 
 def test_what_is_no_question_or_unheard_of_has_a_reason(tool: Tool) -> None:

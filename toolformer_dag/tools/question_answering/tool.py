@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from toolformer_dag.language_model.errors import ModelError
+from toolformer_dag.tools.question_answering.load_reader import load_reader
 from toolformer_dag.tools.question_answering.options import QuestionAnsweringOptions
-from toolformer_dag.tools.question_answering.reader import Reader, load_reader
+from toolformer_dag.tools.question_answering.reader import Reader
 from toolformer_dag.tools.retrieval.passage import Passage
 from toolformer_dag.tools.retrieval.search import PassageSearch
 from toolformer_dag.tools.retrieval.source import PassageError
