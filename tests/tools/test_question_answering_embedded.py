@@ -90,7 +90,7 @@ def test_what_stands_before_the_noun_that_is_asked_for_is_no_answer() -> None:
     [("What is the first town on the Romen?", "Walville"), ("What is the last sea on the Romen?", "the Coral Sea")],
 )
 def test_a_place_of_another_class_than_the_one_asked_for_is_no_answer(question: str, answer: str) -> None:
-    facts = ["The Romen flows to the Coral Sea.", "The source of the Romen is near the town of Walville."]
+    facts = ["The Romen flows to the Coral Sea.", "The source of the Romen is near Walville."]
     for told in (facts, facts[::-1]):
         found = extract(question, [Passage("4", "Romen", "", " ".join(told))], even)
         assert found is not None and found.text == answer
