@@ -17,7 +17,7 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float) -> bytes:
         alt.Chart(pl.DataFrame({"delta": edges[:-1], "end": edges[1:], "calls": calls}))
         .mark_bar()
         .encode(
-            x=alt.X("delta:Q", title="L- - L+ (nats, clipped to -3..5)"),
+            x=alt.X("delta:Q", bin="binned", title="L- - L+ (nats, clipped to -3..5)"),
             x2="end:Q",
             y=alt.Y("calls:Q", scale=alt.Scale(type="symlog")),
         )
