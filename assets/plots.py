@@ -11,10 +11,8 @@ CLIPPED = (-3, 5)
 
 def delta_histogram(deltas: pl.DataFrame, tau_f: float) -> bytes:
     """PNG: how L- - L+ is distributed over a lane's scored calls, and where tau_f cuts. Needs a column `delta`."""
-    edges = np.linspace(*CLIPPED, BINS + 1)
-    calls, _ = np.histogram(deltas["delta"].drop_nulls().clip(*CLIPPED), edges)
     bars = (
-        alt.Chart(pl.DataFrame({"delta": edges[:-1], "end": edges[1:], "calls": calls}))
+        alt.Chart(histogram(deltas["delta"]))
         .mark_bar()
         .encode(
             x=alt.X("delta:Q", bin="binned", title="L- - L+ (nats, clipped to -3..5)"),
@@ -24,6 +22,13 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float) -> bytes:
     )
     rule = alt.Chart(pl.DataFrame({"tau_f": [tau_f]})).mark_rule(color="#c0392b", strokeDash=[4, 3]).encode(x="tau_f:Q")
     return _png((bars + rule).properties(width=420, height=180, title=f"scored calls; kept right of tau_f = {tau_f}"))
+
+
+def histogram(deltas: pl.Series) -> pl.DataFrame:
+    """From `delta` to `end`, the end not counted: calls; what lies outside CLIPPED counts in the outermost bins."""
+    edges = np.linspace(*CLIPPED, BINS + 1)
+    calls, _ = np.histogram(deltas.drop_nulls().clip(*CLIPPED), edges)
+    return pl.DataFrame({"delta": edges[:-1], "end": edges[1:], "calls": calls})
 
 
 def accuracy_bars(results: pl.DataFrame) -> bytes:
