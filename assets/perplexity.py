@@ -42,7 +42,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         kinds={"pytorch"},
         owners=OWNERS,
         pool="gpu",
-        description="Perplexity and bits per byte of held-out texts of C, and of WikiText, calls disabled.",
+        description="Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
     )
     def scores(lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
         from toolformer_dag.evaluation.accuracy import Condition

@@ -78,8 +78,8 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
     fit_threads(model)
-    lengths = {"positions": positions(model.config), "context_length": context_length(model.config)}
-    return LanguageModel(name, model.eval(), tokenizer, Encoding(tokenizer), **lengths)
+    config = model.config
+    return LanguageModel(name, model.eval(), tokenizer, Encoding(tokenizer), positions(config), context_length(config))
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:

@@ -37,13 +37,17 @@ def _benchmark(name: str, file: Path, records: Iterable[Any], make: Callable[[An
 
 def _trivia(record: Any) -> Made:
     question = record["context"].removeprefix("Question: ").removesuffix("\nAnswer:")
-    if isinstance(record["aliases"], str):
-        raise TypeError("the aliases are one text, not a list")
-    return _question(question, [record["answer"], *record["aliases"]])
+    return _question(question, [record["answer"], *_listed(record["aliases"])])
 
 
 def _question(question: str, answers: Any) -> Made:
-    if isinstance(answers, str):
-        raise TypeError("the answers are one text, not a list")
-    right = tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
+    right = tuple(dict.fromkeys(answer for answer in _listed(answers) if answer.strip()))
     return Question(question_answering(question), right, "wiki_search") if right else "no_answer"
+
+
+def _listed(texts: Any) -> Iterable[str]:
+    """A text alone would pass for the list of its letters: TypeError."""
+    if isinstance(texts, str):
+        raise TypeError("one text stands where a list of them is expected")
+    found: Iterable[str] = texts
+    return found
