@@ -133,7 +133,7 @@ def test_late_in_a_run_notes_stand_before_texts_and_calls_are_fewer(tmp_path: Pa
     mixture = Mixture.load([tmp_path])
     shares = {}
     for late in (False, True):
-        drawn = list(islice(mixture.documents(Random(1), 0, real_share, late=late), 600))
+        drawn = list(islice(mixture.documents(Random(1), 0, real_share, late=late), 4000))
         calls = sum("Output: " in "".join(one) for one in drawn)
         notes = sum(len(one) == 2 and one[0].startswith(" ") for one in drawn)
         shares[late] = (calls, notes)

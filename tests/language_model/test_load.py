@@ -13,6 +13,7 @@ from transformers import Llama4TextConfig, PreTrainedTokenizerFast
 
 from toolformer_dag.language_model.engine import Engine
 from toolformer_dag.language_model.errors import ModelError
+from toolformer_dag.language_model.fast_dtype import fast_dtype
 from toolformer_dag.language_model.identity import model_identity
 from toolformer_dag.language_model.load import check_tokenizer, context_length, load_language_model
 from toolformer_dag.language_model.losses import LossRequest
@@ -37,6 +38,17 @@ def test_auto_is_float32_on_a_cpu_and_other_types_are_chosen_by_name(folder: Pat
     if not torch.cuda.is_available():
         assert load_language_model(str(folder)).model.dtype == torch.float32
     assert load_language_model(str(folder), dtype="bfloat16", device="cpu").model.dtype == torch.bfloat16
+
+
+def test_a_type_that_the_processor_multiplies_slowly_is_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_language_model(str(folder), dtype="float32", device="cpu")
+    assert not caplog.records
+    load_language_model(str(folder), dtype="bfloat16", device="cpu")
+    assert [record.message.split(";")[-1] for record in caplog.records] == (
+        [' set dtype = "float32"'] if fast_dtype() == torch.float32 else []
+    )
 
 
 def test_weights_that_are_not_safetensors_are_refused(gpt2: Any, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Loading a causal language model of the hub, or a folder of one, with its tokenizer."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.language_model.encoding import Encoding
 from toolformer_dag.language_model.errors import ModelError
+from toolformer_dag.language_model.fast_dtype import fast_dtype
 from toolformer_dag.language_model.threads import fit_threads
 
+_log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNLIMITED = 1 << 30
 
@@ -152,4 +155,6 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+    if device.type == "cpu" and dtype != "float32" and fast_dtype() == torch.float32:
+        _log.warning('on this processor %s is a fiftieth as fast as float32; set dtype = "float32"', dtype)
     return DTYPES[dtype]

@@ -62,9 +62,11 @@ class Block(nn.Module):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention, written out: in bfloat16 on a CPU this trains twice as fast as torch's fused kernel."""
+    """Causal attention; in bfloat16 written out: on a CPU this trains twice as fast as torch's fused kernel."""
     with torch.autocast(query.device.type, enabled=False):
         query, key = query.to(value.dtype), key.to(value.dtype)
+        if value.dtype == torch.float32:
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
         hidden = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device).triu(1)
         return torch.softmax(scores + hidden, -1) @ value

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from toolformer_dag.language_model.fast_dtype import fast_dtype
+
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -65,10 +67,10 @@ def muon_update(gradient: Tensor, momentum: Tensor, beta: float = 0.95) -> Tenso
 
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrix, roughly: singular values end between 0.7 and 1.2. In bfloat16."""
+    """The nearest (semi-)orthogonal matrix, roughly: singular values end between 0.7 and 1.2."""
     a, b, c = NEWTON_SCHULZ
     tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.mT if tall else matrix).bfloat16()
+    x = (matrix.mT if tall else matrix).to(fast_dtype())
     x = x / (x.norm() + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT

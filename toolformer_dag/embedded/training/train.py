@@ -23,6 +23,7 @@ from toolformer_dag.embedded.training.settings import EmbeddedTraining
 from toolformer_dag.embedded.training.start import fingerprint, load_weights, shape_of
 from toolformer_dag.embedded.training.stream import Stream
 from toolformer_dag.embedded.training.tokenizer import train_tokenizer
+from toolformer_dag.language_model.fast_dtype import fast_dtype
 from toolformer_dag.orphan import end_with_parent
 
 LOG_STEPS = 10
@@ -145,7 +146,7 @@ def _steps(run: Run, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
 
 
 def _backward(model: GPTJ, rows: Tensor) -> float:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_dtype() is torch.bfloat16):
         loss = model.loss(rows)
     torch.autograd.backward(loss)
     return loss.item()

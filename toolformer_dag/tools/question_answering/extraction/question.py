@@ -62,14 +62,15 @@ def _kind(lower: list[str]) -> tuple[Kind, str | None]:
         return "place" if word == "where" else "date", None
     if word == "how":
         return "number" if rest[:1] and rest[0] in _AMOUNTS else "thing", None
-    return _noun_kind(rest)
+    at_end = rest in ([], ["one"])
+    return _noun_kind(lower[:place] if at_end else rest)
 
 
 _AMOUNTS = frozenset({"big", "deep", "far", "heavy", "high", "large", "long", "many", "much", "old", "tall", "wide"})
 
 
 def _noun_kind(rest: list[str]) -> tuple[Kind, str | None]:
-    """What `what` and `which` ask for: the noun right after, or the one after `is the`."""
+    """What `what` and `which` ask for: the noun right after, or the one after `is the` or at the text's beginning."""
     nouns = [word for word in rest if word not in STOP_WORDS][:2] if rest[:1] and rest[0] in STOP_WORDS else rest[:1]
     kinds: tuple[tuple[frozenset[str], Kind], ...] = (
         (frozenset({"year"}), "year"),
