@@ -24,7 +24,7 @@ from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.url_date import date_from_url
 
-PAGES = "2929992b81fc656e"
+PAGES = "2977dd605b8c1588"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from toolformer_dag.embedded.gold import Phenomenon
 from toolformer_dag.embedded.wordings import filler
 from toolformer_dag.embedded.wordings.word_list import spaced
 
-LARGEST_SHARE = 0.5  # of a text's plain words
+LARGEST_SHARE = 0.3  # of a text's plain words
+LARGEST_SHARE_OF_SUMS = 0.5
 PLAIN_WORD = re.compile(r"(?<![\w'\"])[a-z]{2,}(?![\w'])")
 KEPT = frozenset(("answer", "is"))  # "The answer is" ends the questions of evaluation too
 KEPT_OF_DATES = frozenset(spaced("day weekday week month year date full complete"))  # they ask for its form
@@ -20,7 +21,7 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
 
     Names, numbers and, for translation, the foreign words stay.
     """
-    share = random.random() * LARGEST_SHARE
+    share = random.random() * (LARGEST_SHARE_OF_SUMS if gold.tool == "calculator" else LARGEST_SHARE)
     asked = gold.input.strip('"')
     kept = KEPT | {"machine_translation": set(asked.split()), "calendar": KEPT_OF_DATES}.get(gold.tool, set())
     words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]

@@ -21,7 +21,8 @@ SIBLINGS = {"question_answering": "wiki_search", "wiki_search": "question_answer
 SIBLING_SHARE = 0.7  # of the texts that have no place for one of them
 PLACE_SHARE = 0.7  # of the texts shown in a demonstration
 WRONG_INPUT = 0.12
-BLURRED_SHARE = 0.45  # what a call asks is to be found whatever the other words are
+BLURRED_SHARE = 0.25
+BLURRED_SUMS = 0.45  # their numbers are to be found whatever the words are
 TOLD_SHARE, WRONG_SHARE = 0.8, 0.1  # of the texts in a row of them; the rest have no note
 ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
 
@@ -29,7 +30,8 @@ ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that c
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
     """A phenomenon of a tool, or of any."""
     gold = phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
-    return blurred(random, gold) if random.random() < BLURRED_SHARE else gold
+    share = BLURRED_SUMS if gold.tool == "calculator" else BLURRED_SHARE
+    return blurred(random, gold) if random.random() < share else gold
 
 
 def _any_tool(random: Random) -> str:

@@ -7,7 +7,7 @@ from toolformer_dag.embedded.training.shape import SHAPES, ModelShape
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTraining:
-    """Every number of a run; processes and paths are none of it.
+    """Every number of a run; processes and paths are none of it. The same bits come of it on one kind of processor.
 
     A step takes `lanes` micro-batches of `lane_tokens` tokens. `boot_steps` of `steps` are the copy boot camp; the
     learning rates fall in a straight line over the last `decay` of all steps. `real_share` of the documents after the
