@@ -146,7 +146,7 @@ def _steps(run: Run, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
 
 
 def _backward(model: GPTJ, rows: Tensor) -> float:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_dtype() is torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_dtype() == torch.bfloat16):
         loss = model.loss(rows)
     torch.autograd.backward(loss)
     return loss.item()
