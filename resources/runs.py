@@ -1,5 +1,6 @@
 """Running what is stale, lowest first, until nothing is: what Dagster's own command line has no command for."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -108,8 +109,10 @@ def _outcome(batch: Batch, result: dg.ExecuteInProcessResult) -> Outcome:
 
 
 def _reason(failure: StepFailureData) -> str:
-    """The message of the error itself; its traceback stands in the run's log, which the UI shows."""
+    """What the asset raised, without Dagster's wrapping; its traceback stands in the run's log, which the UI shows."""
     error = failure.error
-    while error is not None and error.cause is not None:
+    while error is not None and error.cause is not None and (error.cls_name or "").startswith("Dagster"):
         error = error.cause
-    return error.message.strip() if error else failure.error_display_string
+    if error is None:
+        return failure.error_display_string
+    return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())

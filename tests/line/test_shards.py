@@ -82,7 +82,7 @@ def test_a_shard_that_cannot_be_read_is_named_and_the_others_go_on(world):
     line = world.line()
     outcome = line.bring_up_to_date(training=False)
     assert "calculator/loss_deltas[added]" in map(str, outcome.ran)
-    with pytest.raises(RunError, match=r"ccnet/raw_shards\[broken\]"):
+    with pytest.raises(RunError, match=r"ccnet/raw_shards\[broken\]: shard .*; correct its path"):
         line.raise_for(outcome)
 
 
