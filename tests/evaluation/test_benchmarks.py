@@ -57,34 +57,50 @@ def test_templama(tmp_path: Path) -> None:
 
 
 def test_mathematics(tmp_path: Path) -> None:
-    answers = ["9 (apples)", "Mrs. Hilt", "1,200 (miles)", "2:3", "0.5"]
+    answers = ["9 (apples)", "Mrs. Hilt", "1,200 (miles)", "2:3", "0.5", "17 (years old); 12 (years old)"]
     problem = "<Problem><Body>Some.</Body><Question>How many? </Question><Solution-Type>Sum</Solution-Type>"
     problems = "".join(f"{problem}<Answer>{answer}</Answer></Problem>" for answer in answers)
     (tmp_path / "a.xml").write_text(f"<A><ProblemSet>{problems}</ProblemSet></A>", encoding="utf-8")
     [asdiv] = read_benchmark("asdiv", tmp_path / "a.xml")
     assert asdiv.questions[0].prompt == "Some. How many? The answer is"
     assert [q.answers for q in asdiv.questions] == [("9",), ("1,200",), ("0.5",)]
-    assert asdiv.left_out == {"answer_is_no_number": 2}
+    assert asdiv.left_out == {"answer_is_no_number": 3}
     assert asdiv.correct(" 1200", asdiv.questions[1].answers)
     record = {"Body": "A pack costs 76.", "Question": "How much?", "Answer": 51.0, "Type": "Subtraction"}
-    (tmp_path / "s.json").write_text(json.dumps([record]))
+    (tmp_path / "s.json").write_text(json.dumps([record, {**record, "Answer": "1/2"}]))
     [svamp] = read_benchmark("svamp", tmp_path / "s.json")
     assert svamp.questions[0].prompt == "A pack costs 76. How much? The answer is"
     assert svamp.correct(" 76-25=51 dollars", svamp.questions[0].answers)
+    assert len(svamp.questions) == 1 and svamp.left_out == {"answer_is_no_number": 1}
     lines(tmp_path / "mawps" / "b.jsonl", {"input": "Joan had 2. How many ?", "target": 2})
+    problem = {"iIndex": 1, "sQuestion": " Bo had 3. How many ?", "lEquations": ["X=3"], "lSolutions": [3.0]}
+    (tmp_path / "mawps" / "a.json").write_text(json.dumps([problem, {**problem, "lSolutions": [3.0, 4.0]}]))
     [mawps] = read_benchmark("mawps", tmp_path / "mawps")
-    assert mawps.questions[0].prompt == "Joan had 2. How many ? The answer is"
+    asked = [(q.prompt, q.answers) for q in mawps.questions]
+    assert asked == [
+        ("Bo had 3. How many ? The answer is", ("3.0",)),
+        ("Joan had 2. How many ? The answer is", ("2",)),
+    ]
+    assert mawps.left_out == {"answer_is_no_number": 1}
 
 
 def test_open_questions(tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text(json.dumps([{"qText": "who is it?", "answers": ["Bo", "Bo", " "]}]))
     [web] = read_benchmark("webquestions", tmp_path / "w.json")
     assert (web.questions[0].prompt, web.questions[0].answers) == (f"{ASK}who is it?", ("Bo",))
+    lisp = '(list (description "Bo \\"B\\" Lee") (description Umbaria) (description "Bo (town)"))'
+    (tmp_path / "o.json").write_text(json.dumps([{"url": "", "utterance": "who is it?", "targetValue": lisp}]))
+    [own] = read_benchmark("webquestions", tmp_path / "o.json")
+    assert own.questions[0].answers == ('Bo "B" Lee', "Umbaria", "Bo (town)")
     [nq] = read_benchmark("nq", lines(tmp_path / "n.jsonl", {"question": "who", "answer": ["Bo"]}))
     assert nq.questions[0].prompt == f"{ASK}who?"
     record = {"context": "Question: Which herb?\nAnswer:", "answer": "Onion", "aliases": ["Onions", "Onion"]}
     [trivia] = read_benchmark("triviaqa", lines(tmp_path / "t.jsonl", record))
     assert (trivia.questions[0].prompt, trivia.questions[0].answers) == (f"{ASK}Which herb?", ("Onion", "Onions"))
+    answer = {"Value": "Onion", "Aliases": ["Onions", "Onion"], "NormalizedValue": "onion", "Type": "FreeForm"}
+    (tmp_path / "t.json").write_text(json.dumps({"Data": [{"Question": "Which herb?", "Answer": answer}]}))
+    [own] = read_benchmark("triviaqa", tmp_path / "t.json")
+    assert own.questions == trivia.questions
     assert web.withheld == nq.withheld == trivia.withheld == {"QA"}
 
 
@@ -95,6 +111,8 @@ def test_mlqa_and_its_likeness_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / "test-context-en-question-de.json").write_text(json.dumps({"version": version, "data": data}))
         [found] = read_benchmark("mlqa", tmp_path)
         assert found.name == name
+    (tmp_path / "test-context-en-question-en.json").write_text(json.dumps({"version": "1.0", "data": data}))
+    assert [one.name for one in read_benchmark("mlqa", tmp_path)] == [name]
     assert found.questions[0].answers == ("here",)
     assert found.questions[0].prompt == (
         "Your task is to answer a question based on the following paragraph: It is here. "
@@ -121,6 +139,8 @@ def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
         ("nq", '{"question": "who", "answer": "Bo"}', "record 1 has another shape"),
         ("triviaqa", '{"context": "Who?", "answer": "Bo", "aliases": "Bob"}', "record 1 has another shape"),
         ("mawps", None, "holds no"),
+        ("svamp", "7", "holds no list"),
+        ("webquestions", '{"qText": "who"}', "holds no list"),
         ("mmlu", None, "known: lama"),
     ],
 )
@@ -130,6 +150,13 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, name: str, content: str
         file.write_text(content)
     with pytest.raises(BenchmarkError, match=message):
         read_benchmark(name, file)
+
+
+def test_a_table_without_its_list_is_refused(tmp_path: Path) -> None:
+    for content in ("[]", "{}", '{"Data": {}}'):
+        (tmp_path / "t.json").write_text(content)
+        with pytest.raises(BenchmarkError, match="holds no list 'Data'; give the benchmark's own file"):
+            read_benchmark("triviaqa", tmp_path / "t.json")
 
 
 def test_the_identity_of_a_benchmark_is_what_its_files_hold(tmp_path: Path) -> None:

@@ -82,6 +82,33 @@ def test_types(schema: dict[str, Any] | bool, text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "properties": {
+                "spots": {"type": "array", "items": {"type": "number"}},
+                "options": {"type": "object", "properties": {"days": {"type": "integer"}, "unit": {"type": "string"}}},
+            }
+        },
+        {
+            "properties": {"spots": {"$ref": "#/$defs/spots"}, "options": {"$ref": "#/$defs/options"}},
+            "$defs": {
+                "spots": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/spot"}}, {"type": "null"}]},
+                "spot": {"type": "number"},
+                "options": {"properties": {"days": {"oneOf": [{"type": "integer"}, True]}, "unit": True}},
+            },
+        },
+    ],
+)
+def test_texts_in_lists_and_tables_have_types_too(schema: dict[str, Any]) -> None:
+    template = {"spots": ["{a}", "{b}"], "options": {"days": "{a}", "unit": "{b}", "more": "{b}"}}
+    filled = fill(template, {"a": "1", "b": "2"}, schema)
+    assert repr(filled) == "{'spots': [1.0, 2.0], 'options': {'days': 1, 'unit': '2', 'more': '2'}}"
+    with pytest.raises(BadArgument, match="bad_argument"):
+        fill(template, {"a": "1", "b": "two"}, schema)
+
+
+@pytest.mark.parametrize(
     ("kind", "text"),
     [("integer", "1.5"), ("integer", "9" * 400), ("number", "nan"), ("number", "1e999"), ("boolean", "yes")],
 )

@@ -82,6 +82,22 @@ def test_an_answer_is_the_span_of_its_kind_near_the_questions_words(question: st
     assert found.text == answer
 
 
+@pytest.mark.parametrize(
+    ("question", "told", "answer"),
+    [
+        ("When was Ada born?", "Ada was born in 1815, and her brother was born in 1820.", "1815"),
+        (
+            "Who painted Guernica?",
+            "Guernica was painted by Pablo Picasso, while the copy was painted by Juan Gris.",
+            "Pablo Picasso",
+        ),
+    ],
+)
+def test_of_a_word_that_stands_twice_the_nearer_place_counts(question: str, told: str, answer: str) -> None:
+    found = extract(question, [Passage("7", "", "", told)], even)
+    assert found is not None and found.text == answer
+
+
 def test_what_stands_before_the_noun_that_is_asked_for_is_no_answer() -> None:
     town = Passage("3", "Dunwood", "Product", "The main product of Dunwood is shoes. Dunwood lies on the river Fala.")
     found = extract("What product do people make in Dunwood?", [town], lambda word: 1.0 if word == "Dunwood" else 3.0)

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
 NUMBER = re.compile(r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-\u2212]?\.\d+")
-EQUALS = re.compile(r"(?:(?<=[\s\d%)])|(?<=\b[a-zA-Z]))=")  # not that of `width=300` or `?id=77`
+EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not that of `width=300` or `?id=77`
 WORD = re.compile(r"[^\W_]+")
 HALF_A_HUNDREDTH = Decimal("0.005")
 

@@ -9,7 +9,7 @@ from toolformer_dag.evaluation.benchmarks.lama import lama
 from toolformer_dag.evaluation.benchmarks.mathematics import asdiv, mawps, svamp
 from toolformer_dag.evaluation.benchmarks.mlqa import mlqa
 from toolformer_dag.evaluation.benchmarks.open_questions import natural_questions, trivia_qa, web_questions
-from toolformer_dag.evaluation.benchmarks.source import BenchmarkError, content, files
+from toolformer_dag.evaluation.benchmarks.source import BenchmarkError, content
 from toolformer_dag.evaluation.benchmarks.templama import templama
 
 READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
@@ -21,7 +21,7 @@ READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
     "webquestions": lambda file: [web_questions(file)],
     "nq": lambda file: [natural_questions(file)],
     "triviaqa": lambda file: [trivia_qa(file)],
-    "mlqa": lambda folder: [mlqa(file) for file in files(folder, "*context-en-question-*.json")],
+    "mlqa": mlqa,
     "dateset": lambda _: [dateset()],
 }
 """What each reader is given: `lama`, `mawps`, `mlqa` a folder, `dateset` nothing that matters, the others a file."""

@@ -1,17 +1,19 @@
 """ASDiv, SVAMP and MAWPS (section 4.2.2)."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmarks.prompts import mathematics
-from toolformer_dag.evaluation.benchmarks.source import BenchmarkError, Made, files, json_file, json_lines, sort_out
+from toolformer_dag.evaluation.benchmarks.source import BenchmarkError, Made, files, json_lines, json_list, sort_out
 from toolformer_dag.evaluation.question import Question
-from toolformer_dag.evaluation.rules import number_is_right
+from toolformer_dag.evaluation.rules import NUMBER, number_is_right
 
-ASDIV_NUMBER = re.compile(r"(-?[\d,]*\.?\d+)\s*(?:\(.*\))?\s*")
+ASDIV_ANSWER = re.compile(r"([^\s()]+)\s*(?:\([^()]*\))?")  # a number and its unit
+NO_NUMBER = "answer_is_no_number"
 
 
 def asdiv(file: Path) -> Benchmark:
@@ -26,29 +28,48 @@ def asdiv(file: Path) -> Benchmark:
 
 def svamp(file: Path) -> Benchmark:
     """SVAMP.json."""
-    questions, left_out = sort_out(file, json_file(file), _svamp)
+    questions, left_out = sort_out(file, json_list(file), _svamp)
     return Benchmark("SVAMP", questions, number_is_right, left_out=left_out)
 
 
 def mawps(folder: Path) -> Benchmark:
-    """JSON lines with `input` (context and question in one) and `target`, all files of the folder together."""
-    records = (one for file in files(folder, "*.jsonl") for one in json_lines(file))
-    questions, left_out = sort_out(folder, records, _mawps)
+    """All files of the folder together: lists of `sQuestion` and `lSolutions`, as MAWPS gives them out (`*.json`).
+
+    Or JSON lines (`*.jsonl`) with `input` (context and question in one) and `target`. Problems with several solutions
+    are left out.
+    """
+    questions, left_out = sort_out(folder, _mawps_records(folder), _mawps)
     return Benchmark("MAWPS", questions, number_is_right, left_out=left_out)
+
+
+def _mawps_records(folder: Path) -> Iterator[Any]:
+    for file in files(folder, "*.json", "*.jsonl"):
+        yield from json_lines(file) if file.suffix == ".jsonl" else json_list(file)
 
 
 def _asdiv(problem: Any) -> Made:
     body, question, answer = (problem.findtext(tag).strip() for tag in ("Body", "Question", "Answer"))
-    match = ASDIV_NUMBER.fullmatch(answer)
+    match = ASDIV_ANSWER.fullmatch(answer)
     if match is None:
-        return "answer_is_no_number"
-    return Question(mathematics(body, question), (match[1],), "calculator", wording=problem.findtext("Solution-Type"))
+        return NO_NUMBER
+    return _question(mathematics(body, question), match[1], problem.findtext("Solution-Type"))
 
 
 def _svamp(record: Any) -> Made:
     prompt = mathematics(record["Body"].strip(), record["Question"].strip())
-    return Question(prompt, (str(record["Answer"]),), "calculator", wording=record["Type"])
+    return _question(prompt, record["Answer"], record["Type"])
 
 
 def _mawps(record: Any) -> Made:
-    return Question(mathematics("", record["input"].strip()), (str(record["target"]),), "calculator")
+    if "sQuestion" not in record:
+        return _question(mathematics("", record["input"].strip()), record["target"])
+    solutions = record["lSolutions"]
+    if len(solutions) != 1:
+        return NO_NUMBER
+    return _question(mathematics("", record["sQuestion"].strip()), solutions[0])
+
+
+def _question(prompt: str, answer: Any, wording: str = "") -> Made:
+    if NUMBER.fullmatch(str(answer)) is None:
+        return NO_NUMBER
+    return Question(prompt, (str(answer),), "calculator", wording=wording)

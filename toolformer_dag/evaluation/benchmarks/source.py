@@ -30,11 +30,21 @@ def json_file(file: Path) -> Any:
     return _parsed(_text(file), str(file))
 
 
-def files(folder: Path, pattern: str) -> list[Path]:
+def json_list(file: Path, key: str | None = None) -> list[Any]:
+    """The list that a JSON file holds, or that stands under `key` in its table; raises BenchmarkError."""
+    found = json_file(file)
+    if key is not None:
+        found = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(found, list):
+        raise BenchmarkError(f"{file} holds no list{f' {key!r}' if key else ''}; give the benchmark's own file")
+    return found
+
+
+def files(folder: Path, *patterns: str) -> list[Path]:
     """At least one file in the folder; raises BenchmarkError."""
-    if found := sorted(folder.glob(pattern)):
+    if found := sorted(file for pattern in patterns for file in folder.glob(pattern)):
         return found
-    raise BenchmarkError(f"{folder} holds no {pattern}; put the benchmark's files there")
+    raise BenchmarkError(f"{folder} holds no {' or '.join(patterns)}; put the benchmark's files there")
 
 
 def content(path: Path) -> str:

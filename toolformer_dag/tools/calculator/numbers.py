@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 WINDOW = 100
@@ -66,11 +67,15 @@ def holds_operation(text: str, found: Sequence[Number]) -> bool:
     for number, position in zip(found, at, strict=True):
         places[number.value].append(position)
     largest = max(places, default=0)
+
+    @lru_cache(WINDOW**2)  # price lists and tables say the same numbers over and over
+    def present(a: int, b: int) -> list[int]:
+        return [result for result in _results(a, b, largest) if result in places]
+
     return any(
         _third(at[first], at[second], places[result])
         for first, second in _near_pairs(at)
-        for result in _results(found[first].value, found[second].value, largest)
-        if result in places
+        for result in present(found[first].value, found[second].value)
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -39,24 +39,24 @@ def split_fields(text: str, fields: re.Pattern[str] | None) -> dict[str, str]:
 
 
 def fill(template: Mapping[str, Any], values: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The template with its placeholders filled, each argument in the JSON type that the tool's schema names.
+    """The template with its placeholders filled, each text in the JSON type that the tool's schema names for it.
 
-    Filling is a single pass: braces in a value stay as they are. A type may be named in a choice (`anyOf`, `oneOf`,
-    `allOf`) or by reference within the schema (`#/$defs/Count`). Raises BadArgument("bad_argument").
+    Filling is a single pass: braces in a value stay as they are. Texts in lists and tables have the types of `items`
+    and `properties`. What a schema says may stand in a choice (`anyOf`, `oneOf`, `allOf`) or be a reference within the
+    schema (`#/$defs/Count`). Raises BadArgument("bad_argument").
     """
-    properties = schema.get("properties", {})
-    return {
-        name: _typed(_filled(part, values), _kinds(properties.get(name), schema, frozenset()))
-        for name, part in template.items()
-    }
+    return {name: _filled(part, values, _within([schema], name), schema) for name, part in template.items()}
 
 
-def _filled(part: Any, values: Mapping[str, str]) -> Any:
+def _filled(part: Any, values: Mapping[str, str], parts: Sequence[Any], schema: Mapping[str, Any]) -> Any:
+    """`parts`: those of `schema` that describe `part` of the template."""
+    said = [one for each in parts for one in _reached(each, schema, frozenset())]
     if isinstance(part, str):
-        return _PLACEHOLDER.sub(lambda match: values[match[1]], part)
+        return _typed(_PLACEHOLDER.sub(lambda match: values[match[1]], part), _kinds(said))
     if isinstance(part, Mapping):
-        return {name: _filled(below, values) for name, below in part.items()}
-    return [_filled(below, values) for below in part] if isinstance(part, list) else part
+        return {name: _filled(below, values, _within(said, name), schema) for name, below in part.items()}
+    items = [one["items"] for one in said if "items" in one]
+    return [_filled(below, values, items, schema) for below in part] if isinstance(part, list) else part
 
 
 def _typed(value: Any, kinds: Collection[str]) -> Any:
@@ -70,16 +70,28 @@ def _typed(value: Any, kinds: Collection[str]) -> Any:
         raise BadArgument("bad_argument") from error
 
 
-def _kinds(part: Any, schema: Mapping[str, Any], followed: frozenset[str]) -> set[str]:
-    """The types that a part of `schema` names; a part may be true or false. `followed`: references on the way here."""
+def _within(said: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [one["properties"][name] for one in said if name in one.get("properties", {})]
+
+
+def _kinds(said: Sequence[Mapping[str, Any]]) -> set[str]:
+    types = [one.get("type", []) for one in said]
+    return {kind for found in types for kind in ([found] if isinstance(found, str) else found)}
+
+
+def _reached(part: Any, schema: Mapping[str, Any], followed: frozenset[str]) -> list[Mapping[str, Any]]:
+    """A part of `schema`, its choices and what they refer to; a part may be true or false, which says nothing.
+
+    `followed`: references on the way here.
+    """
     if not isinstance(part, Mapping):
-        return set()
-    kind, reference = part.get("type", []), str(part.get("$ref", ""))
-    below = [choice for word in _CHOICES for choice in part.get(word, ())]
-    found = {kind} if isinstance(kind, str) else set(kind)
+        return []
+    reference = str(part.get("$ref", ""))
+    found = [part]
     if reference.startswith("#") and reference not in followed:
-        found |= _kinds(_referred(reference, schema), schema, followed | {reference})
-    return found.union(*(_kinds(choice, schema, followed) for choice in below))
+        found += _reached(_referred(reference, schema), schema, followed | {reference})
+    choices = [choice for word in _CHOICES for choice in part.get(word, ())]
+    return found + [one for choice in choices for one in _reached(choice, schema, followed)]
 
 
 def _referred(reference: str, schema: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ class QuestionAnswering(Tool):
     """A short answer per call, or why there is none (`no_question`, `no_answer`)."""
 
     name = "QA"
-    version = "5"
+    version = "6"
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
     Options = QuestionAnsweringOptions
     options: QuestionAnsweringOptions

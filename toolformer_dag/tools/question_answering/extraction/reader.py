@@ -1,6 +1,8 @@
 """The best span over the passages: what the question shares with title and sentence, and how near the span stands."""
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from toolformer_dag.tools.question_answering.extraction.candidates import Span, candidates
@@ -52,16 +54,25 @@ def _answers(question: Question, passage: Passage, rank: int) -> Iterator[Answer
     title = {word.stem for word in words(passage.title)}
     for sentence in sentences(passage.text):
         tokens = words(sentence)
-        shared = _share(question, {word.stem for word in tokens}, title)
+        places = _places(tokens)
+        shared = _share(question, places.keys(), title)
         if shared < LEAST_SHARED:
             continue
         for span in candidates(tokens, question):
-            score = shared + _nearness(question, tokens, span) + _fitness(question, tokens, span) - 0.03 * rank
+            score = shared + _nearness(question, places, span) + _fitness(question, tokens, span) - 0.03 * rank
             score -= NAMESAKE * _is_namesake(question, tokens, span, title)
             yield Answer(sentence[tokens[span.first].start : tokens[span.last].end], score)
 
 
-def _share(question: Question, sentence: set[str], title: set[str]) -> float:
+def _places(tokens: Sequence[Word]) -> dict[str, list[int]]:
+    """At which tokens each stem stands."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for at, word in enumerate(tokens):
+        found[word.stem].append(at)
+    return found
+
+
+def _share(question: Question, sentence: Collection[str], title: set[str]) -> float:
     """How much of the question the sentence holds, the title standing in for what it does not repeat; at most 2."""
     weights = question.weights
     total = sum(weights.values())
@@ -71,15 +82,23 @@ def _share(question: Question, sentence: set[str], title: set[str]) -> float:
     return (here + 2 * somewhere) / (2 * total) + 0.5 * about
 
 
-def _nearness(question: Question, tokens: list[Word], span: Span) -> float:
-    """Weighted mean over the question's words in the sentence of 1 / distance to the span."""
-    near = {
-        word.stem: 1 / max(span.first - at, at - span.last)
-        for at, word in enumerate(tokens)
-        if word.stem in question.weights and not span.first <= at <= span.last
-    }
+def _nearness(question: Question, places: Mapping[str, Sequence[int]], span: Span) -> float:
+    """Weighted mean over the question's words in the sentence of 1 / distance to the span, of each where it is nearest.
+
+    Words within the span do not count.
+    """
+    distances = {stem: _distance(places[stem], span) for stem in question.weights if stem in places}
+    near = {stem: 1 / distance for stem, distance in distances.items() if distance is not None}
     total = sum(question.weights[stem] for stem in near)
     return sum(question.weights[stem] * closeness for stem, closeness in near.items()) / total if near else 0.0
+
+
+def _distance(places: Sequence[int], span: Span) -> int | None:
+    """From the span to the nearest of some places (sorted) outside it."""
+    before, after = bisect_left(places, span.first), bisect_right(places, span.last)
+    left = [span.first - places[before - 1]] if before else []
+    right = [places[after] - span.last] if after < len(places) else []
+    return min(left + right, default=None)
 
 
 def _fitness(question: Question, tokens: list[Word], span: Span) -> float:
