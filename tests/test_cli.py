@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,10 @@ def test_tool_prints_its_result():
     assert (done.stdout, done.returncode) == ("0.29\n", 0)
     assert cli("tool", "Calculator", "27 + 4 * 2").stdout == "35\n"
     assert cli("tool", "calendar", "--context", "2023-01-30").stdout == "Today is Monday, January 30, 2023.\n"
+
+
+def test_an_input_may_begin_with_a_minus():
+    assert cli("tool", "calculator", "--", "-5 + 3").stdout == "-2\n"
 
 
 def test_tool_without_a_result_says_why():
@@ -89,9 +94,10 @@ def test_sql_and_clean_look_where_the_settings_of_the_command_line_point(tmp_pat
     (tmp_path / "toolformer.toml").write_text("[profiles.mine.paths]\nlake = 'mine'\n")
     for options in (("--set", "paths.lake='mine'"), ("--profile", "mine")):
         assert cli("sql", "select 1 as n", "--format", "csv", *options, folder=tmp_path).stdout == "n\n1\n"
-    (tmp_path / "mine" / ".tmp-left").touch()
+    left = f".tmp-{'0' * 32}"
+    (tmp_path / "mine" / left).touch()
     done = cli("clean", "--grace-hours", "0", "--dry-run", "--profile", "mine", folder=tmp_path)
-    assert ".tmp-left" in done.stdout
+    assert left in done.stdout
 
 
 @pytest.mark.parametrize("hours", ["nan", "-5", "inf", "1e20"])
@@ -105,7 +111,9 @@ def test_clean_refuses_hours_that_are_none(tmp_path, hours):
 def test_score_prints_the_losses_and_names_bad_lines():
     bad_offset = LINE | {"offset": 2}
     missing = {key: value for key, value in LINE.items() if key != "tool"}
-    lines = "\n".join([json.dumps(LINE), json.dumps(bad_offset), json.dumps(missing), "{", ""])
+    broken, empty = LINE | {"text": "half a \ud83d"}, LINE | {"text": "", "offset": 0}
+    bad = [json.dumps(line) for line in (bad_offset, missing, broken, empty)]
+    lines = "\n".join([json.dumps(LINE), *bad, "{", ""])
     done = cli("score", "-", "--model", str(SMALL_MODEL), "--dtype", "float32", stdin=lines)
     [scored] = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 1
@@ -115,6 +123,8 @@ def test_score_prints_the_losses_and_names_bad_lines():
     assert "line 2: no token begins at character 2; the nearest token boundary is" in done.stderr
     assert "line 3: field 'tool'" in done.stderr
     assert "line 4: not JSON" in done.stderr
+    assert "line 5: the text is empty" in done.stderr
+    assert "line 6: not JSON" in done.stderr
 
 
 def test_folder_that_is_no_model_is_named(tmp_path):
@@ -130,6 +140,20 @@ def test_generate_goes_on_from_the_text():
     assert done.returncode == 0
     assert done.stdout.startswith(prompt)
     assert "[" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("is", "--k", "-1"), "'--k'"),
+        (("is", "--max-new-tokens", "0"), "'--max-new-tokens'"),
+        ((os.fsdecode(b"caf\xe9"),), "no valid UTF-8"),
+    ],
+)
+def test_generate_refuses_what_cannot_be(arguments, message):
+    done = cli("generate", *arguments)
+    assert done.returncode != 0
+    assert message in done.stderr and "Traceback" not in done.stderr
 
 
 def test_generate_says_why_nothing_was_written_and_why_a_call_has_no_result():

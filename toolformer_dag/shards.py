@@ -10,9 +10,11 @@ from toolformer_dag.embedded.web import VERSION, write_shards
 from toolformer_dag.settings import Settings
 from toolformer_dag.settings_sources import SettingsError
 from toolformer_dag.settings_values import rooted
+from toolformer_dag.storage.files import file_name
 from toolformer_dag.storage.lock import locked
 
 MAX_PARTITIONS = 99  # an unpartitioned asset stops noticing changes at 100 upstream partitions (Dagster 1.13)
+LONGEST_NAME = 250  # bytes; file systems take 255, and `.json` comes on top
 SUFFIXES = (".gz", ".jsonl", ".json")
 
 
@@ -27,12 +29,17 @@ class ShardFile:
 def shard_files(settings: Settings) -> list[ShardFile]:
     """The files of `corpus.shards`, or those of the made web, in order of their names.
 
-    Raises SettingsError where a pattern matches nothing or two files would share a name.
+    Raises SettingsError where a pattern matches nothing, two files would share a name, or a name is too long.
     """
     if not settings.corpus.shards:
         return small_web_files(settings)
     paths = sorted({path for pattern in settings.corpus.shards for path in _matches(settings.root, pattern)})
     files = sorted((ShardFile(_stem(path), path) for path in paths), key=lambda file: file.name)
+    for file in files:
+        if len(file_name(file.name).encode()) > LONGEST_NAME:
+            raise SettingsError(
+                f"corpus.shards: the name {file.name!r} takes more than {LONGEST_NAME} bytes; rename the file"
+            )
     for one, other in itertools.pairwise(files):
         if one.name == other.name:
             raise SettingsError(

@@ -66,10 +66,14 @@ from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
 
 class SumsOptions(ToolOptions):
     edition: int = 1
+    shortest: int = 0
 
 
 class Sums(Tool):
     name, version, defaults, Options = "Search", "1", ToolDefaults(0.1, 2, 6, 0.0), SumsOptions
+
+    def keeps(self, text, offset, input):
+        return len(input) >= self.options.shortest
 
     def run(self, calls):
         return [ToolResult(str(self.options.edition * sum(map(int, re.findall("[0-9]+", c.input))))) for c in calls]

@@ -7,6 +7,15 @@ def lanes_of(ran) -> set[str]:
     return {stage.partition("/")[0] for stage in ran.stages()}
 
 
+def test_an_option_that_keeps_alone_looks_at_marks_its_calls_anew_without_a_token(world):
+    assert world.sql("select count(*) from filtered_calls where tool = 'sums'") > [(0,)]
+    change = "tools.sums.shortest=1000"
+    assert world.run(change).spent.tokens == 0
+    assert world.sql("select distinct reason from loss_deltas where tool = 'sums'") == [("tool_keeps_out",)]
+    assert world.sql("select count(*) from filtered_calls where tool = 'sums'") == [(0,)]
+    assert world.run(change).assets == []
+
+
 def test_an_edited_prompt_samples_its_lane_anew(world):
     before = world.tables()
     (world.folder / "sums.txt").write_text("Sums.\nInput: 3 and 2 make 5 .\nOutput: 3 and 2 make [Search(3+2)] 5 .\n")

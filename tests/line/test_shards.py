@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.stages.conftest import write_shard
 from toolformer_dag.cli.options import settings_of
 from toolformer_dag.embedded.web import write_shards
 from toolformer_dag.settings import load_settings
+from toolformer_dag.settings_sources import SettingsError
 from toolformer_dag.shards import partitions, shard_files, small_web_files, write_small_web
 
 CONTROL = {"calculator/swapped_results[two]", "sums/swapped_results[two]"}
@@ -49,6 +51,27 @@ def test_a_changed_shard_is_read_again_alone(world):
     assert {asset for asset, cost in ran.costs.items() if cost != Spent()} <= CONTROL  # it had its results as well
     assert world.sql("select count(*) from documents") == [(11,)]
     assert world.sql("select reason, count from rejections where stage = 'raw_shards'") == [("not_json", 1)]
+
+
+def test_a_shard_from_a_clock_that_is_ahead_is_read_once(world):
+    shard = world.folder / "web" / "two.json.gz"
+    ahead = time.time() + 10_000
+    os.utime(shard, (ahead, ahead))
+    assert world.stale() == []
+    shard.write_bytes(gzip.compress(gzip.decompress(shard.read_bytes()) + b"not json\n"))
+    os.utime(shard, (ahead, ahead))
+    assert "ccnet/raw_shards[two]" in world.run().assets
+    assert world.run().assets == []
+
+
+def test_a_shard_may_have_a_long_name_in_any_script(world):
+    name = "нейросетевой_корпус_текстов_русского_интернета_01"
+    write_shard(world.folder / "web", name)
+    assert f"ccnet/raw_shards[{name}]" in world.run().assets
+    assert world.sql(f"select count(*) > 0 from documents where shard = '{name}'") == [(True,)]
+    (world.folder / "web" / f"{'%' * 100}.json.gz").touch()
+    with pytest.raises(SettingsError, match=r"'%+' takes more than 250 bytes; rename the file"):
+        world.stale()
 
 
 def test_a_bad_line_is_counted_in_sql_though_the_documents_are_the_same(world):

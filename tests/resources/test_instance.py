@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from resources.instance import shared_instance
+
 OPEN = """
 import sys, time
 from pathlib import Path
@@ -17,6 +19,13 @@ while not (root / "go").exists():
 print(shared_instance(root).get_runs_count())
 """
 PROCESSES = 3
+
+
+def test_a_relative_home_counts_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGSTER_HOME", "home")
+    assert shared_instance(tmp_path).get_runs_count() == 0
+    assert (tmp_path / "home" / "dagster.yaml").is_file()
 
 
 def test_first_openings_at_once_make_one_instance(tmp_path):

@@ -11,8 +11,10 @@ import pytest
 from toolformer_dag.storage.clean import clean
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.record import STORES
+from toolformer_dag.storage.row_part import CHUNK, new_part
 
 DAY = timedelta(days=1)
+UNFINISHED = f".tmp-{'0' * 32}"
 SCHEMA = {"a": pl.Int64}
 
 
@@ -51,7 +53,7 @@ def test_nothing_young_goes(lake: Lake) -> None:
     table = lake.table("t")
     table.publish("s", [frame(1)], {})
     table.publish("s", [frame(2)], {})
-    (table.folder / ".tmp-abc").write_bytes(b"x")
+    (table.folder / UNFINISHED).write_bytes(b"x")
     lake.rows("r", {"model": 1}, ("a",), SCHEMA).append(frame(1))
     assert clean(lake, DAY, dry_run=False) == []
 
@@ -59,12 +61,38 @@ def test_nothing_young_goes(lake: Lake) -> None:
 def test_unfinished_and_damaged_files_go(lake: Lake, tmp_path: Path) -> None:
     store = lake.rows("r", {"model": 1}, ("a",), SCHEMA)
     store.append(frame(1))
-    (store.folder / ".tmp-abc").write_bytes(b"x")
-    (store.folder / "part.parquet.damaged").write_bytes(b"x")
+    (store.folder / UNFINISHED).write_bytes(b"x")
+    (store.folder / f"{UNFINISHED}.duckdb").write_bytes(b"x")
+    (store.folder / f"{new_part(CHUNK, 1).name}.damaged").write_bytes(b"x")
     age(tmp_path)
     lake.rows("r", {"model": 1}, ("a",), SCHEMA)
-    assert sorted(file.reason for file in clean(lake, DAY, dry_run=False)) == ["damaged", "unfinished"]
+    assert sorted(file.reason for file in clean(lake, DAY, dry_run=False)) == ["damaged", "unfinished", "unfinished"]
     assert lake.rows("r", {"model": 1}, ("a",), SCHEMA).stored(frame(1)).height == 1
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "wiki/parts/0001/dump.jsonl",
+        "agent/identity.json",
+        "agent/private.pem",
+        "0123456789abcdef/private.pem",
+        "notes.damaged",
+        ".tmp-draft.txt",
+        "a-b-c-1.parquet",
+    ],
+)
+def test_files_that_the_lake_did_not_write_stay(lake: Lake, tmp_path: Path, file: str) -> None:
+    lake.table("t").publish("s", [frame(1)], {})
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_bytes(b"x")
+    (tmp_path / file).with_name("identity.json").write_bytes(b"{}")
+    (tmp_path / "r" / "0123456789abcdef").mkdir(parents=True)
+    (tmp_path / "r" / "0123456789abcdef" / "identity.json").write_bytes(b"{}")
+    age(tmp_path)
+    gone = [Path(one.path).relative_to(tmp_path) for one in clean(lake, DAY, dry_run=False)]
+    assert set(gone) - {Path("0123456789abcdef/identity.json")} == {Path("r/0123456789abcdef/identity.json")}
+    assert (tmp_path / file).is_file()
 
 
 def test_rows_stay_while_a_partition_was_made_with_them(lake: Lake, tmp_path: Path) -> None:

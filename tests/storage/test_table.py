@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from toolformer_dag.storage.content import ContentHash
-from toolformer_dag.storage.errors import DamagedPartition, MissingPartition
+from toolformer_dag.storage.errors import DamagedPartition, MissingPartition, ReadError
 from toolformer_dag.storage.files import file_name, plain_name
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.table import Table
@@ -96,6 +96,17 @@ def test_every_name_is_a_file_name(name: str) -> None:
         return
     assert plain_name(file_name(name)) == name
     assert "/" not in file_name(name) and not file_name(name).startswith(".")
+
+
+def test_letters_of_any_script_take_no_more_bytes_in_a_file_name() -> None:
+    assert file_name("ab_корпус-語料.01") == "ab_корпус-語料.01"
+    assert file_name("a/b\n%.") == "a%2Fb%0A%25."
+
+
+def test_a_lake_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lake").touch()
+    with pytest.raises(ReadError, match=r"cannot read .*lake.t.s\.json: Not a directory"):
+        Lake(tmp_path / "lake").table("t").pointer("s")
 
 
 def test_a_removed_partition_is_missing_and_says_what_to_do(table: Table) -> None:

@@ -16,11 +16,13 @@ REMEDIES = {
 def generate(
     text: Annotated[str, typer.Argument(help="The text to go on from.")],
     model: ModelName = None,
-    k: Annotated[int | None, typer.Option(help="A call starts when ` [` is among the k most likely tokens.")] = None,
+    k: Annotated[
+        int | None, typer.Option(min=0, help="A call starts when ` [` is among the k most likely tokens.")
+    ] = None,
     disabled: Annotated[
         bool, typer.Option("--disabled", help="No calls: the probability of ` [` is set to 0.")
     ] = False,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write at most.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to write at most.")] = None,
     context: Annotated[str, typer.Option(help="Today's date for the calendar, as 2023-01-30.")] = "",
     config: Config = None,
     profile: Profile = None,
@@ -36,6 +38,7 @@ def generate(
     from toolformer_dag.decoding.generate import generate as decode
     from toolformer_dag.lane import lanes
 
+    _refuse_broken(text)
     settings = settings_of(config, profile, set)
     known = lanes(settings)
     [generation] = decode(
@@ -44,7 +47,7 @@ def generate(
         {lane.tool.name: lane.tool for lane in known},
         k=settings.decoding.k if k is None else k,
         disabled=disabled,
-        max_new_tokens=max_new_tokens or settings.decoding.max_new_tokens,
+        max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
         contexts=[context],
         limits={lane.tool.name: lane.limits for lane in known},
         max_call_tokens=settings.sampling.max_call_tokens,
@@ -56,3 +59,10 @@ def generate(
             written = f"{call.tool}({call.input})" if call.tool else call.input
             typer.echo(f"[{written}] has no result: {call.reason}", err=True)
     typer.echo(text + generation.text)
+
+
+def _refuse_broken(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the text is no valid UTF-8 ({error.reason}); give it in UTF-8") from error

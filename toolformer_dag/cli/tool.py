@@ -19,7 +19,7 @@ def tool(
 ) -> None:
     """Run a tool. Exit code 1, with the reason, where there is no result.
 
-    Example: toolformer-dag tool calculator "400 / 1400"
+    Example: toolformer-dag tool calculator "400 / 1400"; toolformer-dag tool calculator -- "-5 + 3"
     """
     from toolformer_dag.lane import lane_named
     from toolformer_dag.tools.runner import run_calls

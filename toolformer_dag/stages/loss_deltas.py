@@ -25,8 +25,8 @@ KEPT_OUT = "tool_keeps_out"
 
 
 def settings(lane: Lane, model: Mapping[str, object]) -> dict[str, Any]:
-    """What determines the rows beside the calls and their results."""
-    return {**losses_identity(lane, model), "version": lane.tool.version}
+    """What determines the rows beside the calls and their results; an option may be there for `Tool.keeps` alone."""
+    return {**losses_identity(lane, model), "version": lane.tool.version, "identity": dict(lane.tool.identity())}
 
 
 def loss_deltas(

@@ -1,5 +1,6 @@
 """Removing what nothing needs any more: old part files, rows of old models, what killed processes left."""
 
+import re
 from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +12,13 @@ from upath import UPath
 from toolformer_dag.storage.errors import DamagedPartition, MissingPartition
 from toolformer_dag.storage.files import TEMPORARY, plain_name
 from toolformer_dag.storage.lake import IDENTITY, Lake
+from toolformer_dag.storage.pointer import PART_NAME
 from toolformer_dag.storage.record import STORES
+from toolformer_dag.storage.row_part import parse_name
+from toolformer_dag.storage.rows import DAMAGED, LOCK
 from toolformer_dag.storage.table import Table
+
+FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,9 @@ class Removed:
 
 
 def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[Removed]:
-    """Removes files older than `grace` that nothing names; with `dry_run` only tells.
+    """Removes files of the lake older than `grace` that nothing names; with `dry_run` only tells.
+
+    A file is the lake's by the form of its name: what else lies in the folder stays.
 
     What goes: parts that were replaced longer than `grace` ago, unfinished files, parts put aside as damaged, and
     stored rows under an identity that no published partition was made with and no run has opened within `grace`. What
@@ -59,13 +67,14 @@ def _unneeded(lake: Lake, old: float) -> Iterator[tuple[_File, str]]:
     for folder, found in files.items():
         unused = stores is not None and _is_unused(lake, folder, found, stores, old)
         for file in (file for file in found if file.changed < old):
-            if file.path.name.startswith(TEMPORARY):
+            name = file.path.name
+            if TEMPORARY.fullmatch(name):
                 yield file, "unfinished"
-            elif file.path.name.endswith(".damaged"):
+            elif name.endswith(DAMAGED) and parse_name(name.removesuffix(DAMAGED)):
                 yield file, "damaged"
-            elif folder in parts and file.path.name not in parts[folder]:
+            elif folder in parts and PART_NAME.fullmatch(name) and name not in parts[folder]:
                 yield file, "replaced"
-            elif unused:
+            elif unused and (name in (IDENTITY, LOCK) or parse_name(name)):
                 yield file, "rows of an identity that nothing uses"
 
 
@@ -109,6 +118,6 @@ def _named(lake: Lake, folders: Sequence[UPath], old: float) -> tuple[dict[UPath
 
 def _is_unused(lake: Lake, folder: UPath, files: Sequence[_File], stores: Set[str], old: float) -> bool:
     """Whether `folder` holds rows that no partition names; opening touches a file, appending makes one."""
-    is_store = any(file.path.name == IDENTITY for file in files)
+    is_store = FINGERPRINT.fullmatch(folder.name) and any(file.path.name == IDENTITY for file in files)
     named = str(folder.relative_to(lake.root)) in stores
-    return is_store and not named and all(file.changed < old for file in files)
+    return bool(is_store) and not named and all(file.changed < old for file in files)

@@ -1,6 +1,7 @@
 """Files that are there completely or not at all."""
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -10,8 +11,8 @@ from upath import UPath
 
 from toolformer_dag.storage.errors import WriteError
 
-TEMPORARY = ".tmp-"
-"""How the name of an unfinished file begins; `clean` removes those that a killed process left."""
+TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
+"""The name of an unfinished file; `clean` removes those that a killed process left."""
 
 
 def write_whole(path: UPath, content: bytes) -> None:
@@ -36,7 +37,7 @@ def local(path: UPath) -> Path | None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{TEMPORARY}{uuid4().hex}")
+    temporary = beside(path)
     try:
         with temporary.open("wb") as stream:
             stream.write(content)
@@ -48,6 +49,11 @@ def _replace(path: Path, content: bytes) -> None:
             temporary.unlink()
         raise
     _sync(path.parent)
+
+
+def beside(path: Path, suffix: str = "") -> Path:
+    """A new path in the same folder, for a file that is not finished."""
+    return path.with_name(f".tmp-{uuid4().hex}{suffix}")
 
 
 def replace_whole(fresh: Path, path: Path) -> None:
@@ -66,8 +72,11 @@ def _sync(path: Path) -> None:
 
 
 def file_name(name: str) -> str:
-    """Any name as a file name that stays readable; `plain_name` reads it back. No name hides, climbs or nests."""
-    quoted = quote(name, safe=" ,+=@")
+    """Any name as a file name that stays readable; `plain_name` reads it back. No name hides, climbs or nests.
+
+    Letters of any script stay as they are: quoted they take three times the bytes, of which a file name has 255.
+    """
+    quoted = "".join(char if char > "~" and char.isprintable() else quote(char, safe=" ,+=@") for char in name)
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 

@@ -1,13 +1,21 @@
 """A pointer: the small file that says which part files a partition consists of now, and what they were made from."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+from uuid import uuid4
 
 from toolformer_dag.storage.plain_json import as_json
 
 FORMAT = 1
+PART_NAME = re.compile(r"[0-9a-f]{32}\.parquet")
+
+
+def new_part_name() -> str:
+    """A name that nobody has used."""
+    return f"{uuid4().hex}.parquet"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Names of the part files of a row store: they say age, kind and size, so that no index file has to be kept."""
 
+import re
 import time
 from dataclasses import dataclass
 from uuid import uuid4
 
 CHUNK = "chunk"
 MERGED = "merged"
+NAME = re.compile(rf"([0-9a-f]{{16}})-({CHUNK}|{MERGED})-([0-9a-f]{{8}})-([0-9]+)\.parquet")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +31,8 @@ def new_part(kind: str, size: int, written: int | None = None) -> RowPart:
 
 def parse_name(name: str) -> RowPart | None:
     """Reads `RowPart.name`; None for any other file."""
-    fields = name.removesuffix(".parquet").split("-")
-    if not name.endswith(".parquet") or len(fields) != 4 or not fields[3].isdecimal():
+    match = NAME.fullmatch(name)
+    if match is None:
         return None
-    return RowPart(int(fields[0], 16), fields[1], fields[2], int(fields[3]))
+    written, kind, unique, size = match.groups()
+    return RowPart(int(written, 16), kind, unique, int(size))

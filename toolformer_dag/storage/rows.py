@@ -24,6 +24,8 @@ from toolformer_dag.storage.row_part import CHUNK, MERGED, RowPart, new_part, pa
 
 log = logging.getLogger(__name__)
 
+DAMAGED = ".damaged"
+LOCK = ".merge.lock"
 MERGE_AT = 64
 """Chunks that are merged into one part: lookups and listings stay fast however small the chunks are."""
 
@@ -88,7 +90,7 @@ class RowStore:
         note = f"{path} {reason}; put aside, its rows are computed again"
         log.warning(note)
         self.damaged.append(note)
-        aside = path.with_name(f"{path.name}.damaged")
+        aside = path.with_name(f"{path.name}{DAMAGED}")
         with suppress(FileNotFoundError):  # another process was faster
             path.rename(aside)
             aside.touch()  # `clean` counts from now
@@ -117,7 +119,7 @@ class RowStore:
         folder = local(self.folder)
         if folder is None:
             return
-        with locked(folder / ".merge.lock", wait=False) as mine:
+        with locked(folder / LOCK, wait=False) as mine:
             if mine:
                 self._refresh()
                 self._merge_chunks(self._chunks())

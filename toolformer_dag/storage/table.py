@@ -10,17 +10,16 @@ on to the pointer it has read, whose parts stay until the grace period of `clean
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import polars as pl
 from upath import UPath
 
 from toolformer_dag.storage import parquet
 from toolformer_dag.storage.content import ContentHash
-from toolformer_dag.storage.errors import DamagedPartition, MissingPartition
+from toolformer_dag.storage.errors import DamagedPartition, MissingPartition, ReadError
 from toolformer_dag.storage.files import file_name, plain_name, write_whole
 from toolformer_dag.storage.parquet import UnreadablePart
-from toolformer_dag.storage.pointer import Part, Pointer, decode
+from toolformer_dag.storage.pointer import Part, Pointer, decode, new_part_name
 
 Answer = TypeVar("Answer")
 ATTEMPTS = 3
@@ -85,19 +84,21 @@ class Table:
         """Names of the partitions that are published, in order."""
         if not self.folder.is_dir():
             return []
-        return sorted(plain_name(path.name.removesuffix(".json")) for path in self.folder.glob("[!.]*.json"))
+        return sorted({plain_name(path.name.removesuffix(".json")) for path in self.folder.glob("[!.]*.json")})
 
     def has(self, partition: str) -> bool:
         """Whether something is published, damaged or not."""
         return self._pointer_path(partition).is_file()
 
     def pointer(self, partition: str) -> Pointer:
-        """What is published now. Raises MissingPartition, DamagedPartition."""
+        """What is published now. Raises MissingPartition, DamagedPartition, ReadError."""
         path = self._pointer_path(partition)
         try:
             return decode(path.read_bytes())
         except FileNotFoundError as error:
             raise MissingPartition(self.name, partition) from error
+        except OSError as error:
+            raise ReadError(path, error) from error
         except ValueError as error:
             raise DamagedPartition(self.name, partition, path.name, str(error)) from error
 
@@ -119,7 +120,7 @@ class Table:
     def _write(self, partition: str, piece: pl.DataFrame, content: ContentHash) -> Part:
         content.update(piece)
         encoded = parquet.encode(piece)
-        part = Part(f"{uuid4().hex}.parquet", len(encoded), piece.height)
+        part = Part(new_part_name(), len(encoded), piece.height)
         write_whole(self._part_path(partition, part), encoded)
         return part
 

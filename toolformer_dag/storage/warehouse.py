@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from uuid import uuid4
 
 import duckdb
 import polars as pl
@@ -18,7 +17,7 @@ from toolformer_dag.stages.publish import WHOLE
 from toolformer_dag.stages.rejections import decode
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.storage.errors import StorageError
-from toolformer_dag.storage.files import TEMPORARY, replace_whole
+from toolformer_dag.storage.files import beside, replace_whole
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.lock import locked
 from toolformer_dag.storage.sql import OFFLINE, in_memory, rows, run_file
@@ -116,7 +115,7 @@ def _small(scratch: Path, name: str, frame: pl.DataFrame) -> str:
 @contextmanager
 def _beside(database: Path) -> Iterator[Path]:
     """A path for the new file; renamed over `database` where the block ends well, else removed."""
-    fresh = database.with_name(f"{TEMPORARY}{uuid4().hex}.duckdb")
+    fresh = beside(database, ".duckdb")
     try:
         yield fresh
         replace_whole(fresh, database)
