@@ -42,12 +42,11 @@ def test_nothing_is_asked_for_where_every_file_has_been_read(tick):
 
 def test_a_file_that_comes_changes_and_goes_is_asked_for_once_each_time(world, tick):
     assert tick() == []
-    added = write_shard(world.folder / "web", "added")
+    write_shard(world.folder / "web", "added")
     assert tick() == [("ccnet/raw_shards", "added"), ("ccnet/shard_list", None)]
     assert dg.DagsterInstance.get().has_dynamic_partition("shards", "added")
     assert tick() == []
-    later = added.stat().st_mtime + 60
-    os.utime(world.folder / "web" / "one.json.gz", (later, later))
+    os.utime(world.folder / "web" / "one.json.gz")  # its rows were made seconds ago
     assert tick() == [("ccnet/raw_shards", "one")]
     (world.folder / "web" / "two.json.gz").unlink()
     assert tick() == [("ccnet/shard_list", None)]
