@@ -1,11 +1,14 @@
 """`toolformer-dag generate`: a model writes on, calling tools as it goes."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolformer_dag.cli.options import Config, ModelName, Profile, Set, settings_of
 from toolformer_dag.errors import UserError
+
+if TYPE_CHECKING:
+    from toolformer_dag.decoding.generation import Generation
 
 REMEDIES = {
     "does_not_fit": "the text fills the model's context; give a shorter one",
@@ -52,13 +55,18 @@ def generate(
         limits={lane.tool.name: lane.limits for lane in known},
         max_call_tokens=settings.sampling.max_call_tokens,
     )
+    _tell(generation)
+    typer.echo(text + generation.text)
+
+
+def _tell(generation: "Generation") -> None:
+    """Why calls have no result; raises UserError where nothing was written."""
     if generation.reason is not None:
         raise UserError(f"nothing was written, {generation.reason}: {REMEDIES[generation.reason]}")
     for call in generation.calls:
         if call.reason is not None:
             written = f"{call.tool}({call.input})" if call.tool else call.input
             typer.echo(f"[{written}] has no result: {call.reason}", err=True)
-    typer.echo(text + generation.text)
 
 
 def _refuse_broken(text: str) -> None:
