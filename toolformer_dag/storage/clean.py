@@ -18,7 +18,7 @@ from toolformer_dag.storage.row_part import parse_name
 from toolformer_dag.storage.rows import DAMAGED, LOCK
 from toolformer_dag.storage.table import Table
 
-FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+FINGERPRINT = re.compile(r"[0-9a-f]{16}")  # the folder of a row store
 
 
 @dataclass(frozen=True, slots=True)

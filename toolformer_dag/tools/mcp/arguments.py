@@ -59,8 +59,8 @@ def _filled(part: Any, values: Mapping[str, str], parts: Sequence[Any], schema: 
     return [_filled(below, values, items, schema) for below in part] if isinstance(part, list) else part
 
 
-def _typed(value: Any, kinds: Collection[str]) -> Any:
-    if not isinstance(value, str) or "string" in kinds:
+def _typed(value: str, kinds: Collection[str]) -> Any:
+    if "string" in kinds:
         return value
     try:
         if "number" in kinds or "integer" in kinds:
