@@ -9,7 +9,6 @@ import dagster as dg
 from assets.finetuned_checkpoint import CHECKPOINTS
 from assets.heuristic_subset import cut_of
 from assets.plan import Plan
-from resources.changed_shards import sizes
 from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.lane import Lane
 from toolformer_dag.shards import partitions, shard_files
@@ -79,7 +78,8 @@ def _now(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before
         return {"settings": LANE_STAGES[key.path[-1]](plan, lane), "inputs": inputs}
     if key.path[-1] == raw_shards.STAGE:
         files = partitions(shard_files(plan.settings)).get(partition or "", ())
-        return {"settings": raw_shards.settings({file.name: file.path for file in files}), "inputs": sizes(files)}
+        paths = {file.name: file.path for file in files}
+        return {"settings": raw_shards.settings(paths), "inputs": raw_shards.inputs(paths)}
     if key.path[-1] == augmented_corpus.STAGE:
         cut = Cut(plan.settings.corpus.segment_tokens, lambda texts: [], plan.model)
         return {

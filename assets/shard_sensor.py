@@ -12,6 +12,7 @@ from resources.changed_shards import unread_shards
 from resources.held_partitions import ShardsInUse, keep_partitions
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.shards import ShardFile, partitions, shard_files
+from toolformer_dag.stages import raw_shards
 from toolformer_dag.storage.lake import Lake
 
 
@@ -53,8 +54,7 @@ def _request(instance: dg.DagsterInstance, name: str, files: Sequence[ShardFile]
 
     A file that is not there yet is left out. Dagster drops a key that it has seen, where the lake is lost too.
     """
-    status = {file.name: file.path.stat() for file in files if file.path.exists()}
-    stamp = fingerprint({file: (found.st_size, found.st_mtime_ns) for file, found in status.items()})
+    stamp = fingerprint(raw_shards.inputs({file.name: file.path for file in files}))
     run_key = f"{name}-{stamp}-{_last_read(instance, name)}"
     return dg.RunRequest(run_key=run_key, partition_key=name, asset_selection=[RAW_SHARDS])
 

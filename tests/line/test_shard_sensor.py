@@ -46,7 +46,7 @@ def test_a_file_that_comes_changes_and_goes_is_asked_for_once_each_time(world, t
     assert tick() == [("ccnet/raw_shards", "added"), ("ccnet/shard_list", None)]
     assert dg.DagsterInstance.get().has_dynamic_partition("shards", "added")
     assert tick() == []
-    os.utime(world.folder / "web" / "one.json.gz")  # its rows were made seconds ago
+    os.utime(world.folder / "web" / "one.json.gz")
     assert tick() == [("ccnet/raw_shards", "one")]
     (world.folder / "web" / "two.json.gz").unlink()
     assert tick() == [("ccnet/shard_list", None)]

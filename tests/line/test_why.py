@@ -37,7 +37,7 @@ def test_the_field_is_named_with_both_values(world, change):
 
 def test_inputs_that_come_and_go_are_named(world):
     write_shard(world.folder / "web", "two", documents=5)
-    assert any(reason.startswith("inputs.two: ") for reason in reasons(world)["ccnet/raw_shards[two]"])
+    assert any(reason.startswith("inputs.two.bytes: ") for reason in reasons(world)["ccnet/raw_shards[two]"])
     (world.folder / "web" / "two.json.gz").unlink()
     line = world.line()
     line.bring_up_to_date(training=False)

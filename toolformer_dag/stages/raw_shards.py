@@ -30,6 +30,12 @@ def settings(shards: Mapping[str, Path]) -> dict[str, Any]:
     return {"shards": sorted(shards)}
 
 
+def inputs(shards: Mapping[str, Path]) -> dict[str, dict[str, int]]:
+    """Size and time of change of every file, by shard name; a file that is not written yet is left out."""
+    found = {name: Path(path).stat() for name, path in sorted(shards.items()) if Path(path).is_file()}
+    return {name: {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns} for name, status in found.items()}
+
+
 def raw_shards(lake: Lake, partition: str, shards: Mapping[str, Path], *, progress: Progress = silent) -> StageReport:
     """Reads the files of a partition, by shard name, one line at a time, and publishes documents and rejected lines.
 
@@ -37,15 +43,12 @@ def raw_shards(lake: Lake, partition: str, shards: Mapping[str, Path], *, progre
     shard goes through. Raises ShardError for a file that cannot be read at all; then nothing is published.
     """
     clock, reading = Clock(), _Reading(shards, progress)
+    read = inputs(shards)  # before a line is read: a file that changes meanwhile is read again
     output = Output(lake, STAGE, GROUP, partition)
-    report = output.publish(reading.frames(), settings(shards), _files(shards), reading.rejected, clock)
+    report = output.publish(reading.frames(), settings(shards), read, reading.rejected, clock)
     described = pl.DataFrame(reading.lines, schema=columns(REJECTED), orient="row")
-    lake.table(f"{GROUP}/{REJECTED}").publish(partition, [described], record(settings(shards), _files(shards)))
+    lake.table(f"{GROUP}/{REJECTED}").publish(partition, [described], record(settings(shards), read))
     return report
-
-
-def _files(shards: Mapping[str, Path]) -> dict[str, int]:
-    return {name: Path(path).stat().st_size for name, path in sorted(shards.items()) if Path(path).is_file()}
 
 
 class _Reading:
