@@ -1,5 +1,6 @@
 """Our settings in the words of the Trainer."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ ZERO3 = Path(__file__).with_name("zero3.json")
 POINTS = 200  # of the loss curve
 
 
-def training_arguments(settings: TrainingSettings, folder: Path, steps: int, world: int, resumed: bool) -> Any:
-    """`world`: processes; bfloat16 where the GPU has it, float32 elsewhere. Raises TrainingError."""
+def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool) -> Any:
+    """bfloat16 where the GPU has it, float32 elsewhere. Raises TrainingError."""
+    world = world_size(on_cpu)
     each = device_batch(settings, world)
     every = min(settings.eval_steps, steps)
     return TrainingArguments(
@@ -28,8 +30,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, wor
         lr_scheduler_type="linear",
         weight_decay=0.0,
         max_grad_norm=1.0,
-        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
-        use_cpu=not torch.accelerator.is_available(),  # without it torchrun on CPU trains unconnected copies
+        bf16=not on_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        use_cpu=on_cpu,  # without it torchrun on CPU trains unconnected copies
         ddp_find_unused_parameters=False,
         seed=settings.seed,
         train_sampling_strategy="sequential",
@@ -46,9 +48,14 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, wor
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=not on_cpu and torch.cuda.is_available(),
         deepspeed=str(ZERO3) if settings.deepspeed else None,
     )
+
+
+def world_size(on_cpu: bool) -> int:
+    """How many shares a batch is cut into: torchrun's processes, or the GPUs of the only one."""
+    return int(os.environ.get("WORLD_SIZE", "0")) or (1 if on_cpu else max(1, torch.cuda.device_count()))
 
 
 def device_batch(settings: TrainingSettings, world: int) -> int:

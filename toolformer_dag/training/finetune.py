@@ -31,8 +31,8 @@ def finetune(
     `out` gets safetensors, tokenizer and training.json. A run that `out` already holds is not repeated; a killed one
     goes on from its last checkpoint; another run replaces `out` once it is finished. On a CPU, with the same number of
     threads, an interrupted run ends in the same weights as one that was not. Under torchrun every process calls this
-    and process 0 publishes. Of `base`, dtype, device and token budget do not count. Raises TrainingError, and
-    ModelError where `base` cannot be loaded.
+    and process 0 publishes. Of `base`, dtype and token budget do not count, and of device only that `cpu` leaves GPUs
+    alone. Raises TrainingError, and ModelError where `base` cannot be loaded.
     """
     if not texts or not heldout:
         raise TrainingError(

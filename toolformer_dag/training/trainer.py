@@ -1,6 +1,5 @@
 """The Trainer of a run: examples in their order, arguments, model, in the sequence that ZeRO-3 needs."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +52,9 @@ def prepare(
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; give longer ones")
     steps = steps_of(len(train.sequences), settings.batch_size, settings.max_steps, settings.epochs)
     order = batch_order([len(ids) for ids in train.sequences], settings.batch_size, steps, settings.seed)
-    arguments = training_arguments(settings, folder, steps, world_size(), last_complete(folder) is not None)
+    on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
+    resumed = last_complete(folder) is not None
+    arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=resumed)
     trainer = Trainer(
         model=_model(base),  # after the arguments: they tell from_pretrained that ZeRO-3 will share the weights
         args=arguments,
@@ -67,11 +68,6 @@ def prepare(
     )
     trainer.remove_callback(PrinterCallback)  # the report holds the curves; a caller who wants to watch gets `progress`
     return Prepared(trainer, train)
-
-
-def world_size() -> int:
-    """How many shares a batch is cut into: torchrun's processes, or the GPUs of the only one."""
-    return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
 
 
 def _model(base: Model) -> Any:
