@@ -26,7 +26,13 @@ def augmented_corpus(plan: Plan) -> dg.AssetsDefinition:
         group_name="training",
         deps=[RAW_SHARDS, *(dg.AssetKey([lane.key, "filtered_calls"]) for lane in plan.lanes)],
         code_version=fingerprint(
-            {"segment_tokens": tokens_per_text, "cutting": CUTTING, "tools": plan.tool_names, "model": plan.model}
+            {
+                "segment_tokens": tokens_per_text,
+                "cutting": CUTTING,
+                "merging": stage.MERGING,
+                "tools": plan.tool_names,
+                "model": plan.model,
+            }
         ),
         kinds={"polars", "parquet"},
         owners=OWNERS,

@@ -9,6 +9,7 @@ from assets.augmented_corpus import KEY as CORPUS
 from assets.finetuned_checkpoint import CHECKPOINT_KEYS
 from assets.metadata import frame_table
 from assets.plan import OWNERS, Plan
+from toolformer_dag.evaluation.benchmarks.catalogue import READING
 from toolformer_dag.evaluation.benchmarks.source import content
 from toolformer_dag.evaluation.benchmarks.wikitext import wikitext
 from toolformer_dag.evaluation.results import PERPLEXITY, publish
@@ -31,7 +32,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
     determining = {
         "chosen_on": texts,
         "model": plan.model,
-        "wikitext": content(wikitext_file) if wikitext_file else None,
+        "wikitext": (content(wikitext_file), READING) if wikitext_file else None,
     }
 
     @dg.asset(

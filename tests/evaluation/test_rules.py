@@ -32,6 +32,17 @@ from toolformer_dag.evaluation.rules import (
         ("", "Paris", False),
         (" Paris", "", False),
         (" Île-de-France", "île de france", True),
+        (" It is a kind of", "A+", False),
+        (" mostly type A+.", "A+", True),
+        (" written in C++, not C", "c++", True),
+        (" 1,277 days ago", "277", False),
+        (" 1,277 days ago", "1277", True),
+        (" 1277 days ago", "1,277", True),
+        (" It was 12.5 weeks", "5", False),
+        (" It was 12.5 weeks", "12.5", True),
+        (" on 12.03.2017.", "2017", True),
+        (" 3,4 or 5", "4", True),
+        (" the 1.5m prize", "5m", True),
     ],
 )
 def test_the_answer_is_in_the_first_five_words(output: str, answer: str, right: bool) -> None:
@@ -84,6 +95,8 @@ def test_numbers_are_compared_as_numbers() -> None:
     assert number_is_right(" 43 shells", ["43.0"])
     assert number_is_right(" 0.33", ["0.3333333333"])
     assert not number_is_right(" 0.34", ["0.3333333333"])
+    assert number_is_right(" 0.63", ["0.625"])  # as the calculator rounds it
+    assert not number_is_right(" 0.64", ["0.625"])
     assert not number_is_right(" 430", ["43.0"])
     assert not number_is_right(" none", ["0"])
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,11 +74,7 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
     document = {**dict.fromkeys(columns("raw_shards").names()), "shard": "one", "digest": "d", "text": text}
     lake.table("ccnet/raw_shards").publish("one", [pl.DataFrame([document], schema=columns("raw_shards"))], {})
     for tool, segment, word, result in (("calculator", 3, "four", "4"), ("calendar", 0, "Friday", "Friday")):
-        kept = {"tool": tool, "shard": "one", "digest": "d", "segment": segment, "position": 1, "sample": 0}
-        more = {"char_offset": text.index(word) - 1, "input": "", "result": result, "delta": 1.0}
-        frame = pl.DataFrame([{**dict.fromkeys(columns("filtered_calls").names()), **kept, **more}])
-        rows = frame.cast(dict(columns("filtered_calls"))).select(columns("filtered_calls").names())
-        lake.table(f"{tool}/filtered_calls").publish("all", [rows], {})
+        publish_kept(lake, tool, "one", text.index(word) - 1, result, segment)
     report = augmented_corpus(lake, lanes(), ["one"], cut=Cut(99, words, {}))
     row = lake.table("training/augmented_corpus").read("all").row(0, named=True)
     assert report.rows == 1 and row["calls"] == 2 and row["tools"] == ["calculator", "calendar"]
@@ -89,6 +86,29 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
     assert record["inputs"]["ccnet/raw_shards"] == {"one": raw}
     counts = record["examples"]
     assert counts == {"calculator": 1, "calendar": 1, "all": 1}
+
+
+@pytest.mark.parametrize(("copy", "calls"), [("It is Friday and two and two are four.", 2), ("It is Friday.", 1)])
+def test_calls_that_lanes_found_in_copies_of_a_document_meet(tmp_path: Path, copy: str, calls: int) -> None:
+    lake, text = Lake(tmp_path), "It is Friday and two and two are four."
+    for shard, one in (("one", text), ("two", copy)):
+        document = {**dict.fromkeys(columns("raw_shards").names()), "shard": shard, "digest": "d", "text": one}
+        lake.table("ccnet/raw_shards").publish(shard, [pl.DataFrame([document], schema=columns("raw_shards"))], {})
+    for tool, shard, word, result in (("calculator", "one", "four", "4"), ("calendar", "two", "Friday", "Friday")):
+        publish_kept(lake, tool, shard, text.index(word) - 1, result)
+    report = augmented_corpus(lake, lanes(), ["one", "two"], cut=Cut(99, words, {}))
+    [row] = lake.table("training/augmented_corpus").read("all").iter_rows(named=True)
+    assert (row["shard"], row["text"], row["calls"]) == ("one", text, calls)
+    assert report.rejections == ({} if calls == 2 else {"duplicate_document": 1})
+
+
+def publish_kept(lake: Lake, tool: str, shard: str, offset: int, result: str, segment: int = 0) -> None:
+    """One kept call of the document `d`."""
+    kept = {"tool": tool, "shard": shard, "digest": "d", "segment": segment, "position": 1, "sample": 0}
+    more = {"char_offset": offset, "input": "", "result": result, "delta": 1.0}
+    frame = pl.DataFrame([{**dict.fromkeys(columns("filtered_calls").names()), **kept, **more}])
+    rows = frame.cast(dict(columns("filtered_calls"))).select(columns("filtered_calls").names())
+    lake.table(f"{tool}/filtered_calls").publish("all", [rows], {})
 
 
 def test_the_split_is_about_the_share_and_depends_on_the_document_alone() -> None:

@@ -36,6 +36,8 @@ def document(text: str) -> Document:
         ("a 1.", [1]), ("1..2", [1]), ("½", []), ("e5 5e", []),
         (".5", [0.5]), ("x = .5 and -.25%", [0.5, 0.0025]), ("a.5 ..5 ...5 .5kg .5.5 .5,5 .NET . .", []),
         ("“so”.5 (so).5", []), ("0,125", [0, 125]), ("1,023", [1023]),
+        ("Rs 1,00,000", [100000]), ("25,00,000.50", [2500000.5]), ("1,000,000,000,000,000", []),
+        ("1,00,00", []), ("0,05", []),
     ],
 )  # fmt: skip
 def test_numbers(text: str, values: list[float]) -> None:
@@ -88,6 +90,7 @@ def test_an_operation_within_a_hundred_tokens(words: list[str]) -> None:
         (UNLUCKY + "7 19 1000", None), (UNLUCKY + "7 19", None), ("= 7th", None),
         ("π is equal to 3.14159.", "phrase"), ("a total  of 5", "phrase"), ("equal\xa0to 5", "phrase"),
         ("average\n\u2009of\u202f5", "phrase"), ("x = .5", "phrase"), ("x equals .5%", "phrase"),
+        (UNLUCKY + "a loan of Rs 25,00,000 in 2019", None),
         ("2.71828 and 3.14159 make 5.85987", "operation"), ("totalof 5", None),
     ],
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """When an answer is right (paper, section 4.2.1 to 4.2.5). Imports no torch.
 
 Where the paper leaves it open: words are counted by white space; an answer matches as whole words, letters and digits
-only, whatever the case (`Rihanna's` holds `Rihanna`, `1947` does not hold `19`); numbers are equal where they differ by
-less than half of the calculator's last decimal.
+only, whatever the case (`Rihanna's` holds `Rihanna`, `1947` does not hold `19`), where a number is one word (`1,277` is
+`1277` and does not hold `277`) and `+` and `#` belong to the word before them (`C++`, `A+`); numbers are equal where
+they differ by half of the calculator's last decimal or less, so that `0.63` is `0.625`.
 """
 
 import re
@@ -12,7 +13,7 @@ from decimal import Decimal
 LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
 NUMBER = re.compile(r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-\u2212]?\.\d+")
 EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not that of `width=300` or `?id=77`
-WORD = re.compile(r"[^\W_]+")
+WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+[+#]*")
 HALF_A_HUNDREDTH = Decimal("0.005")
 
 
@@ -40,7 +41,7 @@ def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
     """ASDiv, SVAMP and MAWPS."""
     found = predicted_number(output)
-    return found is not None and any(abs(found - number) < HALF_A_HUNDREDTH for number in map(_number, answers))
+    return found is not None and any(abs(found - number) <= HALF_A_HUNDREDTH for number in map(_number, answers))
 
 
 def predicted_number(output: str) -> Decimal | None:
@@ -55,7 +56,7 @@ def _number(text: str) -> Decimal:
 
 
 def _words(text: str) -> list[str]:
-    return WORD.findall(text.casefold())
+    return [word.replace(",", "") for word in WORD.findall(text.casefold())]
 
 
 def _holds(words: list[str], answer: list[str]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.lane import Lane
 from toolformer_dag.stages.cut import Cut
 from toolformer_dag.stages.errors import StaleInput
@@ -24,6 +25,7 @@ GROUP = "training"
 RAW = "ccnet/raw_shards"
 HELDOUT_SHARE = 0.05
 DOCUMENT = ("shard", "digest")
+MERGING = 2  # raised by hand when the same calls and documents would give other texts
 
 Row = tuple[str, int, str, int, str, str, list[str], int, str]
 
@@ -33,6 +35,7 @@ def settings(lanes: Sequence[Lane], cut: Cut, heldout_share: float) -> dict[str,
     return {
         "tools": {lane.key: lane.tool.name for lane in lanes},
         "cutting": CUTTING,
+        "merging": MERGING,
         "max_tokens": cut.max_tokens,
         "tokenizer": dict(cut.tokenizer),
         "heldout_share": heldout_share,
@@ -53,7 +56,7 @@ def augmented_corpus(
     raw = lake.table(RAW)
     versions: dict[str, Any] = {table.name: table.pointer(WHOLE).data_version for table in tables.values()}
     versions[RAW] = {partition: raw.pointer(partition).data_version for partition in partitions}
-    kept = pl.concat([table.read(WHOLE) for table in tables.values()])
+    kept = _brought_home(raw, partitions, pl.concat([table.read(WHOLE) for table in tables.values()]))
     calls = kept.filter(_at_home())
     rejected = counted(kept.filter(~_at_home()).with_columns(reason=pl.lit("duplicate_document")))
     rows = list(_rows(_documents(raw, partitions, calls), calls, lanes, cut, heldout_share, rejected))
@@ -63,8 +66,21 @@ def augmented_corpus(
     return output.publish([table], made, versions, rejected, clock, facts=_table_2(lanes, rows))
 
 
+def _brought_home(raw: Table, partitions: Sequence[str], kept: pl.DataFrame) -> pl.DataFrame:
+    """Calls of a document that lanes met in different shards go to the first of these, where its text is the same."""
+    several = kept.filter(pl.col("shard").n_unique().over("digest") > 1)
+    if several.is_empty():
+        return kept
+    found = [(shard, digest, fingerprint(text)) for shard, digest, text in _documents(raw, partitions, several)]
+    copies = pl.DataFrame(found, schema=[*DOCUMENT, "text"], orient="row").sort(DOCUMENT)
+    first = copies.group_by("digest", maintain_order=True).first().rename({"shard": "home"})
+    homes = copies.join(first, on=["digest", "text"]).select(*DOCUMENT, "home")
+    joined = kept.join(homes, on=DOCUMENT, how="left", maintain_order="left")
+    return joined.with_columns(shard=pl.coalesce("home", "shard")).drop("home")
+
+
 def _at_home() -> pl.Expr:
-    """Whether a call's document lies in the first shard that has it: another copy is not used twice."""
+    """Whether a call's document lies in the first shard that has it: another text under its digest is not used."""
     return pl.col("shard") == pl.col("shard").min().over("digest")
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
 
-TITLE = re.compile(r"^(?= = [^=].*[^=] = $)", re.MULTILINE)
+BLANK = "\n \n"
+TITLE = re.compile(r"(?<=\n \n)(?= = [^=\n].*[^=] = \n \n)")  # an equation on a line of its own has text around it
 
 
 def wikitext(file: Path) -> list[str]:
@@ -14,4 +15,4 @@ def wikitext(file: Path) -> list[str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{file} cannot be read ({error}); give wiki.test.tokens or its like") from error
-    return [article for article in TITLE.split(text) if article.strip()]
+    return [article for article in TITLE.split(BLANK + text) if article.strip()]

@@ -20,7 +20,9 @@ HUNDREDTH = UNIT // 100
 # because a pattern that begins with a set of characters is found many times faster. A point after a closing mark ends
 # a sentence.
 RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
-WHOLE = rf"[0-9]{{1,{MAX_WHOLE_DIGITS}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}"
+INDIAN = "[1-9][0-9]?(?:,[0-9]{2}){1,5},[0-9]{3}"
+WHOLE = rf"[0-9]{{1,{MAX_WHOLE_DIGITS}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}|{INDIAN}"
+PART_OF_A_GROUPED_NUMBER = re.compile(",0[0-9]")
 SINGLE = re.compile(rf"({WHOLE}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
 TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -34,7 +36,7 @@ class Number(NamedTuple):
 
 
 def numbers(text: str) -> list[Number]:
-    """Numbers such as 7, 2017, 1,234.5, .5, 11.4% and each of 1,2,3.
+    """Numbers such as 7, 2017, 1,234.5, 12,34,567 (of India), .5, 11.4% and each of 1,2,3.
 
     Not numbers: what is joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
     more than 15 digits before or 12 after the point. Signs are not read: in prose they are mostly dashes.
@@ -48,7 +50,8 @@ def numbers(text: str) -> list[Number]:
 
 
 def _pieces(run: str) -> Sequence[str]:
-    return run.split(",") if "," in run and not SINGLE.fullmatch(run) and "." not in run else (run,)
+    one = "." in run or "," not in run or SINGLE.fullmatch(run) or PART_OF_A_GROUPED_NUMBER.search(run)
+    return (run,) if one else run.split(",")
 
 
 def _value(whole: str, decimals: str, percent: str) -> int:
