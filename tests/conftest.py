@@ -63,6 +63,16 @@ def make_tiny_model(
             "num_attention_heads": 2,
             "max_position_embeddings": positions,
         },
+        "lfm2": {
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "layer_types": ["conv", "full_attention"],
+            "num_hidden_layers": 2,
+            "max_position_embeddings": positions,
+        },
+        "mamba": {"hidden_size": width, "num_hidden_layers": 2, "state_size": 8},
     }
     torch.set_num_threads(1)  # models this small only wait for each other on more
     torch.manual_seed(seed)

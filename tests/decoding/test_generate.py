@@ -11,6 +11,7 @@ import torch
 
 from toolformer_dag.decoding.generate import generate
 from toolformer_dag.decoding.generation import Generation, MadeCall
+from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
 from toolformer_dag.settings import Model
 from toolformer_dag.texts.call import MalformedCall, parse_call
@@ -257,7 +258,7 @@ def test_a_larger_k_calls_more_often(scripted: LanguageModel) -> None:
     assert shares[0] == 0 and shares[1] >= 10 and shares[-1] == len(PROMPTS)
 
 
-@pytest.mark.parametrize("kind", ["gptj", "gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gptj", "gpt2", "llama", "lfm2"])
 @pytest.mark.parametrize("one_token_start", [True, False])
 def test_random_models_agree_with_the_reference(
     tiny_model: Callable[..., LanguageModel], kind: str, one_token_start: bool
@@ -314,6 +315,11 @@ def test_a_prompt_that_fills_the_context_is_refused_by_name(tiny_model: Callable
     assert short.reason is None
     assert len(model.tokenizer("Ada had").input_ids) + short.tokens == 16
     assert generate(model, [], TOOLS, max_new_tokens=4) == []
+
+
+def test_a_model_that_keeps_no_keys_is_refused_by_name(tiny_model: Callable[..., LanguageModel]) -> None:
+    with pytest.raises(ModelError, match="'mamba' keeps no key-value cache"):
+        generate(tiny_model("mamba"), ["Ada had"], TOOLS, max_new_tokens=2)
 
 
 def test_many_rows_and_few_give_the_same(tiny_model: Callable[..., LanguageModel]) -> None:

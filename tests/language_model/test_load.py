@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import Llama4TextConfig, PreTrainedTokenizerFast
+from transformers import CTRLConfig, CTRLTokenizer, Llama4TextConfig, PreTrainedTokenizerFast
 
 from toolformer_dag.language_model.engine import Engine
 from toolformer_dag.language_model.errors import ModelError
@@ -85,6 +85,15 @@ def test_a_tokenizer_that_joins_texts_with_calls_is_refused(llama_tokenizer: Any
     joining = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), unk_token="<unk>")
     with pytest.raises(ModelError, match=r"'joining' .* joins the tokens of a text .*; use a model"):
         check_tokenizer("joining", joining)
+
+
+def test_a_tokenizer_without_offsets_is_refused_where_texts_are_cut(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"a</w>": 0, "<unk>": 1}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(tmp_path)
+    CTRLConfig(vocab_size=2).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="gives no character offsets; save it as a fast tokenizer"):
+        load_tokens(str(tmp_path))
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:

@@ -133,6 +133,17 @@ def test_only_what_is_read_must_fit(gpt2: Any) -> None:
     assert early.reason is None and late.reason == "does_not_fit"
 
 
+def test_a_long_text_beside_a_long_call_keeps_to_the_positions(case: Any) -> None:
+    engine, text = case.engine(token_budget=100_000), "one two three four " * 60
+    while len(case.reference.tokens(text)) > engine.runtime.context_length - 32:
+        text = text[:-19]
+    end = len(case.reference.tokens(text)) - 5
+    requests = [LossRequest(text, end, "Add", "1 + 2", "3"), LossRequest("pens and more", 1, "Add", "1 + 2", "9" * 60)]
+    together = engine.losses(requests)
+    apart = [engine.losses([request])[0] for request in requests]
+    assert [losses.delta for losses in together] == pytest.approx([losses.delta for losses in apart], abs=1e-4)
+
+
 def test_a_position_outside_the_text_is_an_error(gpt2: Any) -> None:
     with pytest.raises(ValueError, match="position 99 is not in a text of 1 tokens"):
         gpt2.engine().losses([LossRequest("a", 99, "Add", "1", "2")])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.language_model.conftest import tiny
+from toolformer_dag.decoding.generate import generate
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
@@ -179,6 +182,17 @@ def test_the_window_of_the_attention_shortens_no_sequence(
     config.write_text(json.dumps(json.loads(config.read_text()) | windowed))
     prepared = prepare(Model(name=str(tmp_path / "base")), TEXTS, HELDOUT, SETTINGS, tmp_path / "run", None)
     assert prepared.train.split == 0 and max(map(len, prepared.train.sequences)) > 8
+
+
+def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path: Path) -> None:
+    nested = tiny("gemma3")
+    nested.model.save_pretrained(tmp_path / "base")
+    nested.tokenizer.save_pretrained(tmp_path / "base")
+    settings = replace(SETTINGS, max_steps=2, eval_steps=1)
+    report = finetune(Model(name=str(tmp_path / "base")), TEXTS, HELDOUT, settings, tmp_path / "out")
+    assert report.steps == 2
+    [written] = generate(load_language_model(str(tmp_path / "out"), device="cpu"), ["Ada had"], {}, max_new_tokens=2)
+    assert written.tokens <= 2 and written.reason is None
 
 
 def test_nothing_to_train_on_is_an_error(base: Model, tmp_path: Path) -> None:

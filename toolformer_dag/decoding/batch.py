@@ -8,19 +8,26 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.load import LanguageModel
 
 
 class Batch:
     """Sequences of different lengths, padded on the left; padding is masked and takes no position.
 
-    To be used in inference mode.
+    To be used in inference mode. Raises ModelError for a model whose state is in no key-value cache (Mamba, RWKV).
     """
 
     def __init__(self, language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> None:
         self._model = language_model.model
         self._device = language_model.device
-        self._positioned = "position_ids" in inspect.signature(self._model.forward).parameters
+        taken = inspect.signature(self._model.forward).parameters
+        if "past_key_values" not in taken:
+            raise ModelError(
+                f"{language_model.name!r} keeps no key-value cache and would forget its text at every token; take a "
+                "model with attention"
+            )
+        self._positioned = "position_ids" in taken
         longest = max(map(len, sequences))
         self._mask = self._rows([[0] * (longest - len(ids)) + [1] * len(ids) for ids in sequences])
         self._cache: Any = DynamicCache(config=self._model.config)
@@ -34,7 +41,7 @@ class Batch:
     def keep(self, rows: Sequence[int]) -> None:
         """Drops every other row, and its share of the cache."""
         index = torch.tensor(rows, device=self._device)
-        self._cache.batch_select_indices(index)
+        self._cache.reorder_cache(index)  # every kind of layer can, a linear attention too
         self._mask = self._mask[index]
         self.scores = self.scores[index]
 

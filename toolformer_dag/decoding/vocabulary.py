@@ -46,6 +46,7 @@ class Vocabulary:
 
 
 def _ends(language_model: LanguageModel) -> frozenset[int]:
-    configured: Any = language_model.model.config.eos_token_id
-    listed = configured if isinstance(configured, list) else [configured]
+    whole: Any = language_model.model.config
+    found = [getattr(config, "eos_token_id", None) for config in (whole, whole.get_text_config())]
+    listed = [token for one in found for token in (one if isinstance(one, list) else [one])]
     return frozenset(token for token in [*listed, language_model.tokenizer.eos_token_id] if token is not None)

@@ -50,7 +50,7 @@ class CachedPrefixes:
         """
         ids = padded(texts, self.backbone.device)
         paths = [self.paths[number] for number in chosen]
-        found = self._behind(ids, paths) if ids.shape[1] else None
+        found = self._behind(ids, texts, paths) if ids.shape[1] else None
         if self.ends is None:
             return F.pad(found, (0, 0, 1, 0)) if found is not None else ids
         ends = self.ends[on_device([path[-1] if path else 0 for path in paths], ids.device)][:, None]
@@ -71,8 +71,8 @@ class CachedPrefixes:
         depths = padded([tree.depths for tree in trees], ids.device)
         return self.backbone.features(ids, depths, attend)[rows, columns]
 
-    def _behind(self, ids: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """[B, T] token ids, each row behind the nodes of its path -> [B, T, features]."""
+    def _behind(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
+        """`ids` [B, T] of the texts, each behind the nodes of its path -> [B, T, features]."""
         nodes = padded(paths, ids.device)
         if not nodes.shape[1]:
             return self.backbone.features(ids)
@@ -88,7 +88,9 @@ class CachedPrefixes:
             keys, values = (torch.cat(parts, 2) for parts in zip(before, (keys, values), strict=True))
             return biased(queries, keys, values, bias, scale)
 
-        return self.backbone.features(ids, lengths + steps, attend)
+        last = on_device([max(0, len(text) - 1) for text in texts], ids.device)[:, None]
+        positions = lengths + torch.minimum(steps, last)  # what pads a text may be beyond the model's last position
+        return self.backbone.features(ids, positions, attend)
 
     def _bias(self, seen: Tensor) -> Tensor:
         """Zero where `seen` is true, else minus infinity, in the model's dtype: made once for all layers."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from transformers import AutoConfig, AutoTokenizer
 
 from toolformer_dag.language_model.encoding import Encoding
-from toolformer_dag.language_model.load import context_length, from_hub, positions
+from toolformer_dag.language_model.load import check_tokenizer, context_length, from_hub, positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,5 +30,6 @@ def load_tokens(name: str, *, revision: str | None = None, trust_remote_code: bo
     """The tokenizer and lengths of a folder or hub id. Raises ModelError."""
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = from_hub(AutoTokenizer, name, common)
+    check_tokenizer(name, tokenizer)
     config = from_hub(AutoConfig, name, common)
     return Tokens(Encoding(tokenizer), positions(config), context_length(config))

@@ -14,7 +14,7 @@ from toolformer_dag.training.identity import claim, partial_folder, run_identity
 from toolformer_dag.training.publish import publish, remove_partial
 from toolformer_dag.training.report import TrainingReport, curves, read_report, write_record
 from toolformer_dag.training.settings import TrainingSettings
-from toolformer_dag.training.trainer import Prepared, prepare
+from toolformer_dag.training.trainer import Prepared, keep_cache, prepare
 from toolformer_dag.training.watch import Progress
 
 
@@ -78,7 +78,7 @@ def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
 
 
 def _finish(trainer: Any, final: Path, out: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    trainer.model.config.use_cache = True
+    keep_cache(trainer.model, True)
     trainer.save_model(str(final))  # every process: ZeRO-3 gathers the weights from all of them
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():

@@ -74,6 +74,12 @@ def _model(base: Model) -> Any:
     source = {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
     options = {**source, "dtype": torch.float32, "use_safetensors": True}
     model = from_hub(AutoModelForCausalLM, model_name(base), options)
-    model.config.use_cache = False
+    keep_cache(model, False)
     fit_threads(model)
     return model
+
+
+def keep_cache(model: Any, kept: bool) -> None:
+    """Whether passes return keys and values; a model of text and images says so in a config within its config."""
+    for config in (model.config, model.config.get_text_config()):
+        config.use_cache = kept
