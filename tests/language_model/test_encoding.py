@@ -1,6 +1,7 @@
 """Tokens, the characters at which they begin, and the text of what was sampled."""
 
 import copy
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
 import toolformer_dag
@@ -23,6 +24,18 @@ def test_the_three_kinds_of_vocabulary(cases: Any) -> None:
     assert gpt2.bos == [] and small.bos == [] and llama.bos == [1]
     ends = gpt2.tokenizer.convert_ids_to_tokens(gpt2.ended(np.arange(len(gpt2.tokenizer) + 9)).nonzero()[0])
     assert {")]", "]", "<|end|>"} <= set(ends) and not {"[", ")"} & set(ends)
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.lists(st.sampled_from(["é", "ế", "한", "a", " ", "5", "€"]), max_size=12).map("".join))
+def test_marks_that_a_tokenizer_joins_to_a_letter_belong_to_its_token(cases: Any, text: str) -> None:
+    tokenizer = copy.deepcopy(cases("gpt2").language_model.tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    apart = unicodedata.normalize("NFD", text)
+    found = Encoding(tokenizer).texts([apart])[0]
+    for at, (offset, inside) in enumerate(zip(found.offsets, found.inside, strict=True)):
+        if not inside:
+            assert unicodedata.normalize("NFC", apart[:offset]) == tokenizer.decode(found.ids[:at])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2_bytes", "llama"])

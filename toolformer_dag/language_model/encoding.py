@@ -1,5 +1,6 @@
 """From texts to the token sequences of the method, and from sampled tokens back to the text of a call."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,11 +54,15 @@ class Encoding:
         return self.bos + self._ids(f"{prompt}Input: ")
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
-        """The tokens of texts as they are, with offsets. Text that a tokenizer drops belongs to the token after it."""
+        """The tokens of texts as they are, with offsets.
+
+        Text that a tokenizer drops belongs to the token after it; marks that it has joined to a letter (NFC), to that.
+        """
         if not texts:
             return []
         encoded = self._encoded(texts, return_offsets_mapping=True)
-        return [_text_tokens(ids, spans) for ids, spans in zip(encoded.input_ids, encoded.offset_mapping, strict=True)]
+        parts = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
+        return [_text_tokens(text, ids, spans) for text, ids, spans in parts]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
         """The tokens of e(c) or e(c, r), with their leading space."""
@@ -119,7 +124,15 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
     return list(full[: next(starts, 0)])
 
 
-def _text_tokens(ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
+def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T
     before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
+    for gap in np.flatnonzero(before < starts):
+        while before[gap] < starts[gap] and _joined(text[before[gap]]):
+            before[gap] += 1
     return TextTokens(list(ids), np.minimum(starts, before), starts < before)
+
+
+def _joined(character: str) -> bool:
+    """Whether it makes one character with what stands before it: a combining mark, a vowel or final of Hangul."""
+    return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
