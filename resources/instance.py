@@ -15,7 +15,7 @@ DEFAULTS = Path(__file__).with_name("dagster.yaml")
 
 def home(root: Path) -> Path:
     """$DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use."""
-    folder = Path(os.environ.get("DAGSTER_HOME", root / ".dagster")).absolute()
+    folder = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
     os.environ["DAGSTER_HOME"] = str(folder)  # Dagster takes no relative path
     with _alone(folder):
         if not (folder / "dagster.yaml").exists():

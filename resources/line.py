@@ -113,6 +113,5 @@ class Line:
         """Raises RunError where something failed."""
         if outcome.failed:
             failures = [f"{asset}: {reason}" for asset, reason in outcome.failed.items() if reason != NOT_RUN]
-            waiting = len(outcome.failed) - len(failures)
-            rest = f"{waiting} assets after them did not run; everything else is done. Mend the cause and run again."
+            rest = "What comes after them did not run (`stale` lists it). Mend the cause and run again."
             raise RunError("\n".join(("some assets failed:", *failures, rest)))

@@ -154,7 +154,7 @@ def test_broken_and_missing_files_are_named(tmp_path):
 
 def test_no_enabled_tool_is_refused(file):
     pairs = ["tools.calculator.enabled=false", "tools.calendar.enabled=false"]
-    with pytest.raises(SettingsError, match="no tool is enabled"):
+    with pytest.raises(SettingsError, match=r"no tool is enabled; write `enabled = true` under \[tools.calculator\]"):
         load_settings(file, environment={}, overrides=pairs)
 
 

@@ -40,6 +40,8 @@ def lane_named(settings: Settings, name: str) -> Lane:
         if name in (lane.key, lane.tool.name):
             return lane
     names = ", ".join(f"{lane.key} ({lane.tool.name})" for lane in known)
+    if name in settings.tools:
+        raise UserError(f"[tools.{name}] is disabled, maybe by the profile; write `enabled = true` under it")
     raise UserError(f"there is no tool {name!r}; the settings have {names}")
 
 

@@ -206,7 +206,11 @@ class Settings(Sections):
     @model_validator(mode="after")
     def _some_lane(self) -> "Settings":
         if not any(section.enabled for section in self.tools.values()):
-            raise ValueError("no tool is enabled; add a section such as [tools.calculator]")
+            off = ", ".join(f"[tools.{key}]" for key in self.tools)
+            raise ValueError(
+                "no tool is enabled; "
+                + (f"write `enabled = true` under {off}" if off else "add a section such as [tools.calculator]")
+            )
         return self
 
 

@@ -21,7 +21,7 @@ class SettingsError(UserError, ValueError):
 def settings_file(file: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
     """The absolute path of `file`, else of $TOOLFORMER_CONFIG, else of ./toolformer.toml, be it there or not."""
     environment = os.environ if environment is None else environment
-    return Path(file or environment.get("TOOLFORMER_CONFIG", "toolformer.toml")).absolute()
+    return Path(file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml").absolute()
 
 
 def read_sources(
@@ -37,7 +37,7 @@ def read_sources(
     """
     environment = os.environ if environment is None else environment
     source = settings_file(file, environment)
-    values = _read(source) if source.exists() or file or "TOOLFORMER_CONFIG" in environment else {}
+    values = _read(source) if source.exists() or file or environment.get("TOOLFORMER_CONFIG") else {}
     values.setdefault("tools", {key: {} for key in BUILT_IN_TOOLS})
     chosen = ({"profile": profile} if profile else {}) | ({"corpus": {"shards": list(shards)}} if shards else {})
     for over in (_from_environment(environment), _from_pairs(source, overrides), chosen):

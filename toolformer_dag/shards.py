@@ -76,10 +76,14 @@ def partitions(files: Sequence[ShardFile]) -> Mapping[str, tuple[ShardFile, ...]
 
 def _matches(root: Path, pattern: str) -> list[Path]:
     whole = Path(rooted(pattern, root))
-    found = list(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
-    if not found:
+    below = whole.relative_to(whole.anchor)
+    found = list(Path(whole.anchor).glob(str(below))) if below.parts else [whole]
+    files = [path.resolve() for path in found if not path.is_dir()]
+    if found and not files:
+        raise SettingsError(f"corpus.shards: {pattern!r} is a folder; write {pattern}/*.json.gz for its files")
+    if not files:
         raise SettingsError(f"corpus.shards: {pattern!r} matches no file under {root}; name existing shards")
-    return [path.resolve() for path in found]
+    return files
 
 
 def _stem(path: Path) -> str:

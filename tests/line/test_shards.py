@@ -101,13 +101,22 @@ def test_documents_that_no_tool_wants_come_and_go_in_sql(world):
 
 
 def test_a_shard_that_cannot_be_read_is_named_and_the_others_go_on(world):
-    (world.folder / "web" / "broken.json.gz").mkdir()
+    (world.folder / "web" / "folder.json.gz").mkdir()  # no shard at all
+    (world.folder / "web" / "broken.json.gz").symlink_to(world.folder / "gone" / "broken.json.gz")
     write_shard(world.folder / "web", "added")
     line = world.line()
     outcome = line.bring_up_to_date(training=False)
     assert "calculator/loss_deltas[added]" in map(str, outcome.ran)
     with pytest.raises(RunError, match=r"ccnet/raw_shards\[broken\]: shard .*; correct its path"):
         line.raise_for(outcome)
+
+
+def test_a_folder_in_the_place_of_files_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_shard(tmp_path / "crawl", "one")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("crawl", "/"):
+        with pytest.raises(SettingsError, match=r"is a folder; write .*/\*.json.gz for its files"):
+            shard_files(settings_of(None, None, None, [folder]))
 
 
 def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,9 +137,12 @@ def test_a_truncated_shard_gives_every_whole_line_before_the_break(tmp_path: Pat
 
 
 def test_a_damaged_shard_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "shard.json.gz", [record(n) for n in range(50)])
+    noise = random.Random(0)
+    path = write(tmp_path / "shard.json.gz", [record(n, raw_content=noise.randbytes(500).hex()) for n in range(100)])
     path.write_bytes(path.read_bytes()[:-8] + b"checksum")
-    assert read(path)[1][-1][1] == "corrupt_gzip"
+    documents, rejected = read(path)
+    assert rejected[-1][1] == "corrupt_gzip"
+    assert len(documents) >= 97  # what stood in front of the fault
 
 
 def test_a_whole_last_line_before_a_fault_is_read_and_a_cut_one_is_not(tmp_path: Path) -> None:

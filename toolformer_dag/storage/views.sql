@@ -75,7 +75,8 @@ WITH counts AS (
     UNION ALL
     SELECT tool, 8, 'filtered_calls', 'texts', count(DISTINCT (digest, segment)) FROM filtered_calls GROUP BY tool
     UNION ALL
-    SELECT unnest(tools) AS tool, 9, 'augmented_corpus', 'texts', count(*) FROM augmented_corpus GROUP BY 1
+    SELECT tool, 9, 'augmented_corpus', 'texts', count(*)
+    FROM (SELECT unnest(tools) AS tool FROM augmented_corpus) GROUP BY tool  -- DuckDB 1 takes no unnest beside GROUP BY
 )
 SELECT tool, step, stage, what, coalesce(count, 0) AS count
 FROM (SELECT lanes.tool, steps.* FROM lanes CROSS JOIN (

@@ -6,7 +6,8 @@ from typing import IO, Any
 from isal import igzip_lib, isal_zlib
 
 GZIP = 16 + isal_zlib.MAX_WBITS
-INPUT_BYTES = 1 << 16
+INPUT_BYTES = 1 << 10
+"""Of what is lost before a fault, at most; a tenth of the time to read a shard."""
 
 
 class Gunzip(RawIOBase):
