@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from tests.processes import started_by_a_killed
 from toolformer_dag.embedded.folder import SMALL_MODEL
 from toolformer_dag.embedded.training.checkpoint import CheckpointError
+from toolformer_dag.embedded.training.mean import mean_model
 from toolformer_dag.embedded.training.settings import EmbeddedTraining
 from toolformer_dag.embedded.training.shape import SHAPES, ModelShape
 from toolformer_dag.embedded.training.start import StartError
@@ -139,6 +141,26 @@ def test_a_run_that_starts_from_a_model_goes_on_where_it_ended(
     assert weights(tmp_path)["transformer.wte.weight"].shape == (MICRO.vocabulary, MICRO.width)
     with pytest.raises(CheckpointError, match="start"):
         train(longer, tmp_path, processes=1, start=tmp_path)
+
+
+def test_the_mean_of_two_models_lies_between_them(run: tuple[Path, list[Progress]], tmp_path: Path) -> None:
+    other = train(replace(SETTINGS, steps=2, seed=7), begun(run[0], tmp_path / "other"), processes=1)
+    found = weights(mean_model([run[0], other], tmp_path / "mean"))
+    for name, tensor in found.items():
+        middle = (weights(run[0])[name].float() + weights(other)[name].float()) / 2
+        assert torch.equal(tensor, middle.half()), name
+    assert (tmp_path / "mean" / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
+
+
+def test_models_of_different_shapes_or_tokenizers_have_no_mean(
+    run: tuple[Path, list[Progress]], tmp_path: Path
+) -> None:
+    with pytest.raises(StartError, match=r"has another shape than .*; name models of one size"):
+        mean_model([run[0], SMALL_MODEL], tmp_path / "mean")
+    other = shutil.copytree(run[0], tmp_path / "other")
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(StartError, match="has another tokenizer than"):
+        mean_model([run[0], other], tmp_path / "mean")
 
 
 def test_a_start_that_is_no_model_of_this_kind_is_refused(tmp_path: Path) -> None:

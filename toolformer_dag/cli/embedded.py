@@ -62,5 +62,21 @@ def train(
     typer.echo(run(settings, folder, real_text or (), show, processes, begin))
 
 
+@app.command()
+def mean(
+    folder: Annotated[Path, typer.Argument(help="Where the model is written.")],
+    models: Annotated[list[str], typer.Argument(help="`embedded`, or folders made here; one began as another.")],
+) -> None:
+    """Write the mean of the weights of models: often better than each of them.
+
+    Example: toolformer-dag embedded mean better/ embedded my_model/
+    """
+    from toolformer_dag.checkpoints import model_name
+    from toolformer_dag.embedded.training.mean import mean_model
+    from toolformer_dag.settings import Model
+
+    typer.echo(mean_model([Path(model_name(Model(name=name))) for name in models], folder))
+
+
 app.command()(evaluate)
 app.command()(scaling)

@@ -35,7 +35,7 @@ class Study:
 
     model: str = "embedded"
     seeds: int = 3
-    documents: int = 2400
+    documents: int = 3600
     questions: int = 100
     real_text: tuple[Path, ...] = ()
 
