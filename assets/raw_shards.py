@@ -7,7 +7,7 @@ from assets.metadata import result
 from assets.plan import OWNERS, Plan
 from assets.progress import progress
 from resources.instance import SHARDS
-from toolformer_dag.shards import partitions, shard_files, write_small_web
+from toolformer_dag.shards import partitions, paths_by_name, shard_files, write_small_web
 from toolformer_dag.stages import raw_shards as stage
 from toolformer_dag.storage.lake import Lake
 
@@ -35,7 +35,7 @@ def raw_shards(plan: Plan) -> dg.AssetsDefinition:
         files = partitions(shard_files(plan.settings)).get(partition)
         if files is None:
             raise dg.Failure(f"partition {partition!r} has no shard file any more; run `toolformer-dag run` to drop it")
-        report = stage.raw_shards(lake, partition, {file.name: file.path for file in files}, progress=progress(context))
+        report = stage.raw_shards(lake, partition, paths_by_name(files), progress=progress(context))
         rows = lake.table("ccnet/raw_shards").scan([partition])
         return result(report, rows, [unique_keys(rows, ["shard", "digest"])])
 

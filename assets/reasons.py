@@ -11,7 +11,7 @@ from assets.heuristic_subset import cut_of
 from assets.plan import Plan
 from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.lane import Lane
-from toolformer_dag.shards import partitions, shard_files
+from toolformer_dag.shards import partitions, paths_by_name, shard_files
 from toolformer_dag.stages import (
     augmented_corpus,
     filtered_calls,
@@ -77,9 +77,8 @@ def _now(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before
     if lane is not None and key.path[-1] in LANE_STAGES:
         return {"settings": LANE_STAGES[key.path[-1]](plan, lane), "inputs": inputs}
     if key.path[-1] == raw_shards.STAGE:
-        files = partitions(shard_files(plan.settings)).get(partition or "", ())
-        paths = {file.name: file.path for file in files}
-        return {"settings": raw_shards.settings(paths), "inputs": raw_shards.inputs(paths)}
+        shards = paths_by_name(partitions(shard_files(plan.settings)).get(partition or "", ()))
+        return {"settings": raw_shards.settings(shards), "inputs": raw_shards.inputs(shards)}
     if key.path[-1] == augmented_corpus.STAGE:
         cut = Cut(plan.settings.corpus.segment_tokens, lambda texts: [], plan.model)
         return {

@@ -11,7 +11,7 @@ from assets.shard_list import list_version
 from resources.changed_shards import unread_shards
 from resources.held_partitions import ShardsInUse, keep_partitions
 from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.shards import ShardFile, partitions, shard_files
+from toolformer_dag.shards import ShardFile, partitions, paths_by_name, shard_files
 from toolformer_dag.stages import raw_shards
 from toolformer_dag.storage.lake import Lake
 
@@ -54,7 +54,7 @@ def _request(instance: dg.DagsterInstance, name: str, files: Sequence[ShardFile]
 
     A file that is not there yet is left out. Dagster drops a key that it has seen, where the lake is lost too.
     """
-    stamp = fingerprint(raw_shards.inputs({file.name: file.path for file in files}))
+    stamp = fingerprint(raw_shards.inputs(paths_by_name(files)))
     run_key = f"{name}-{stamp}-{_last_read(instance, name)}"
     return dg.RunRequest(run_key=run_key, partition_key=name, asset_selection=[RAW_SHARDS])
 

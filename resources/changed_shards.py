@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from toolformer_dag.shards import ShardFile
+from toolformer_dag.shards import ShardFile, paths_by_name
 from toolformer_dag.stages import raw_shards
 from toolformer_dag.storage.errors import DamagedPartition
 from toolformer_dag.storage.lake import Lake
@@ -28,4 +28,4 @@ def _changed(table: Table, name: str, files: Sequence[ShardFile]) -> bool:
         read = table.record(name)["inputs"]
     except DamagedPartition:
         return True
-    return bool(read != raw_shards.inputs({file.name: file.path for file in files}))
+    return bool(read != raw_shards.inputs(paths_by_name(files)))

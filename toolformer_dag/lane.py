@@ -39,9 +39,9 @@ def lane_named(settings: Settings, name: str) -> Lane:
     for lane in known:
         if name in (lane.key, lane.tool.name):
             return lane
-    names = ", ".join(f"{lane.key} ({lane.tool.name})" for lane in known)
     if name in settings.tools:
-        raise UserError(f"[tools.{name}] is disabled, maybe by the profile; write `enabled = true` under it")
+        raise UserError(f"[tools.{name}] is disabled, here or by the profile; write `enabled = true` under it")
+    names = ", ".join(f"{lane.key} ({lane.tool.name})" for lane in known)
     raise UserError(f"there is no tool {name!r}; the settings have {names}")
 
 

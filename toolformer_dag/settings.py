@@ -207,10 +207,8 @@ class Settings(Sections):
     def _some_lane(self) -> "Settings":
         if not any(section.enabled for section in self.tools.values()):
             off = ", ".join(f"[tools.{key}]" for key in self.tools)
-            raise ValueError(
-                "no tool is enabled; "
-                + (f"write `enabled = true` under {off}" if off else "add a section such as [tools.calculator]")
-            )
+            remedy = f"write `enabled = true` under {off}" if off else "add a section such as [tools.calculator]"
+            raise ValueError(f"no tool is enabled; {remedy}")
         return self
 
 

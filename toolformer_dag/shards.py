@@ -74,6 +74,11 @@ def partitions(files: Sequence[ShardFile]) -> Mapping[str, tuple[ShardFile, ...]
     return {name: tuple(buckets[name]) for name in sorted(buckets)}
 
 
+def paths_by_name(files: Sequence[ShardFile]) -> dict[str, Path]:
+    """The files by name, as the stage raw_shards takes them."""
+    return {file.name: file.path for file in files}
+
+
 def _matches(root: Path, pattern: str) -> list[Path]:
     whole = Path(rooted(pattern, root))
     below = whole.relative_to(whole.anchor)

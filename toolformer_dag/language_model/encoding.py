@@ -127,7 +127,7 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T
     before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
-    for gap in np.flatnonzero(before < starts):
+    for gap in () if text.isascii() else np.flatnonzero(before < starts):
         while before[gap] < starts[gap] and _joined(text[before[gap]]):
             before[gap] += 1
     return TextTokens(list(ids), np.minimum(starts, before), starts < before)

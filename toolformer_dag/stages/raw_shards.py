@@ -32,7 +32,7 @@ def settings(shards: Mapping[str, Path]) -> dict[str, Any]:
 
 def inputs(shards: Mapping[str, Path]) -> dict[str, dict[str, int]]:
     """Size and time of change of every file, by shard name; a file that is not written yet is left out."""
-    found = {name: Path(path).stat() for name, path in sorted(shards.items()) if Path(path).is_file()}
+    found = {name: path.stat() for name, path in sorted(shards.items()) if path.is_file()}
     return {name: {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns} for name, status in found.items()}
 
 

@@ -7,14 +7,14 @@ from isal import igzip_lib, isal_zlib
 
 GZIP = 16 + isal_zlib.MAX_WBITS
 INPUT_BYTES = 1 << 10
-"""Of what is lost before a fault, at most; a tenth of the time to read a shard."""
+"""Read at once: what they hold is lost where the fault is among them."""
 
 
 class Gunzip(RawIOBase):
     """Decompresses `compressed`, several members too; ends where the data ends or break, never raises for them.
 
     After the end, `fault` is None, "truncated_gzip" or "corrupt_gzip". The gzip module raises instead, and with that
-    loses the block it was reading; here only a corrupt block is lost.
+    loses the block it was reading; here at most what the last INPUT_BYTES before the fault hold is lost.
     """
 
     def __init__(self, compressed: IO[bytes]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
 
 BLANK = "\n \n"
-TITLE = re.compile(r"(?<=\n \n)(?= = [^=\n].*[^=] = \n \n)")  # an equation on a line of its own has text around it
+TITLE = re.compile(rf"(?<={BLANK})(?= = [^=\n].*[^=] = {BLANK})")  # an equation on a line of its own has text around it
 
 
 def wikitext(file: Path) -> list[str]:
