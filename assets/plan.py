@@ -7,7 +7,7 @@ from toolformer_dag.checkpoints import model_name
 from toolformer_dag.lane import Lane, lanes
 from toolformer_dag.language_model.identity import model_identity
 from toolformer_dag.language_model.sampling import Sampling
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 
 OWNERS = ["team:data"]
 

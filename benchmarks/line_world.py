@@ -12,7 +12,7 @@ from resources.line import Line
 from resources.spent import Spent
 from toolformer_dag.embedded.folder import PROMPTS, SMALL_MODEL
 from toolformer_dag.embedded.web import write_shards
-from toolformer_dag.settings import load_settings
+from toolformer_dag.settings.load import load_settings
 from toolformer_dag.storage.lake import Lake
 
 MEASURED = ("seconds", "cost")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from resources.gpu import own_gpu
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 
 if TYPE_CHECKING:
     from toolformer_dag.language_model.engine import Engine

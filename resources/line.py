@@ -18,7 +18,7 @@ from resources.staleness import Output, StaleAsset, stale_assets
 from resources.worker_count import worker_count
 from resources.workers import Workers
 from toolformer_dag.errors import UserError
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 from toolformer_dag.shards import ShardFile, partitions, shard_files
 from toolformer_dag.storage.lake import Lake
 

@@ -8,7 +8,7 @@ import dagster as dg
 from resources.staleness import Output
 from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES, PERPLEXITY
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 from toolformer_dag.stages import tool_results
 from toolformer_dag.stages.publish import WHOLE
 from toolformer_dag.stages.rejections import decode

@@ -5,7 +5,8 @@ from math import prod
 from pathlib import Path
 
 from toolformer_dag.checkpoints import model_name
-from toolformer_dag.settings import Model, Settings
+from toolformer_dag.settings.sections import Model
+from toolformer_dag.settings.settings import Settings
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

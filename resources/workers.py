@@ -16,7 +16,7 @@ from resources.processes import alive, end_dead_runs
 from resources.runs import NOT_RUN, Outcome, materialize
 from toolformer_dag.orphan import end_with_parent
 from toolformer_dag.progress import progress_of, watched_by
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 
 PATIENCE = 30.0
 """Seconds that a worker has to end when it is told to."""

@@ -12,7 +12,7 @@ import pytest
 from assets import graph
 from assets.plan import Plan
 from toolformer_dag.definitions import build_definitions
-from toolformer_dag.settings import load_settings
+from toolformer_dag.settings.load import load_settings
 
 REPOSITORY = Path(__file__).parents[1]
 SNAPSHOT = Path(__file__).with_name("asset_graph.json")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolformer_dag.lane import lanes
-from toolformer_dag.settings import load_settings
-from toolformer_dag.settings_sources import BUILT_IN_TOOLS, SettingsError, merge
+from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.sources import BUILT_IN_TOOLS, SettingsError, merge
 
 FILE = """
 profile = "small"
@@ -150,6 +150,11 @@ def test_broken_and_missing_files_are_named(tmp_path):
         load_settings(broken, environment={})
     with pytest.raises(SettingsError, match="no such file"):
         load_settings(tmp_path / "other.toml", environment={})
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(file):
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load_settings(file, environment={}).training.max_steps == 7
 
 
 def test_no_enabled_tool_is_refused(file):

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolformer_dag.settings import Model, Settings
+from toolformer_dag.settings.sections import Model
+from toolformer_dag.settings.settings import Settings
 
 if TYPE_CHECKING:
     from toolformer_dag.language_model.engine import Engine

@@ -8,7 +8,8 @@ from assets.shard_sensor import shard_sensor
 from resources.lake import LakeResource
 from resources.language_model import LanguageModelResource
 from resources.warehouse import WarehouseResource
-from toolformer_dag.settings import Settings, load_settings
+from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.settings import Settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:

@@ -7,9 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from toolformer_dag.embedded.web import VERSION, write_shards
-from toolformer_dag.settings import Settings
-from toolformer_dag.settings_sources import SettingsError
-from toolformer_dag.settings_values import rooted
+from toolformer_dag.settings.settings import Settings
+from toolformer_dag.settings.sources import SettingsError
+from toolformer_dag.settings.values import rooted
 from toolformer_dag.storage.files import file_name
 from toolformer_dag.storage.lock import locked
 

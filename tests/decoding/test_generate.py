@@ -13,7 +13,7 @@ from toolformer_dag.decoding.generate import generate
 from toolformer_dag.decoding.generation import Generation, MadeCall
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 from toolformer_dag.texts.call import MalformedCall, parse_call
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult

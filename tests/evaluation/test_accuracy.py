@@ -16,7 +16,7 @@ from toolformer_dag.evaluation.results import ACCURACY, read_accuracy
 from toolformer_dag.evaluation.rules import number_is_right
 from toolformer_dag.evaluation.table import accuracy_by_condition, markdown, outcome_table, score_table
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.tools.calculator.tool import Calculator
 from toolformer_dag.tools.registry import load_tool

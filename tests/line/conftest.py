@@ -12,7 +12,7 @@ from polars.testing import assert_frame_equal
 from resources.line import Line
 from resources.spent import Spent
 from tests.stages.conftest import make_model, write_shard
-from toolformer_dag.settings import load_settings
+from toolformer_dag.settings.load import load_settings
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.warehouse import query
 

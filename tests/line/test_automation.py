@@ -6,7 +6,7 @@ import pytest
 from resources.runs import bring_up_to_date, materialize
 from resources.staleness import stale_assets
 from toolformer_dag.definitions import build_definitions
-from toolformer_dag.settings import load_settings
+from toolformer_dag.settings.load import load_settings
 
 ON = "execution.automation=true"
 

@@ -10,7 +10,7 @@ from assets.plan import Plan
 from assets.shard_sensor import shard_sensor
 from resources.held_partitions import held_partitions
 from tests.stages.conftest import write_shard
-from toolformer_dag.settings import load_settings
+from toolformer_dag.settings.load import load_settings
 
 Asked = list[tuple[str, str | None]]
 

@@ -14,8 +14,8 @@ from resources.spent import Spent
 from tests.stages.conftest import write_shard
 from toolformer_dag.cli.options import settings_of
 from toolformer_dag.embedded.web import write_shards
-from toolformer_dag.settings import load_settings
-from toolformer_dag.settings_sources import SettingsError
+from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.sources import SettingsError
 from toolformer_dag.shards import partitions, shard_files, small_web_files, write_small_web
 
 CONTROL = {"calculator/swapped_results[two]", "sums/swapped_results[two]"}

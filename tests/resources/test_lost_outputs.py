@@ -8,7 +8,8 @@ import pytest
 
 from resources.lost_outputs import lost_outputs
 from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES
-from toolformer_dag.settings import Settings, load_settings
+from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.settings import Settings
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.training.report import RECORD, TrainingReport, write_record
 

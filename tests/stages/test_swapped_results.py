@@ -19,7 +19,7 @@ from resources.instance import SHARDS
 from resources.lake import LakeResource
 from resources.language_model import LanguageModelResource
 from toolformer_dag.cli.demo import CHANCE
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 from toolformer_dag.stages.errors import StaleInput
 from toolformer_dag.stages.exchange import TEXT, exchange, likeliest_places
 from toolformer_dag.stages.schema import columns

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.settings import load_settings
+from toolformer_dag.settings.load import load_settings
 from toolformer_dag.texts.call import parse_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.limits import ToolLimits

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from toolformer_dag.lane import lanes
+from toolformer_dag.settings.load import load_settings
 from toolformer_dag.tools.registry import ToolError, load_tool, load_tools
 
 MODULE = """
@@ -17,6 +19,7 @@ from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
 
 class EchoOptions(ToolOptions):
     loud: bool = False
+    limit: int = 3
     table: OptionPath | None = None
 
 
@@ -70,7 +73,13 @@ def use(folder: Path) -> str:
 def test_a_class_beside_the_settings_becomes_a_tool(folder: Path, use: str) -> None:
     tool = load_tool("echo", {"use": f"{use}:Echo"}, root=folder)
     assert (tool.key, tool.name, tool.prompt) == ("echo", "Echo", PROMPT)
-    assert tool.identity() == {"loud": False, "table": None}
+    assert tool.identity() == {"loud": False, "limit": 3, "table": None}
+
+
+def test_an_option_may_resemble_a_key_of_every_lane(folder: Path, use: str) -> None:
+    (folder / "toolformer.toml").write_text(f'[tools.echo]\nuse = "{use}:Echo"\nlimit = 7\n')
+    (lane,) = lanes(load_settings(folder / "toolformer.toml", environment={}))
+    assert lane.tool.options.limit == 7
 
 
 def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> None:
@@ -83,7 +92,8 @@ def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> N
     ("options", "message"),
     [
         ({"use": "{use}:Echo", "lod": True}, r"\[tools.echo\] lod: unknown key; did you mean 'loud'\?"),
-        ({"use": "{use}:Echo", "zzz": True}, "zzz: unknown key; known keys: loud, prompt, table"),
+        ({"use": "{use}:Echo", "zzz": True}, "zzz: unknown key; known keys: enabled, k, limit, limits, loud, m, .*use"),
+        ({"use": "{use}:Echo", "tauf": 1.0}, r"\[tools.echo\] tauf: unknown key; did you mean 'tau_f'\?"),
         ({"use": "{use}:Echo", "loud": "perhaps"}, r"\[tools.echo\] loud: .*correct the value"),
         ({"use": "{use}:Echo", "prompt": "none.txt"}, r"none.txt: the prompt cannot be read"),
         ({"use": "{use}:Echoo"}, "names no tool"),

@@ -22,7 +22,7 @@ from toolformer_dag.decoding.generate import generate
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.heldout import token_perplexity

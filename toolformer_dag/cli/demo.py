@@ -10,7 +10,7 @@ from toolformer_dag.cli.options import Config, Set, settings_of
 if TYPE_CHECKING:
     import polars as pl
 
-    from toolformer_dag.settings import Settings
+    from toolformer_dag.settings.settings import Settings
 
 FUNNEL = """
 pivot (select tool, step, what, count from funnel)

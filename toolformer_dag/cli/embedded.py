@@ -47,7 +47,7 @@ def train(
     from toolformer_dag.embedded.training.shape import SHAPES
     from toolformer_dag.embedded.training.train import Progress
     from toolformer_dag.embedded.training.train import train as run
-    from toolformer_dag.settings import Model
+    from toolformer_dag.settings.sections import Model
 
     if size is not None and start is not None:
         raise UserError(f"--size {size} and --start contradict each other: the size is that of {start}")
@@ -73,7 +73,7 @@ def mean(
     """
     from toolformer_dag.checkpoints import model_name
     from toolformer_dag.embedded.training.mean import mean_model
-    from toolformer_dag.settings import Model
+    from toolformer_dag.settings.sections import Model
 
     typer.echo(mean_model([Path(model_name(Model(name=name))) for name in models], folder))
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from toolformer_dag.settings import Settings, load_settings
-from toolformer_dag.settings_values import rooted
+from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.settings import Settings
+from toolformer_dag.settings.values import rooted
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="Settings file; default: $TOOLFORMER_CONFIG, else ./toolformer.toml.")

@@ -39,7 +39,7 @@ def evaluate(
     from toolformer_dag.embedded.training.evaluate import evaluate as probe
     from toolformer_dag.embedded.training.real_text import load_real_text
     from toolformer_dag.orphan import end_with_parent
-    from toolformer_dag.settings import Model
+    from toolformer_dag.settings.sections import Model
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model

@@ -21,7 +21,7 @@ def ui(
     """
     from resources.instance import home, shared_instance
     from resources.processes import end_dead_runs
-    from toolformer_dag.settings_sources import settings_file
+    from toolformer_dag.settings.sources import settings_file
 
     root = settings_of(config, None, None).root
     instance = shared_instance(root)  # webserver and daemon start at once and would both make its databases

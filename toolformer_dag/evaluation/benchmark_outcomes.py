@@ -7,7 +7,7 @@ from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.outcome import Outcome
 from toolformer_dag.lane import Lane
 from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 
 
 def benchmark_outcomes(

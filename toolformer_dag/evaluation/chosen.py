@@ -6,7 +6,7 @@ from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmarks.catalogue import READING, benchmark_identity, read_benchmark
 from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
 from toolformer_dag.evaluation.made_world import made_world
-from toolformer_dag.settings import Evaluation
+from toolformer_dag.settings.sections import Evaluation
 
 
 def chosen_benchmarks(section: Evaluation, tools: Sequence[str]) -> list[Benchmark]:

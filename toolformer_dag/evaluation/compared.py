@@ -6,7 +6,7 @@ from typing import TypeVar
 from toolformer_dag.checkpoints import checkpoint_folder, load_model
 from toolformer_dag.evaluation.accuracy import Condition
 from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 
 NO_CALLS = 0
 """k of a disabled model."""

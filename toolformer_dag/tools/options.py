@@ -1,10 +1,12 @@
 """The keys of a tool's section in toolformer.toml."""
 
-import difflib
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
+
+from toolformer_dag.settings.explained import meant
+from toolformer_dag.settings.sections import ToolSection
 
 
 def _under_root(path: Path, info: ValidationInfo) -> Path:
@@ -40,6 +42,5 @@ def _remedy(kind: str, message: str, place: tuple[int | str, ...], options: type
         return "this tool needs the key; add it to the section"
     if kind != "extra_forbidden":
         return f"{message.removeprefix('Value error, ')}; correct the value"
-    known = sorted(options.model_fields)
-    close = difflib.get_close_matches(str(place[-1]), known, 1)
-    return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known keys: {', '.join(known)}"
+    known = {"use", *options.model_fields, *ToolSection.model_fields}
+    return f"unknown key; {meant(str(place[-1]), known, 'keys')}"

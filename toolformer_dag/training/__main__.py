@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.settings import TrainingSettings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 from toolformer_dag.training.checkpoint import last_complete
 from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.identity import claim, partial_folder, run_identity, versions

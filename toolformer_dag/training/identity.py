@@ -9,7 +9,7 @@ from pathlib import Path
 from toolformer_dag.checkpoints import model_name
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.language_model.identity import model_identity
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.settings import TrainingSettings
 

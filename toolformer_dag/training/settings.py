@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from toolformer_dag.settings import Training
+from toolformer_dag.settings.sections import Training
 
 EXECUTION = ("device_batch_size", "deepspeed")
 

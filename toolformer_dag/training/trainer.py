@@ -14,7 +14,7 @@ from toolformer_dag.checkpoints import model_name
 from toolformer_dag.language_model.load import from_hub
 from toolformer_dag.language_model.threads import fit_threads
 from toolformer_dag.language_model.tokens import load_tokens
-from toolformer_dag.settings import Model
+from toolformer_dag.settings.sections import Model
 from toolformer_dag.training.arguments import training_arguments
 from toolformer_dag.training.checkpoint import last_complete
 from toolformer_dag.training.collate import collate

@@ -13,7 +13,7 @@ from toolformer_dag.evaluation.made_world import made_world
 from toolformer_dag.evaluation.outcome import Outcome
 from toolformer_dag.lane import Lane
 from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 
 UNFILTERED = "unfiltered corpus"
 

@@ -12,7 +12,7 @@ from toolformer_dag.embedded.study.unfiltered import CORPUS, WHOLE, unfiltered_t
 from toolformer_dag.evaluation.results import OUTCOMES
 from toolformer_dag.evaluation.table import outcome_table
 from toolformer_dag.lane import lanes
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 from toolformer_dag.stages.split import heldout_texts
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.training.finetune import finetune

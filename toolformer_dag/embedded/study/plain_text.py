@@ -12,7 +12,7 @@ from toolformer_dag.evaluation.accuracy import Condition
 from toolformer_dag.evaluation.compared import compared
 from toolformer_dag.evaluation.perplexity import perplexity
 from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.settings import Settings
+from toolformer_dag.settings.settings import Settings
 
 
 def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:

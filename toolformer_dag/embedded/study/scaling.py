@@ -14,7 +14,7 @@ from toolformer_dag.embedded.study.tables import BENCHMARK
 from toolformer_dag.errors import UserError
 from toolformer_dag.evaluation.interval import wilson
 from toolformer_dag.evaluation.results import OUTCOMES, WHOLE
-from toolformer_dag.settings import load_settings
+from toolformer_dag.settings.load import load_settings
 from toolformer_dag.storage.lake import Lake
 
 GROUPS = ("parameters", "tool", "condition")

@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolformer_dag.settings import Settings, load_settings
+from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.settings import Settings
 
 DECODING = (1, 3)  # k beside 0 (disabled) and the settings' own
 PLAIN_TEXTS = 150  # of each kind, for perplexity

@@ -10,7 +10,7 @@ from toolformer_dag.errors import UserError
 
 Values = dict[str, Any]
 PREFIX = "TOOLFORMER__"
-PROFILES = Path(__file__).with_name("profiles.toml")
+PROFILES = Path(__file__).parents[1] / "profiles.toml"
 BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 
 
@@ -68,7 +68,7 @@ def _read(source: Path) -> Values:
     if not source.is_file():
         raise SettingsError(f"{source}: no such file; run in the folder that holds toolformer.toml or name it")
     try:
-        return tomllib.loads(source.read_text("utf-8"))
+        return tomllib.loads(source.read_text("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{source}: not TOML: {error}; correct that line") from error
 

@@ -1,22 +1,12 @@
-"""What a person may set: toolformer.toml, environment and command line, validated and frozen.
+"""The tables of toolformer.toml, with the paper's values as defaults."""
 
-Later wins: defaults (the paper's), the chosen `[profiles.NAME]`, the file's own sections, variables such as
-`TOOLFORMER__TOOLS__CALCULATOR__TAU_F=0.8`, and `--set tools.calculator.tau_f=0.8`. A lane is a section under `[tools]`;
-a profile gives values to lanes and adds none.
-"""
-
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field
 
-from toolformer_dag.settings_explained import explain, meant
-from toolformer_dag.settings_sources import BUILT_IN_TOOLS, SettingsError, Values, read_sources, with_profile
-from toolformer_dag.settings_values import Frozen, LocalPath
-
-Validated = TypeVar("Validated", bound=Frozen)
+from toolformer_dag.settings.values import Frozen, LocalPath
 
 
 class Paths(Frozen):
@@ -106,14 +96,6 @@ class ToolSection(Frozen):
     tau_f: float | None = None
     limits: Limits = Limits()
 
-    @model_validator(mode="after")
-    def _no_misspelt_threshold(self) -> "ToolSection":
-        for key in self.model_extra or {}:
-            meant = difflib.get_close_matches(key, ToolSection.model_fields, 1, 0.8)
-            if meant:
-                raise ValueError(f"unknown key {key!r}; did you mean {meant[0]!r}?")
-        return self
-
     def options(self) -> Mapping[str, Any]:
         """The keys that the tool itself understands, `use` and `prompt` among them."""
         return dict(self.model_extra or {})
@@ -174,82 +156,3 @@ class Execution(Frozen):
     workers: int | None = Field(None, ge=1)
     automation: bool = False
     sensor_seconds: int = Field(30, ge=1)
-
-
-class Sections(Frozen):
-    """What a profile may give."""
-
-    paths: Paths = Paths()
-    corpus: Corpus = Corpus()
-    model: Model = Model()
-    sampling: SamplingSection = SamplingSection()
-    tools: dict[str, ToolSection] = Field(default_factory=dict)
-    training: Training = Training()
-    decoding: Decoding = Decoding()
-    evaluation: Evaluation = Evaluation()
-    execution: Execution = Execution()
-
-
-class Written(Sections):
-    """What a person may write: sections, the name of a profile, and profiles."""
-
-    profile: str = "embedded"
-    profiles: dict[str, Sections] = Field(default_factory=dict)
-
-
-class Settings(Sections):
-    """Everything that a run depends on. `root` is the folder of toolformer.toml."""
-
-    root: Path
-    profile: str = "embedded"
-
-    @model_validator(mode="after")
-    def _some_lane(self) -> "Settings":
-        if not any(section.enabled for section in self.tools.values()):
-            off = ", ".join(f"[tools.{key}]" for key in self.tools)
-            remedy = f"write `enabled = true` under {off}" if off else "add a section such as [tools.calculator]"
-            raise ValueError(f"no tool is enabled; {remedy}")
-        return self
-
-
-def load_settings(
-    file: Path | None = None,
-    *,
-    profile: str | None = None,
-    overrides: Sequence[str] = (),
-    shards: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Settings:
-    """Settings of `file` (default: `$TOOLFORMER_CONFIG`, else ./toolformer.toml), with `key.path=value` overrides.
-
-    `profile` and `shards`, where given, win over all other sources. Raises SettingsError, which names the file, the key
-    and the remedy, for a file that cannot be read, an unknown profile, an unknown key or an impossible value, in
-    profiles that are not chosen too. Options of a tool are checked when the tool is loaded.
-    """
-    source, values = read_sources(file, profile, overrides, shards, environment)
-    _check_lanes(source, _validated(source, Written, values))
-    root = source.parent
-    settings = _validated(source, Settings, with_profile(source, values) | {"root": root})
-    return settings.model_copy(
-        update={
-            "paths": settings.paths.under(root),
-            "model": settings.model.under(root),
-            "evaluation": settings.evaluation.under(root),
-        }
-    )
-
-
-def _validated(source: Path, model: type[Validated], values: Values) -> Validated:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise SettingsError(explain(source, error, model)) from error
-
-
-def _check_lanes(source: Path, written: Written) -> None:
-    """A profile gives values to lanes that there are, or that come with the package."""
-    known = {*BUILT_IN_TOOLS, *written.tools}
-    for name, profile in written.profiles.items():
-        for key in sorted(profile.tools.keys() - known):
-            reason = f"there is no such lane, and a profile adds none; {meant(key, known, 'lanes')}"
-            raise SettingsError(f"{source}: profiles.{name}.tools.{key}: {reason}")

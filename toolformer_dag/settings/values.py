@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
-from toolformer_dag.settings_sources import SettingsError
+from toolformer_dag.settings.sources import SettingsError
 
 
 class Frozen(BaseModel):

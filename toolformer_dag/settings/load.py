@@ -1,0 +1,62 @@
+"""From all sources to settings.
+
+Later wins: defaults (the paper's), the chosen `[profiles.NAME]`, the file's own sections, variables such as
+`TOOLFORMER__TOOLS__CALCULATOR__TAU_F=0.8`, and `--set tools.calculator.tau_f=0.8`. A lane is a section under `[tools]`;
+a profile gives values to lanes and adds none.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from toolformer_dag.settings.explained import explain, meant
+from toolformer_dag.settings.settings import Settings, Written
+from toolformer_dag.settings.sources import BUILT_IN_TOOLS, SettingsError, Values, read_sources, with_profile
+from toolformer_dag.settings.values import Frozen
+
+Validated = TypeVar("Validated", bound=Frozen)
+
+
+def load_settings(
+    file: Path | None = None,
+    *,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    shards: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings of `file` (default: `$TOOLFORMER_CONFIG`, else ./toolformer.toml), with `key.path=value` overrides.
+
+    `profile` and `shards`, where given, win over all other sources. Raises SettingsError, which names the file, the key
+    and the remedy, for a file that cannot be read, an unknown profile, an unknown key or an impossible value, in
+    profiles that are not chosen too. Options of a tool are checked when the tool is loaded.
+    """
+    source, values = read_sources(file, profile, overrides, shards, environment)
+    _check_lanes(source, _validated(source, Written, values))
+    root = source.parent
+    settings = _validated(source, Settings, with_profile(source, values) | {"root": root})
+    return settings.model_copy(
+        update={
+            "paths": settings.paths.under(root),
+            "model": settings.model.under(root),
+            "evaluation": settings.evaluation.under(root),
+        }
+    )
+
+
+def _validated(source: Path, model: type[Validated], values: Values) -> Validated:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(explain(source, error, model)) from error
+
+
+def _check_lanes(source: Path, written: Written) -> None:
+    """A profile gives values to lanes that there are, or that come with the package."""
+    known = {*BUILT_IN_TOOLS, *written.tools}
+    for name, profile in written.profiles.items():
+        for key in sorted(profile.tools.keys() - known):
+            reason = f"there is no such lane, and a profile adds none; {meant(key, known, 'lanes')}"
+            raise SettingsError(f"{source}: profiles.{name}.tools.{key}: {reason}")
