@@ -67,6 +67,15 @@ def test_sql_without_a_warehouse_says_what_makes_one(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch):
+    (tmp_path / "taken").touch()
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "taken"))
+    done = cli("stale")
+    assert done.returncode == 1
+    assert f"error: {tmp_path / 'taken'}: File exists; name a folder that can be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_sql_writes_lists_and_structs_as_json_text_into_csv(tmp_path):
     duckdb.connect(tmp_path / "lake.duckdb").close()
     (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")

@@ -16,6 +16,9 @@ from toolformer_dag.cli.tool import tool
 from toolformer_dag.cli.ui import ui
 from toolformer_dag.errors import UserError
 
+NOT_OURS = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+"""What the file system says of a folder that this user may not use, or of a file in its place."""
+
 
 class Commands(typer.Typer):
     """Shows a mistake of the user as one message; anything else keeps its traceback."""
@@ -25,6 +28,10 @@ class Commands(typer.Typer):
             return super().__call__(*args, **kwargs)
         except UserError as error:
             sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(1) from error
+        except NOT_OURS as error:
+            reason = f"{error.filename}: {error.strerror}"
+            sys.stderr.write(f"error: {reason}; name a folder that can be written, or make this one so\n")
             raise SystemExit(1) from error
 
 
