@@ -11,6 +11,7 @@ from assets.metadata import frame_table, image
 from assets.plan import OWNERS, Plan
 from assets.plots import accuracy_bars
 from assets.progress import progress
+from toolformer_dag.decoding.generation import DECODING
 from toolformer_dag.embedded.phenomenon import TOOLS
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.chosen import chosen_benchmarks, chosen_identity
@@ -20,14 +21,14 @@ from toolformer_dag.stages import tool_results
 from toolformer_dag.storage.lake import Lake
 
 if TYPE_CHECKING:
-    from toolformer_dag.evaluation.outcome import Outcome
+    from toolformer_dag.evaluation.benchmark_outcomes import Asked
 
 
 def accuracy(plan: Plan) -> dg.AssetsDefinition:
     """What the calls are good for."""
     determining = {
         "questions": chosen_identity(plan.settings.evaluation),
-        "decoding": plan.settings.decoding.model_dump(),
+        "decoding": (plan.settings.decoding.model_dump(), DECODING),
         "max_call_tokens": plan.sampling.max_call_tokens,
         "model": plan.model,
         "lanes": {lane.key: tool_results.settings(lane) for lane in plan.lanes},
@@ -49,8 +50,10 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
 
         benchmarks = chosen_benchmarks(plan.settings.evaluation, [lane.key for lane in plan.lanes if lane.key in TOOLS])
         found = _ask(plan, benchmarks, context)
-        table = score_table([score(group) for group in found])
-        publish(lake, OUTCOMES, outcome_table([outcome for group in found for outcome in group]), determining)
+        table = score_table([score(group.outcomes) for group in found])
+        stores = sorted({group.store for group in found})
+        outcomes = outcome_table([outcome for group in found for outcome in group.outcomes])
+        publish(lake, OUTCOMES, outcomes, determining, stores)
         version = publish(lake, ACCURACY, table, determining)
         percent = table.with_columns(pl.col("accuracy", "low", "high") * 100)
         return dg.MaterializeResult(
@@ -66,23 +69,23 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
     return scores
 
 
-def _ask(plan: Plan, benchmarks: list[Benchmark], context: dg.AssetExecutionContext) -> "list[list[Outcome]]":
-    from toolformer_dag.evaluation.accuracy import Condition
+def _ask(plan: Plan, benchmarks: list[Benchmark], context: dg.AssetExecutionContext) -> "list[Asked]":
     from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
     from toolformer_dag.evaluation.compared import compared
+    from toolformer_dag.evaluation.condition import Condition
     from toolformer_dag.evaluation.outcome import refuse_outage
     from toolformer_dag.language_model.load import LanguageModel
 
     advance = progress(context)
 
-    def asked(model: LanguageModel, conditions: list[Condition]) -> "Iterator[list[Outcome]]":
+    def asked(model: LanguageModel, conditions: list[Condition]) -> "Iterator[Asked]":
         for condition in conditions:
             for benchmark in benchmarks:
                 yield benchmark_outcomes(plan.settings, plan.lanes, model, condition, benchmark)
 
-    found: list[list[Outcome]] = []
-    for outcomes in compared(plan.settings, asked):
-        refuse_outage(outcomes)
-        found.append(outcomes)
+    found: list[Asked] = []
+    for group in compared(plan.settings, asked):
+        refuse_outage(group.outcomes)
+        found.append(group)
         advance(len(found), 4 * len(benchmarks))
     return found

@@ -46,8 +46,8 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         description="Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
     )
     def scores(lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
-        from toolformer_dag.evaluation.accuracy import Condition
         from toolformer_dag.evaluation.compared import compared
+        from toolformer_dag.evaluation.condition import Condition
         from toolformer_dag.evaluation.perplexity import perplexity as measure
         from toolformer_dag.language_model.load import LanguageModel
 

@@ -3,32 +3,37 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
-from toolformer_dag.evaluation.accuracy import Condition, outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark
+from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
+from toolformer_dag.evaluation.condition import Condition
 from toolformer_dag.evaluation.made_world import made_world
-from toolformer_dag.evaluation.outcome import refuse_outage, score
+from toolformer_dag.evaluation.outcome import Outcome, refuse_outage, score
 from toolformer_dag.evaluation.question import Question
 from toolformer_dag.evaluation.results import ACCURACY, read_accuracy
 from toolformer_dag.evaluation.rules import number_is_right
 from toolformer_dag.evaluation.table import accuracy_by_condition, markdown, outcome_table, score_table
+from toolformer_dag.lane import Lane
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
-from toolformer_dag.settings.sections import Model
+from toolformer_dag.settings.sections import Decoding, Model, Paths, SamplingSection, ToolSection
+from toolformer_dag.settings.settings import Settings
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.tools.calculator.tool import Calculator
+from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.tool import ToolCall, ToolDown, ToolResult
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.settings import TrainingSettings
 
 CALCULATOR = load_tool("calculator", {})
 CALENDAR = load_tool("calendar", {})
-TOOLS = {tool.name: tool for tool in (CALCULATOR, CALENDAR)}
 SUMS = [(3, 4), (5, 8), (9, 9), (2, 6), (7, 1), (8, 3)]
 WITH_TOOLS, DISABLED = Condition("tools", 1), Condition("disabled", 0)
+Ask = Callable[..., list[Outcome]]
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +50,37 @@ def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.Tem
     return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
 
 
-def sums() -> Benchmark:
+def sums(*withheld: str) -> Benchmark:
     asked = tuple(Question(f"Bo had {a} and {b}, so", (str(a + b),), "calculator", wording="so") for a, b in SUMS)
-    return Benchmark("sums", asked, number_is_right)
+    return Benchmark("sums", asked, number_is_right, withheld=frozenset(withheld))
 
 
-def test_right_with_the_tool_and_wrong_without(adder: LanguageModel) -> None:
-    progress: list[tuple[int, int]] = []
-    found = outcomes(
-        adder, sums(), TOOLS, WITH_TOOLS, max_new_tokens=8, progress=lambda done, total: progress.append((done, total))
-    )
-    assert progress == [(6, 6)]
+def lanes(*tools: Tool) -> list[Lane]:
+    return [Lane(tool, tau_s=0.0, k=1, m=1, tau_f=0.0, limits=ToolLimits(retries=0)) for tool in tools]
+
+
+@pytest.fixture
+def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
+    """Asks the sums; what was written is kept from call to call."""
+
+    def asked(
+        condition: Condition, *tools: Tool, benchmark: Benchmark | None = None, call_tokens: int = 64
+    ) -> list[Outcome]:
+        settings = Settings(
+            root=tmp_path,
+            paths=Paths(lake=tmp_path),
+            tools={"calculator": ToolSection()},
+            sampling=SamplingSection(max_call_tokens=call_tokens),
+            decoding=Decoding(max_new_tokens=8),
+        )
+        lines = lanes(*(tools or (CALCULATOR, CALENDAR)))
+        return benchmark_outcomes(settings, lines, adder, condition, benchmark or sums()).outcomes
+
+    return asked
+
+
+def test_right_with_the_tool_and_wrong_without(ask: Ask) -> None:
+    found = ask(WITH_TOOLS)
     assert [one.called for one in found] == ["Calculator"] * 5 + ["Calendar"]
     assert [one.right_tool for one in found] == [True] * 5 + [False]
     assert found[0].text.startswith(" [Calculator(3 + 4) -> 7] 7")
@@ -63,27 +88,71 @@ def test_right_with_the_tool_and_wrong_without(adder: LanguageModel) -> None:
     assert (total.n, total.calls, total.right_tool) == (6, 1.0, pytest.approx(5 / 6))
     assert total.tools == {"Calculator": 5, "Calendar": 1} and total.reasons == {}
     assert total.accuracy == pytest.approx(5 / 6) and total.low < 5 / 6 < total.high
-    disabled = score(outcomes(adder, sums(), TOOLS, DISABLED, max_new_tokens=8))
+    disabled = score(ask(DISABLED))
     assert (disabled.calls, disabled.right_tool) == (0.0, 0.0)
     assert disabled.accuracy < total.accuracy
 
 
-def test_withheld_tools_are_not_called(adder: LanguageModel) -> None:
-    benchmark = Benchmark("sums", sums().questions, number_is_right, withheld=frozenset({"Calculator", "QA"}))
-    found = outcomes(adder, benchmark, TOOLS, Condition("tools", 400), max_new_tokens=8)
+def test_withheld_tools_are_not_called(ask: Ask) -> None:
+    found = ask(Condition("tools", 400), benchmark=sums("Calculator", "QA"))
     assert {one.called for one in found} <= {"Calendar", None}
 
 
-def test_what_is_no_call_is_not_counted_as_one(adder: LanguageModel) -> None:
+def test_what_is_no_call_is_not_counted_as_one(ask: Ask) -> None:
     """Made to begin a call and to end it after one token."""
-    found = outcomes(adder, sums(), TOOLS, Condition("tools", 400), max_new_tokens=8, max_call_tokens=1)
+    found = ask(Condition("tools", 400), call_tokens=1)
     assert {(one.called, one.reason) for one in found} == {(None, "no_end")}
     total = score(found)
     assert (total.calls, total.tools, total.reasons) == (0.0, {}, {"no_end": 6})
 
 
-def test_tables(adder: LanguageModel, tmp_path: Path) -> None:
-    found = [one for condition in (WITH_TOOLS, DISABLED) for one in outcomes(adder, sums(), TOOLS, condition)]
+class Counting(Calculator):
+    """Counts the calls that reach it. `lost`: so many of the first get no answer."""
+
+    def __init__(self, lost: int = 0) -> None:
+        super().__init__("calculator", CALCULATOR.options, CALCULATOR.prompt)
+        self.lost, self.asked = lost, 0
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        self.asked += len(calls)
+        if self.asked <= self.lost:
+            raise ConnectionError("not now")
+        return super().run(calls)
+
+
+def test_what_was_written_once_is_judged_again_and_not_written_again(ask: Ask) -> None:
+    tool = Counting()
+    first = ask(WITH_TOOLS, tool, CALENDAR)
+    assert tool.asked == 5
+    again = ask(Condition("later", 1), tool, CALENDAR, benchmark=replace(sums(), correct=lambda text, answers: True))
+    assert (tool.asked, [one.text for one in again]) == (5, [one.text for one in first])
+    assert all(one.correct for one in again)
+
+
+@pytest.mark.parametrize(
+    ("condition", "options"),
+    [
+        (Condition("tools", 2), {}),
+        (WITH_TOOLS, {"call_tokens": 63}),
+        (WITH_TOOLS, {"benchmark": sums("Calendar")}),
+    ],
+)
+def test_another_way_of_asking_is_written_anew(ask: Ask, condition: Condition, options: dict[str, Any]) -> None:
+    tool = Counting()
+    ask(WITH_TOOLS, tool, CALENDAR)
+    ask(condition, tool, CALENDAR, **options)
+    assert tool.asked >= 10
+
+
+def test_a_lost_call_is_tried_again(ask: Ask) -> None:
+    tool = Counting(lost=10)  # five at once, then one by one
+    assert [one.reason for one in ask(WITH_TOOLS, tool, CALENDAR)] == ["lost:ConnectionError"] * 5 + [None]
+    assert [one.correct for one in ask(WITH_TOOLS, tool, CALENDAR)] == [True] * 5 + [False]
+    assert tool.asked == 15
+
+
+def test_tables(ask: Ask, tmp_path: Path) -> None:
+    found = [one for condition in (WITH_TOOLS, DISABLED) for one in ask(condition)]
     assert outcome_table(found).height == 12
     assert outcome_table([]).columns == outcome_table(found).columns
     scores = score_table([score(found[:6]), score(found[6:])])
@@ -96,19 +165,18 @@ def test_tables(adder: LanguageModel, tmp_path: Path) -> None:
     assert read_accuracy(tmp_path).equals(wide)
 
 
-def test_an_outage_is_no_answer(adder: LanguageModel) -> None:
+def test_an_outage_is_no_answer(ask: Ask) -> None:
     class Down(Calculator):
         def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
             raise ToolDown("[tools.calculator]: the server is gone")
 
-    tools = {**TOOLS, "Calculator": Down("calculator", CALCULATOR.options, CALCULATOR.prompt)}
-    refuse_outage(outcomes(adder, sums(), TOOLS, WITH_TOOLS, max_new_tokens=8))
     with pytest.raises(ToolDown, match="Calculator: no answer to 5 of 6 questions"):
-        refuse_outage(outcomes(adder, sums(), tools, WITH_TOOLS, max_new_tokens=8))
+        refuse_outage(ask(WITH_TOOLS, Down("calculator", CALCULATOR.options, CALCULATOR.prompt), CALENDAR))
+    refuse_outage(ask(WITH_TOOLS))
 
 
-def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(adder: LanguageModel) -> None:
-    [right, *_] = outcomes(adder, sums(), TOOLS, WITH_TOOLS, max_new_tokens=8)
+def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(ask: Ask) -> None:
+    [right, *_] = ask(WITH_TOOLS)
     lost = replace(right, reason="lost:timeout")
     refuse_outage([right] * 199 + [lost] * 2)
     with pytest.raises(ToolDown, match="no answer to 3 of 202 questions"):

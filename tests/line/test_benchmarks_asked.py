@@ -1,11 +1,14 @@
 """The paper's benchmarks that the settings name are asked beside the made world's questions."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
 from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
+from toolformer_dag.evaluation.generations import GENERATIONS
 from toolformer_dag.evaluation.results import PERPLEXITY, WHOLE, read_accuracy
+from toolformer_dag.storage.clean import clean
 from toolformer_dag.storage.lake import Lake
 
 BENCHMARKS = (
@@ -33,6 +36,19 @@ def test_named_benchmarks_get_a_row_each_and_nothing_else_runs(world):
     assert world.stale() == []
     write_benchmarks(world, 51.0)
     assert world.stale() == ["evaluation/accuracy"]
+
+
+def test_what_models_wrote_is_kept_while_it_is_used_and_not_written_again(world):
+    lake = Lake(world.folder / "lake")
+
+    def kept() -> set[str]:
+        return {path.parent.name for path in (world.folder / "lake" / GENERATIONS).glob("*/*.parquet")}
+
+    before = kept()
+    assert world.run("decoding.k=3", training=True).assets == ["evaluation/accuracy"]
+    assert len(kept() - before) == 1 and before < kept()
+    clean(lake, timedelta(0), dry_run=False)
+    assert len(before - kept()) == 1 and len(kept()) == len(before)
 
 
 @pytest.mark.parametrize(

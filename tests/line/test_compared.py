@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from toolformer_dag.checkpoints import checkpoint_folder, finetuned_or_base, model_name
 from toolformer_dag.embedded.folder import SMALL_MODEL
-from toolformer_dag.evaluation.accuracy import Condition
 from toolformer_dag.evaluation.compared import compared
+from toolformer_dag.evaluation.condition import Condition
 from toolformer_dag.language_model.load import LanguageModel
 
 

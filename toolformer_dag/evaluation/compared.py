@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from toolformer_dag.checkpoints import checkpoint_folder, load_model
-from toolformer_dag.evaluation.accuracy import Condition
+from toolformer_dag.evaluation.condition import Condition
 from toolformer_dag.language_model.load import LanguageModel
 from toolformer_dag.settings.settings import Settings
 

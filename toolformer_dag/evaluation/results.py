@@ -1,13 +1,13 @@
 """Where the measurements lie in the lake. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from toolformer_dag.evaluation.table import accuracy_by_condition
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.storage.record import record
+from toolformer_dag.storage.record import STORES, record
 
 WHOLE = "all"
 ACCURACY = "evaluation/accuracy"
@@ -18,9 +18,15 @@ PERPLEXITY = "evaluation/perplexity"
 """Source, condition, texts, perplexity, bits_per_byte."""
 
 
-def publish(lake: Lake, table: str, rows: pl.DataFrame, settings: Mapping[str, object]) -> str:
-    """Replaces a table of measurements; returns the version of its content. Raises WriteError."""
-    return lake.table(table).publish(WHOLE, [rows], record(settings, {})).data_version
+def publish(
+    lake: Lake, table: str, rows: pl.DataFrame, settings: Mapping[str, object], stores: Sequence[str] = ()
+) -> str:
+    """Replaces a table of measurements; returns the version of its content. Raises WriteError.
+
+    `stores`: names of the row stores that it was made from, which `clean` then keeps.
+    """
+    made = record(settings, {}, **{STORES: list(stores)})
+    return lake.table(table).publish(WHOLE, [rows], made).data_version
 
 
 def read_accuracy(lake: Path) -> pl.DataFrame:

@@ -6,9 +6,9 @@ from toolformer_dag.checkpoints import load_model
 from toolformer_dag.embedded.phenomenon import TOOLS
 from toolformer_dag.embedded.relation import WordingSet
 from toolformer_dag.embedded.study.settings import DECODING
-from toolformer_dag.evaluation.accuracy import Condition
 from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
 from toolformer_dag.evaluation.compared import DISABLED, compared
+from toolformer_dag.evaluation.condition import Condition
 from toolformer_dag.evaluation.made_world import made_world
 from toolformer_dag.evaluation.outcome import Outcome
 from toolformer_dag.lane import Lane
@@ -25,7 +25,7 @@ def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[
         for some in wordings:
             for tool in TOOLS:
                 questions = made_world(tool, settings.evaluation.questions, settings.evaluation.seed, some)
-                yield benchmark_outcomes(settings, lanes, model, condition, questions)
+                yield benchmark_outcomes(settings, lanes, model, condition, questions).outcomes
 
     def of_model(model: LanguageModel, conditions: list[Condition]) -> Iterator[list[Outcome]]:
         for condition in conditions:

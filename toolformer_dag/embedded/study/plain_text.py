@@ -8,8 +8,8 @@ import polars as pl
 from toolformer_dag.embedded.study.settings import PAGE_CHARACTERS, PLAIN_TEXTS
 from toolformer_dag.embedded.training.real_text import load_real_text
 from toolformer_dag.embedded.web import records
-from toolformer_dag.evaluation.accuracy import Condition
 from toolformer_dag.evaluation.compared import compared
+from toolformer_dag.evaluation.condition import Condition
 from toolformer_dag.evaluation.perplexity import perplexity
 from toolformer_dag.language_model.load import LanguageModel
 from toolformer_dag.settings.settings import Settings
