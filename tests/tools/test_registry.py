@@ -48,6 +48,19 @@ class TwoWords(Echo):
     name = "My Echo"
 
 
+class Numbered(Echo):
+    name = 5
+
+
+class Undecided(Echo):
+    defaults = None
+
+
+class Failing(Echo):
+    def __init__(self, key, options, prompt):
+        raise ValueError("no licence")
+
+
 class NoTool:
     pass
 """
@@ -100,6 +113,9 @@ def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> N
         ({"use": "{use}:NoTool"}, "names no tool"),
         ({"use": "{use}:Unfinished"}, "names no tool.*defines run"),
         ({"use": "{use}:Nameless"}, r"Nameless does not set name, defaults; .*ToolDefaults"),
+        ({"use": "{use}:Numbered"}, "Numbered does not set name; "),
+        ({"use": "{use}:Undecided"}, r"Undecided does not set defaults; .*ToolDefaults"),
+        ({"use": "{use}:Failing"}, r"\[tools.echo\]: Failing cannot be made \(ValueError: no licence\); where"),
         ({"use": "{use}:TwoWords"}, "has the name 'My Echo', which no call can carry"),
         ({"use": ":Echo"}, r"':Echo' names no module; write use = \"my_package.tools:MyTool\""),
         ({"use": ".{use}:Echo"}, "names no module"),
@@ -114,6 +130,15 @@ def test_mistakes_name_section_reason_and_remedy(
     filled = {key: value.format(use=use) if isinstance(value, str) else value for key, value in options.items()}
     with pytest.raises(ToolError, match=message):
         load_tool("echo", filled, root=folder)
+
+
+@pytest.mark.parametrize(("line", "reason"), [("def", "SyntaxError: "), ("nowhere", "NameError: name 'nowhere'")])
+def test_a_module_that_fails_is_named_with_its_error(folder: Path, use: str, line: str, reason: str) -> None:
+    (folder / f"{use}_broken.py").write_text(f"{line}\n")
+    with pytest.raises(
+        ToolError, match=rf"use = '{use}_broken:Echo' cannot be imported \({reason}.*; mend {use}_broken"
+    ):
+        load_tool("echo", {"use": f"{use}_broken:Echo"}, root=folder)
 
 
 def test_a_prompt_for_another_name_is_refused(folder: Path, use: str) -> None:

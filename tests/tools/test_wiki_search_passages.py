@@ -54,6 +54,18 @@ def test_plain_lines_may_lack_id_and_section(tmp_path: Path) -> None:
     assert list(read_passages(source)) == [Passage("1", "A", "", "b"), Passage("7", "C", "", "d")]
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'\xef\xbb\xbf{"title": "A", "text": "b"}\n')
+    assert list(read_passages(str(tmp_path / "p.jsonl"))) == [Passage("1", "A", "", "b")]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_a_file_without_passages_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p.jsonl").write_bytes(content)
+    with pytest.raises(PassageError, match=r"p\.jsonl: holds no passage. A line holds"):
+        list(read_passages(str(tmp_path / "p.jsonl")))
+
+
 def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'\n{"title": "A", "text": "b"}\n \r\n{"title": "C", "text": "d"}\n\n')
     assert list(read_passages(str(tmp_path / "p.jsonl"))) == [Passage("2", "A", "", "b"), Passage("4", "C", "", "d")]

@@ -16,6 +16,7 @@ DAY = "(?P<day>[0-9]{1,2})"
 FOLDERS = re.compile(f"/{YEAR}(?:/|-(?=[0-9]{{2}}/)){MONTH}/{DAY}(?=[/?;&]|\\.[a-z]|$)")
 SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
 COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
+MONTH_DAY = re.compile(f"/{YEAR}/(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?=/)")
 YEAR_AND_MONTH = re.compile(f"/{YEAR}/{MONTH}(?=/)")
 YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
 
@@ -24,13 +25,14 @@ def date_from_url(url: str, today: date) -> date | None:
     """The day from the first form that stands in the URL; None where it is impossible, later than `today`, or absent.
 
     The forms, in order: folders `/2017/03/09/`, `/2017/mar/9/`, `/2017/03/09.html` or `/2017-03/09/`; `2017-03-09`,
-    `2017_3_9` or `2017-mar-9`; `20170309` between `/`, `-`, `_` or `.`. One found in a slug is refused where the
-    folders name another year or month (`/2015/01/minutes-2014-12-16/`, `/2015/minutes-2014-12-16/`). Years 1990 to
-    today. Not read: year and month alone, day first, dots as separators, timestamps, the host, the fragment.
+    `2017_3_9` or `2017-mar-9`; `20170309` between `/`, `-`, `_` or `.`; `/2017/0309/`. One found in a slug is refused
+    where the folders name another year or month (`/2015/01/minutes-2014-12-16/`, `/2015/minutes-2014-12-16/`). Years
+    1990 to today. Not read: year and month alone, a day that a slug goes on behind (`/2017/03/10-tips/`), day first,
+    dots as separators, timestamps, the host, the fragment.
     """
     address = url.partition("#")[0].lower()
     path = "/" + (address.partition("://")[2] or address).partition("/")[2]
-    found = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path)
+    found = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
     day = _day(found) if found else None
     if found is None or day is None or day > today:
         return None

@@ -13,9 +13,11 @@ from toolformer_dag.errors import UserError
 from toolformer_dag.texts.call import Call, fault
 from toolformer_dag.tools.options import ToolOptions, explain_options
 from toolformer_dag.tools.prompt import PromptError, check_prompt, read_prompt
-from toolformer_dag.tools.tool import Tool
+from toolformer_dag.tools.tool import Tool, ToolDefaults
 
 BUILT_IN = "toolformer_dag.tools"
+COMPLETE = {"name": str, "version": str, "defaults": ToolDefaults}
+"""What every tool's class sets."""
 
 
 class ToolError(UserError):
@@ -46,7 +48,7 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     chosen = _options(key, tool_class, {name: value for name, value in options.items() if name != "use"}, root)
     try:
         prompt, source = read_prompt(key, Path(inspect.getfile(tool_class)).parent, chosen.prompt, root)
-        tool = tool_class(key, chosen, prompt)
+        tool = _made(tool_class, key, chosen, prompt)
         _check_complete(tool)
         check_prompt(prompt, tool.name, source)
     except PromptError as error:
@@ -54,8 +56,20 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     return tool
 
 
+def _made(tool_class: type[Tool], key: str, options: ToolOptions, prompt: str) -> Tool:
+    try:
+        return tool_class(key, options, prompt)
+    except UserError:
+        raise
+    except Exception as error:  # another author's code
+        raise ToolError(
+            f"[tools.{key}]: {tool_class.__name__} cannot be made ({type(error).__name__}: {error}); "
+            "where it has an __init__ of its own, this takes key, options and prompt"
+        ) from error
+
+
 def _check_complete(tool: Tool) -> None:
-    missing = [name for name in ("name", "version", "defaults") if not hasattr(tool, name)]
+    missing = [name for name, kind in COMPLETE.items() if not isinstance(getattr(tool, name, None), kind)]
     if missing or fault(Call(tool.name, "")):
         wrong = (
             f"does not set {', '.join(missing)}" if missing else f"has the name {tool.name!r}, which no call can carry"
@@ -120,4 +134,8 @@ def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
         raise ToolError(
             f"[tools.{key}]: use = {use!r} cannot be imported ({error}); install the package, or put the module beside "
             "toolformer.toml"
+        ) from error
+    except Exception as error:  # another author's code
+        raise ToolError(
+            f"[tools.{key}]: use = {use!r} cannot be imported ({type(error).__name__}: {error}); mend {module_name}"
         ) from error

@@ -1,4 +1,4 @@
-"""Exact arithmetic on expressions as people write them: + - * /, parentheses, signs, %, thousands commas."""
+"""Exact arithmetic on expressions as people write them: + - * /, parentheses, signs, %, commas (India's too)."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ MAX_DEPTH = 50
 MAX_MAGNITUDE = 10**15
 
 TOKEN = re.compile(r"[0-9.,]+|\S")
-NUMBER = re.compile(r"(?P<whole>[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)?(?:\.(?P<decimals>[0-9]*))?")
+NUMBER = re.compile(
+    r"(?P<whole>[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3})?(?:\.(?P<decimals>[0-9]*))?"
+)
 SYMBOLS = dict.fromkeys("xX×·⋅∙∗", "*") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("−–", "-")
 KNOWN = frozenset("+-*/()%")
 

@@ -115,8 +115,8 @@ def _third(first: int, second: int, candidates: Sequence[int]) -> bool:
 
 def _results(a: int, b: int, largest: int) -> Iterator[int]:
     """Sum, difference, product and quotients of two values up to `largest`, exact and as the calculator rounds."""
-    yield a + b
-    yield abs(a - b)
+    yield from _exact_and_rounded(a + b, 1)
+    yield from _exact_and_rounded(abs(a - b), 1)
     if a * b <= (largest + HUNDREDTH) * UNIT:
         yield from _exact_and_rounded(a * b, UNIT)
     if b:

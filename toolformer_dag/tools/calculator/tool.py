@@ -17,7 +17,7 @@ class Calculator(Tool):
     """Exact arithmetic; an input without a value has `evaluate`'s reason. Inputs are sized before they are unquoted."""
 
     name = "Calculator"
-    version = "3"
+    version = "4"
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
 
     def wants_document(self, document: Document) -> str | None:

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -35,12 +36,13 @@ def read_passages(source: str) -> Iterator[Passage]:
 
 
 def _file_passages(file: Path) -> Iterator[Passage]:
-    number = 0
+    number, empty = 0, True
     try:
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield from _line_passages(line, number)
+                for passage in _line_passages(line.removeprefix(BOM_UTF8 if number == 1 else b""), number):
+                    yield passage
+                    empty = False
     except (OSError, EOFError, zlib.error) as error:
         raise PassageError(
             f"{file}: cannot be read after line {number}: {error}. Name a file of passages or `{EMBEDDED}`."
@@ -50,9 +52,13 @@ def _file_passages(file: Path) -> Iterator[Passage]:
             f"{file}, line {number}: {type(error).__name__}: {error}. A line holds `title` and `text` "
             "(and `id`, `section`), or a page of KILT's knowledge source."
         ) from error
+    if empty:
+        raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
 
 
 def _line_passages(line: bytes, number: int) -> Iterator[Passage]:
+    if not line.strip():
+        return
     record = orjson.loads(line)
     if "wikipedia_title" in record:
         yield from kilt_passages(record)
