@@ -1,12 +1,12 @@
 """evaluation/accuracy: held-out questions of the made world and the paper's benchmarks, with tools and without."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import polars as pl
 
-from assets.finetuned_checkpoint import CHECKPOINT_KEYS
+from assets.finetuned_checkpoint import CHECKPOINT_KEYS, checkpoint_versions
 from assets.metadata import frame_table, image
 from assets.plan import OWNERS, Plan
 from assets.plots import accuracy_bars
@@ -24,15 +24,20 @@ if TYPE_CHECKING:
     from toolformer_dag.evaluation.benchmark_outcomes import Asked
 
 
-def accuracy(plan: Plan) -> dg.AssetsDefinition:
-    """What the calls are good for."""
-    determining = {
+def accuracy_settings(plan: Plan) -> dict[str, Any]:
+    """What determines the answers beside the checkpoints. Raises BenchmarkError."""
+    return {
         "questions": chosen_identity(plan.settings.evaluation),
-        "decoding": (plan.settings.decoding.model_dump(), DECODING),
+        "decoding": {**plan.settings.decoding.model_dump(), "version": DECODING},
         "max_call_tokens": plan.sampling.max_call_tokens,
         "model": plan.model,
         "lanes": {lane.key: tool_results.settings(lane) for lane in plan.lanes},
     }
+
+
+def accuracy(plan: Plan) -> dg.AssetsDefinition:
+    """Questions right under four conditions, of the made world and of the paper's benchmarks (sections 4.2 and 4.3)."""
+    determining = accuracy_settings(plan)
 
     @dg.asset(
         key=["evaluation", "accuracy"],
@@ -53,8 +58,9 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
         table = score_table([score(group.outcomes) for group in found])
         stores = sorted({group.store for group in found})
         outcomes = outcome_table([outcome for group in found for outcome in group.outcomes])
-        publish(lake, OUTCOMES, outcomes, determining, stores)
-        version = publish(lake, ACCURACY, table, determining)
+        versions = checkpoint_versions(plan)
+        publish(lake, OUTCOMES, outcomes, determining, versions, stores)
+        version = publish(lake, ACCURACY, table, determining, versions)
         percent = table.with_columns(pl.col("accuracy", "low", "high") * 100)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version),

@@ -6,11 +6,12 @@ from assets.checks import kept_at_tau_f, specs, unique_keys
 from assets.metadata import result
 from assets.plan import OWNERS, Plan
 from assets.shard_list import KEY as SHARD_LIST
-from resources.instance import SHARDS
+from resources.instance import shard_names
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.lane import Lane
 from toolformer_dag.stages import filtered_calls as stage
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 
 
 def filtered_calls(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
@@ -29,9 +30,9 @@ def filtered_calls(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         description=f"Calls with L- - L+ >= tau_f = {lane.tau_f}: the best one per position (paper, section 2).",
     )
     def kept(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
-        shards = sorted(context.instance.get_dynamic_partitions(SHARDS.name or ""))
+        shards = shard_names(context.instance)
         report = stage.filtered_calls(lake, lane, shards, examples_per_tool=examples)
-        rows = lake.table(f"{lane.key}/filtered_calls").scan(["all"])
+        rows = lake.table(f"{lane.key}/filtered_calls").scan([WHOLE])
         checks = [unique_keys(rows, ["tool", "digest", "segment", "position"]), kept_at_tau_f(rows, lane.tau_f)]
         return result(report, rows, checks, tau_f=dg.MetadataValue.float(lane.tau_f))
 

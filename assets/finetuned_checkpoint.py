@@ -10,9 +10,10 @@ from assets.plots import loss_curve
 from assets.progress import progress
 from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.stages.split import heldout_texts
+from toolformer_dag.stages.split import HELDOUT, TRAIN, heldout_texts
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.training.report import TrainingReport
+from toolformer_dag.storage.partition import WHOLE
+from toolformer_dag.training.report import TrainingReport, read_report
 from toolformer_dag.training.settings import TrainingSettings
 
 CHECKPOINTS = {
@@ -27,10 +28,24 @@ CHECKPOINTS = {
 CHECKPOINT_KEYS = [dg.AssetKey(["training", name]) for name in CHECKPOINTS]
 
 
+def training_texts(plan: Plan, lake: Lake, name: str) -> tuple[list[str], list[str]]:
+    """What a checkpoint is trained on, and the held-out texts on which the best is chosen. Raises MissingPartition."""
+    corpus = lake.table("training/augmented_corpus").read(WHOLE)
+    train, heldout = (corpus.filter(pl.col("split") == split) for split in (TRAIN, HELDOUT))
+    column, _ = CHECKPOINTS[name]
+    choosing = heldout_texts(heldout["text"].to_list(), plan.settings.training.heldout_texts).choosing
+    return train[column].to_list(), choosing
+
+
+def checkpoint_versions(plan: Plan) -> dict[str, str]:
+    """The fingerprints of the finished runs whose checkpoints are there."""
+    reports = {name: read_report(checkpoint_folder(plan.settings, name)) for name in CHECKPOINTS}
+    return {name: report.fingerprint for name, report in reports.items() if report}
+
+
 def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
     """One of CHECKPOINTS; both are trained alike and on the same texts."""
     column, description = CHECKPOINTS[name]
-    chosen_on = plan.settings.training.heldout_texts
     settings = TrainingSettings.of(plan.settings.training)
 
     @dg.asset(
@@ -42,7 +57,7 @@ def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
                 "settings": settings.determining(),
                 "model": plan.model,
                 "column": column,
-                "chosen_on": chosen_on,
+                "chosen_on": plan.settings.training.heldout_texts,
             }
         ),
         kinds={"pytorch", "huggingface"},
@@ -53,17 +68,9 @@ def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
     def trained(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
         from toolformer_dag.training.finetune import finetune
 
-        corpus = lake.table("training/augmented_corpus").read("all")
-        train, heldout = (corpus.filter(pl.col("split") == split) for split in ("train", "heldout"))
-        report = finetune(
-            plan.settings.model,
-            train[column].to_list(),
-            heldout_texts(heldout["text"].to_list(), chosen_on).choosing,
-            settings,
-            checkpoint_folder(plan.settings, name),
-            progress(context),
-        )
-        return _result(report)
+        texts, choosing = training_texts(plan, lake, name)
+        out = checkpoint_folder(plan.settings, name)
+        return _result(finetune(plan.settings.model, texts, choosing, settings, out, progress(context)))
 
     return trained
 

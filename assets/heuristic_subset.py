@@ -53,7 +53,6 @@ def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
             lane,
             context.partition_key,
             cut=cut_of(plan, lane, language_model),
-            tool_names=[lane.tool.name],  # calls of other tools are refused where the lanes meet, in C*
             texts_per_shard=corpus.texts_per_shard,
             progress=progress(context),
         )

@@ -18,13 +18,13 @@ ROW_KEY = ["tool", "shard", "digest", "segment", "position", "sample"]
 
 
 def loss_deltas(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
-    """The second stage that asks the model."""
+    """A row per call that has a result: L_i of nothing, of e(c) and of e(c, r) (section 2, "Filtering API Calls")."""
     key = dg.AssetKey([lane.key, "loss_deltas"])
 
     @dg.asset(
         key=key,
         group_name=lane.key,
-        deps=[dg.AssetKey([lane.key, "tool_results"]), dg.AssetKey([lane.key, "scored_candidates"])],
+        deps=[dg.AssetKey([lane.key, read]) for read in ("heuristic_subset", "scored_candidates", "tool_results")],
         partitions_def=SHARDS,
         code_version=fingerprint(stage.settings(lane=lane, model=plan.model)),
         kinds={"pytorch", "parquet"},

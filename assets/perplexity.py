@@ -1,12 +1,13 @@
 """evaluation/perplexity: what finetuning on calls does to plain language modelling."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import dagster as dg
 import polars as pl
 
 from assets.augmented_corpus import KEY as CORPUS
-from assets.finetuned_checkpoint import CHECKPOINT_KEYS
+from assets.finetuned_checkpoint import CHECKPOINT_KEYS, checkpoint_versions
 from assets.metadata import frame_table
 from assets.plan import OWNERS, Plan
 from toolformer_dag.evaluation.benchmarks.catalogue import READING
@@ -16,6 +17,7 @@ from toolformer_dag.evaluation.results import PERPLEXITY, publish
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.stages.split import HELDOUT, heldout_texts
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 
 COLUMNS = {
     "source": pl.String,
@@ -26,14 +28,20 @@ COLUMNS = {
 }
 
 
+def perplexity_settings(plan: Plan) -> dict[str, Any]:
+    """What determines the numbers beside the checkpoints and C. Raises BenchmarkError."""
+    file = plan.settings.evaluation.wikitext
+    return {
+        "chosen_on": plan.settings.training.heldout_texts,
+        "model": plan.model,
+        "wikitext": (content(file), READING) if file else None,
+    }
+
+
 def perplexity(plan: Plan) -> dg.AssetsDefinition:
     """Calls are disabled throughout, as in section 4.3 of the paper."""
     texts, wikitext_file = plan.settings.training.heldout_texts, plan.settings.evaluation.wikitext
-    determining = {
-        "chosen_on": texts,
-        "model": plan.model,
-        "wikitext": (content(wikitext_file), READING) if wikitext_file else None,
-    }
+    determining = perplexity_settings(plan)
 
     @dg.asset(
         key=["evaluation", "perplexity"],
@@ -51,7 +59,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         from toolformer_dag.evaluation.perplexity import perplexity as measure
         from toolformer_dag.language_model.load import LanguageModel
 
-        corpus = lake.table("training/augmented_corpus").read("all")
+        corpus = lake.table("training/augmented_corpus").read(WHOLE)
         heldout = heldout_texts(corpus.filter(pl.col("split") == HELDOUT)["text"].to_list(), texts).measuring
         sources = {"C, held out": heldout} | ({"WikiText": wikitext(wikitext_file)} if wikitext_file else {})
 
@@ -61,7 +69,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
                 yield source, conditions[0].name, len(some), found.perplexity, found.bits_per_byte
 
         table = pl.DataFrame(list(compared(plan.settings, rows)), schema=COLUMNS, orient="row")
-        version = publish(lake, PERPLEXITY, table, determining)
+        version = publish(lake, PERPLEXITY, table, determining, checkpoint_versions(plan))
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version),
             metadata={"dagster/row_count": table.height, "perplexity": dg.MetadataValue.md(frame_table(table))},

@@ -16,7 +16,7 @@ READER = "5"  # raised by hand when the same file would give other rows
 
 
 def raw_shards(plan: Plan) -> dg.AssetsDefinition:
-    """The graph's only source."""
+    """A row per document of a shard file; the text of everything that follows."""
 
     @dg.asset(
         key=KEY,

@@ -6,8 +6,10 @@ from typing import Any
 
 import dagster as dg
 
-from assets.finetuned_checkpoint import CHECKPOINTS
+from assets.accuracy import accuracy_settings
+from assets.finetuned_checkpoint import CHECKPOINTS, checkpoint_versions, training_texts
 from assets.heuristic_subset import cut_of
+from assets.perplexity import perplexity_settings
 from assets.plan import Plan
 from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.lane import Lane
@@ -23,10 +25,11 @@ from toolformer_dag.stages import (
     tool_results,
 )
 from toolformer_dag.stages.cut import Cut
-from toolformer_dag.stages.publish import WHOLE
 from toolformer_dag.storage.drift import ABSENT, drift
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
+from toolformer_dag.training.identity import run_identity
 from toolformer_dag.training.report import RECORD
 from toolformer_dag.training.settings import TrainingSettings
 
@@ -35,7 +38,7 @@ NOTHING = "no stored setting and no version of an input differs"
 
 LANE_STAGES: Mapping[str, Callable[[Plan, Lane], Record]] = {
     "heuristic_subset": lambda plan, lane: heuristic_subset.settings(
-        lane, cut_of(plan, lane), [lane.tool.name], plan.settings.corpus.texts_per_shard
+        lane, cut_of(plan, lane), plan.settings.corpus.texts_per_shard
     ),
     "scored_candidates": lambda plan, lane: scored_candidates.settings(lane, plan.model, plan.sampling),
     "tool_results": lambda plan, lane: tool_results.settings(lane),
@@ -46,11 +49,14 @@ LANE_STAGES: Mapping[str, Callable[[Plan, Lane], Record]] = {
     "filtered_calls": lambda plan, lane: filtered_calls.settings(lane, plan.settings.training.examples_per_tool),
 }
 
+MEASURED: Mapping[str, Callable[[Plan], Record]] = {"accuracy": accuracy_settings, "perplexity": perplexity_settings}
+
 
 def changed_fields(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None) -> list[str]:
     """`settings.tau_f: 0.5 -> 0.8` for every field that changed since the output was made.
 
-    Empty where there is no record: never made, lost, or an asset that keeps none (the warehouse, the list of shards).
+    Empty where there is no record: never made, lost, or an asset that keeps none (the warehouse, the list of shards,
+    what a tool prepares).
     """
     before = _checkpoint_record(plan, key) if key.path[-1] in CHECKPOINTS else _table_record(lake, key, partition)
     if before is None:
@@ -68,7 +74,15 @@ def _table_record(lake: Lake, key: dg.AssetKey, partition: str | None) -> Record
 
 def _checkpoint_record(plan: Plan, key: dg.AssetKey) -> Record | None:
     file = checkpoint_folder(plan.settings, key.path[-1]) / RECORD
-    return json.loads(file.read_text("utf-8")) if file.is_file() else None
+    return _trained_with(json.loads(file.read_text("utf-8"))) if file.is_file() else None
+
+
+def _trained_with(run: Record) -> Record:
+    """The identity of a finetuning run in the form of a record."""
+    return {
+        "settings": {**run["settings"], "base": run["base"]},
+        "inputs": {"texts": run["texts"], "heldout": run["heldout"]},
+    }
 
 
 def _now(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before: Record) -> Record | None:
@@ -82,12 +96,22 @@ def _now(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before
     if key.path[-1] == augmented_corpus.STAGE:
         cut = Cut(plan.settings.corpus.segment_tokens, lambda texts: [], plan.model)
         return {
-            "settings": augmented_corpus.settings(plan.lanes, cut, augmented_corpus.HELDOUT_SHARE),
+            "settings": augmented_corpus.settings(plan.lanes, cut),
             "inputs": inputs,
         }
     if key.path[-1] in CHECKPOINTS:
-        return {"settings": TrainingSettings.of(plan.settings.training).determining()}
+        return _training_now(plan, lake, key.path[-1])
+    if key.path[-1] in MEASURED:
+        return {"settings": MEASURED[key.path[-1]](plan), "inputs": checkpoint_versions(plan)}
     return None
+
+
+def _training_now(plan: Plan, lake: Lake, name: str) -> Record | None:
+    try:
+        texts = training_texts(plan, lake, name)
+    except StorageError:  # C* is lost, which is told beside
+        return None
+    return _trained_with(run_identity(plan.settings.model, *texts, TrainingSettings.of(plan.settings.training)))
 
 
 def _inputs(plan: Plan, lake: Lake, key: dg.AssetKey, partition: str | None, before: Record) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from toolformer_dag.storage.lake import Lake
 
 
 def scored_candidates(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
-    """The first stage that asks the model."""
+    """A row per sampled call: its position, p_i and what was written (section 2, "Sampling API Calls")."""
     key = dg.AssetKey([lane.key, "scored_candidates"])
 
     @dg.asset(

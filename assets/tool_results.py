@@ -15,7 +15,7 @@ from toolformer_dag.storage.lake import Lake
 
 
 def tool_results(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
-    """The stage that runs the tool."""
+    """A row per distinct input and context: the result, or why there is none (section 2, "Executing API Calls")."""
     key = dg.AssetKey([lane.key, "tool_results"])
     deps = [dg.AssetKey([lane.key, "scored_candidates"]), dg.AssetKey([lane.key, "heuristic_subset"])]  # its contexts
     if prepares(lane.tool):

@@ -7,7 +7,7 @@ from assets.metadata import counts_table
 from assets.plan import OWNERS, Plan
 from assets.raw_shards import KEY as RAW_SHARDS
 from assets.shard_list import KEY as SHARD_LIST
-from resources.instance import SHARDS
+from resources.instance import shard_names
 from resources.warehouse import WarehouseResource
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.storage.lake import Lake
@@ -15,7 +15,7 @@ from toolformer_dag.storage.warehouse_sources import LANE_STAGES
 
 
 def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
-    """The graph's only sink beside evaluation."""
+    """All tables of the lake in one file, with the views of storage/views.sql."""
     lanes = [lane.key for lane in plan.lanes]
 
     @dg.asset(
@@ -30,7 +30,7 @@ def warehouse_tables(plan: Plan) -> dg.AssetsDefinition:
     def tables(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], warehouse: WarehouseResource
     ) -> dg.MaterializeResult:
-        shards = sorted(context.instance.get_dynamic_partitions(SHARDS.name or ""))
+        shards = shard_names(context.instance)
         rows = warehouse.build(lake, lanes, shards)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(fingerprint({"run": context.run.run_id})),

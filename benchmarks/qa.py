@@ -7,11 +7,11 @@ Texts are compared in lower case without punctuation and articles. `exact`: the 
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from toolformer_dag.evaluation.interval import wilson
 from toolformer_dag.tools.question_answering.extraction.reader import extract
 from toolformer_dag.tools.retrieval.index import ensure_index
 from toolformer_dag.tools.retrieval.search import PassageSearch
@@ -37,10 +37,8 @@ def holds(text: str, answers: Sequence[str]) -> bool:
 
 def interval(right: int, count: int) -> str:
     """`12.3 % (11.0-13.7)`."""
-    share, z = right / count, 1.96
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return f"{share:.1%} ({middle - half:.1%}-{middle + half:.1%})"
+    low, high = wilson(right, count)
+    return f"{right / count:.1%} ({low:.1%}-{high:.1%})"
 
 
 def measure(search: PassageSearch, asked: Sequence[Asked], passages_read: int) -> str:

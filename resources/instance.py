@@ -7,10 +7,26 @@ from pathlib import Path
 
 import dagster as dg
 
+from toolformer_dag.errors import UserError
 from toolformer_dag.storage.lock import locked
 
 SHARDS = dg.DynamicPartitionsDefinition(name="shards")
 DEFAULTS = Path(__file__).with_name("dagster.yaml")
+
+
+class NoShards(UserError):
+    """The instance of a run is not the one that the command line and the UI share."""
+
+
+def shard_names(instance: dg.DagsterInstance) -> list[str]:
+    """The partitions that the instance knows, sorted. Raises NoShards, before a table is emptied for want of them."""
+    found = sorted(instance.get_dynamic_partitions(SHARDS.name or ""))
+    if not found:
+        raise NoShards(
+            "this Dagster instance knows no shards; set DAGSTER_HOME to the .dagster beside toolformer.toml, or run "
+            "`toolformer-dag run` first"
+        )
+    return found
 
 
 def home(root: Path) -> Path:

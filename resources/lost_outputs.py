@@ -9,11 +9,12 @@ from resources.staleness import Output
 from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES, PERPLEXITY
 from toolformer_dag.settings.settings import Settings
+from toolformer_dag.shards import partitions, shard_files
 from toolformer_dag.stages import tool_results
-from toolformer_dag.stages.publish import WHOLE
 from toolformer_dag.stages.rejections import decode
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.storage.table import Table
 from toolformer_dag.storage.warehouse import outdated
 from toolformer_dag.storage.warehouse_sources import STAGES
@@ -39,7 +40,8 @@ def lost_outputs(settings: Settings, made: Mapping[Output, str]) -> dict[Output,
 
 def _loss(settings: Settings, lake: Lake, key: dg.AssetKey, partition: str | None, version: str) -> str | None:
     if key.path[0] == "warehouse":
-        return outdated(lake, settings.paths.warehouse)
+        lanes = [lane for lane, section in settings.tools.items() if section.enabled]
+        return outdated(lake, lanes, list(partitions(shard_files(settings))), settings.paths.warehouse)
     if key.path[-1].endswith("_checkpoint"):
         return _checkpoint_loss(checkpoint_folder(settings, key.path[-1]), version)
     known = dict.fromkeys(_tables(key)[:1], version)

@@ -1,10 +1,10 @@
 """How many processes share the work of a run where the settings leave it open."""
 
 import os
-from math import prod
 from pathlib import Path
 
 from toolformer_dag.checkpoints import model_name
+from toolformer_dag.language_model.size import parameters
 from toolformer_dag.settings.sections import Model
 from toolformer_dag.settings.settings import Settings
 
@@ -25,17 +25,6 @@ def _fitting(model: Model) -> int:
         return torch.cuda.device_count()
     on_cpu = model.device in ("auto", "cpu")
     return cores() if on_cpu and 0 < parameters(Path(model_name(model))) < SMALL else 1
-
-
-def parameters(folder: Path) -> int:
-    """Of the model in `folder`, by the headers of its weights; 0 where there is no such folder."""
-    from safetensors import safe_open
-
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:
-            total += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118, no mapping
-    return total
 
 
 def cores() -> int:

@@ -118,6 +118,8 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
         ("tools.calculator.limits.timeout=5", ["limits.timeout: unknown key; did you mean 'timeout_s'"]),
         ("tools.calculator.limits.zzz=5", ["known keys: backoff_s, concurrency, max_result_characters"]),
         ("tools.calculator=5", ["tools.calculator: must be a table; write [tools.calculator]"]),
+        ("tools.my-sums.k=5", ["tools.my-sums: a lane's name has letters, digits and _", "rename the section"]),
+        ("tools.warehouse.k=5", ["tools.warehouse: ", "is none of ccnet, training, evaluation, warehouse"]),
         ("tools=5", ["tools: must be a table; write [tools]"]),
         ("profiles=5", ["profiles: must be a table"]),
         ("profile=['a']", ["profile: ", "valid string", "correct the value"]),

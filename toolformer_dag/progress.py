@@ -1,4 +1,4 @@
-"""How far a stage is: one sink for the whole process, because a stage does not know who is watching."""
+"""How far a stage is: a sink for the context that runs it, because a stage does not know who is watching."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

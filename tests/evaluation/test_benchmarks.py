@@ -49,11 +49,16 @@ def test_lama(tmp_path: Path) -> None:
 def test_templama(tmp_path: Path) -> None:
     one = {"query": "Alex plays for _X_.", "answer": {"name": "Orlando"}, "date": "2012", "relation": "P54"}
     many = {**one, "answer": [{"name": "Orlando"}, {"name": "Portland"}]}
-    file = lines(tmp_path / "t.jsonl", one, many, {**one, "query": "_X_ is the head coach of Alex."})
+    coach = {**one, "query": "_X_ is the head coach of Alex."}
+    file = lines(tmp_path / "t.jsonl", one, many, coach, {**one, "answer": []}, {**one, "answer": {"name": " "}})
     [found] = read_benchmark("templama", file)
     assert found.questions[0].prompt == f"{LAMA}Alex plays for" and found.questions[0].context == "2012-01-01"
     assert [q.answers for q in found.questions] == [("Orlando",), ("Orlando", "Portland")]
-    assert found.left_out == {"mask_not_last": 1}
+    assert found.left_out == {"mask_not_last": 1, "no_answer": 2}
+    for wrong, reason in (({"answer": {"name": None}}, "no attribute 'strip'"), ({"date": "2010-05-01"}, "2010-05-01")):
+        lines(tmp_path / "t.jsonl", one, {**one, **wrong})
+        with pytest.raises(BenchmarkError, match=rf"t\.jsonl, record 2 has another shape \(.*{reason}"):
+            read_benchmark("templama", file)
 
 
 def test_mathematics(tmp_path: Path) -> None:
@@ -120,6 +125,62 @@ def test_mlqa_and_its_likeness_are_told_apart(tmp_path: Path) -> None:
     )
 
 
+def test_mlqa_asks_in_one_file_per_language(tmp_path: Path) -> None:
+    for name in ("dev-context-en-question-de.json", "test-context-en-question-de.json"):
+        (tmp_path / name).write_text('{"data": []}')
+    with pytest.raises(BenchmarkError, match=r"dev-.*-de\.json and test-.*-de\.json are of one language; leave one"):
+        read_benchmark("mlqa", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "holds no list 'data'"),
+        ({"data": None}, "holds no list 'data'"),
+        ({"data": {}}, "holds no list 'data'"),
+        ({"data": [{"paragraphs": []}, {"context": "", "question": ""}]}, "article 2 has another shape .*'paragraphs'"),
+        ({"data": [{"paragraphs": [{"qas": [{}]}]}]}, "article 1 has another shape .*'context'"),
+        ({"data": [{"paragraphs": [{"context": ""}]}]}, "article 1 has another shape .*'qas'"),
+        ({"data": [{"paragraphs": [{"context": "", "qas": [{}]}]}]}, "record 1 has another shape .*'answers'"),
+    ],
+)
+def test_what_is_not_of_mlqa_s_shape_is_refused(tmp_path: Path, content: Any, message: str) -> None:
+    lines(tmp_path / "test-context-en-question-de.json", content)
+    with pytest.raises(BenchmarkError, match=rf"question-de\.json,? {message}.*; give the benchmark's own file"):
+        read_benchmark("mlqa", tmp_path)
+
+
+@pytest.mark.parametrize("record", [{"relation": "P1"}, [1], {"relation": "P1", "template": None}])
+def test_a_relation_of_lama_without_its_template_is_refused(tmp_path: Path, record: Any) -> None:
+    lines(tmp_path / "relations.jsonl", {"relation": "P19", "template": "[X] was born in [Y] ."}, record)
+    with pytest.raises(BenchmarkError, match=r"relations\.jsonl, record 2 has another shape .*; give the benchmark's"):
+        read_benchmark("lama", tmp_path)
+
+
+def test_the_file_of_a_folder_is_named(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        lines(
+            tmp_path / name, {"input": "2 and 2", "target": 4}, *([{"input": "2 and 3"}] if name == "b.jsonl" else [])
+        )
+    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 2 has another shape \(KeyError: 'target'\)"):
+        read_benchmark("mawps", tmp_path)
+    lines(tmp_path / "relations.jsonl")
+    for subset, records in (("a", []), ("b", [{"masked_sentences": ["It is [MASK]."], "obj_label": None}])):
+        lines(tmp_path / "Squad" / f"{subset}.jsonl", *records)
+    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 1 has another shape"):
+        read_benchmark("lama", tmp_path)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    record = {"Body": "A pack costs 76.", "Question": "How much?", "Answer": 51.0, "Type": "Subtraction"}
+    (tmp_path / "s.json").write_text(json.dumps([record]), encoding="utf-8-sig")
+    (tmp_path / "n.jsonl").write_text('{"question": "who", "answer": ["Bo"]}\n', encoding="utf-8-sig")
+    (tmp_path / "w.txt").write_text(" \n = One = \n \n Text . \n", encoding="utf-8-sig")
+    for name, file in (("svamp", "s.json"), ("nq", "n.jsonl")):
+        assert [len(found.questions) for found in read_benchmark(name, tmp_path / file)] == [1]
+    assert wikitext(tmp_path / "w.txt") == [" = One = \n \n Text . \n"]
+
+
 def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
     text = " \n = One = \n \n Text . \n = = Part = = \n More . \n = 1 + a = \n said so . \n \n = Two = \n \n End . \n"
     (tmp_path / "w.txt").write_text(text)
@@ -133,7 +194,11 @@ def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
     [
         ("svamp", "{", "is not JSON"),
         ("nq", '{"question": "who"}\n', "record 1 has another shape"),
+        ("svamp", f"[{'1' * 5000}]", "is not JSON that can be read .*; give the benchmark's own file"),
+        ("nq", "[" * 100_000, "line 1 is not JSON that can be read .*; give the benchmark's own file"),
         ("asdiv", "<A>", "is not ASDiv.xml"),
+        ("asdiv", '<?xml version="1.0" encoding="foo"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
+        ("asdiv", '<?xml version="1.0" encoding="big5"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
         ("webquestions", None, "cannot be read"),
         ("webquestions", '[{"qText": "who", "answers": "Bo"}]', "record 1 has another shape"),
         ("nq", '{"question": "who", "answer": "Bo"}', "record 1 has another shape"),

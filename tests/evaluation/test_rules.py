@@ -43,6 +43,16 @@ from toolformer_dag.evaluation.rules import (
         (" on 12.03.2017.", "2017", True),
         (" 3,4 or 5", "4", True),
         (" the 1.5m prize", "5m", True),
+        (" more than 1000+ people", "1000", True),
+        (" more than 1,000+ people", "1000", True),
+        (" ages 18+.", "18", True),
+        (" ages 18", "18+", True),
+        (" 5+3 is 8", "5", True),
+        (" written in C# not C", "C", True),
+        (" written in C#.", "C", False),
+        (" by Beyonce\u0301.", "Beyonc\u00e9", True),
+        (" by BEYONC\u00c9.", "Beyonce\u0301", True),
+        (" by Beyonce\u0301.", "Beyonce", False),
     ],
 )
 def test_the_answer_is_in_the_first_five_words(output: str, answer: str, right: bool) -> None:

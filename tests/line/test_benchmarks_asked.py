@@ -7,9 +7,10 @@ import pytest
 
 from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
 from toolformer_dag.evaluation.generations import GENERATIONS
-from toolformer_dag.evaluation.results import PERPLEXITY, WHOLE, read_accuracy
+from toolformer_dag.evaluation.results import PERPLEXITY, read_accuracy
 from toolformer_dag.storage.clean import clean
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 
 BENCHMARKS = (
     '[evaluation]\nbenchmarks = { svamp = "tests/svamp.json", nq = "tests/nq.jsonl" }\nwikitext = "tests/wiki.txt"\n'

@@ -1,5 +1,9 @@
 """A change of one tool stays in its lane."""
 
+import gzip
+import json
+from pathlib import Path
+
 from toolformer_dag.tools.calculator.tool import Calculator
 
 
@@ -14,6 +18,43 @@ def test_an_option_that_keeps_alone_looks_at_marks_its_calls_anew_without_a_toke
     assert world.sql("select distinct reason from loss_deltas where tool = 'sums'") == [("tool_keeps_out",)]
     assert world.sql("select count(*) from filtered_calls where tool = 'sums'") == [(0,)]
     assert world.run(change).assets == []
+
+
+DATED = """
+from sums_tool import Sums
+from toolformer_dag.tools.tool import ToolResult
+
+
+class Dated(Sums):
+    def context(self, document):
+        return document.title
+
+    def run(self, calls):
+        return [ToolResult(call.context) for call in calls]
+"""
+
+
+def write_twins(folder: Path, *titles: str) -> None:
+    """A shard of documents with one text and a title each."""
+    text = "\n".join(f"{number} and 2 make {number + 2} ." for number in range(6))
+    record = {"url": "https://example.org/", "source_domain": "example.org", "raw_content": text, "language": "en"}
+    lines = [json.dumps({**record, "digest": str(number), "title": title}) for number, title in enumerate(titles)]
+    (folder / "one.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_a_result_follows_the_context_of_its_document(fresh, monkeypatch):
+    """Both contexts are asked before and after: tool_results has the same rows."""
+    monkeypatch.setenv("DAGSTER_HOME", str(fresh.folder / ".dagster"))
+    (fresh.folder / "dated_tool.py").write_text(DATED)
+    fresh.edit("sums_tool:Sums", "dated_tool:Dated")
+    (fresh.folder / "web" / "two.json.gz").unlink()
+    told = "select digest, result from loss_deltas where tool = 'sums' group by all order by digest"
+    write_twins(fresh.folder / "web", "Monday", "Friday")
+    fresh.run()
+    assert fresh.sql(told) == [("0", "Monday"), ("1", "Friday")]
+    write_twins(fresh.folder / "web", "Friday", "Monday")
+    fresh.run()
+    assert fresh.sql(told) == [("0", "Friday"), ("1", "Monday")]
 
 
 def test_an_edited_prompt_samples_its_lane_anew(world):

@@ -1,11 +1,13 @@
 """`stale --why` names the fields that changed, stage by stage."""
 
+import dagster as dg
 import pytest
 
 from assets.augmented_corpus import KEY as CORPUS
 from assets.plan import Plan
 from assets.reasons import changed_fields
 from tests.stages.conftest import write_shard
+from toolformer_dag.evaluation.results import ACCURACY
 from toolformer_dag.storage.lake import Lake
 
 CHANGES = {
@@ -20,12 +22,31 @@ CHANGES = {
     "sampling.seed=5": {"sums/scored_candidates[one]": "settings.sampling.seed: 0 -> 5"},
     "model.dtype=bfloat16": {"calculator/loss_deltas[two]": "settings.model.dtype: float32 -> bfloat16"},
     "training.max_steps=3": {"training/finetuned_checkpoint": "settings.max_steps: 1 -> 3"},
+    "decoding.k=3": {"evaluation/accuracy": "settings.decoding.k: 10 -> 3"},
+    "evaluation.questions=2": {"evaluation/accuracy": "settings.questions.questions: 1 -> 2"},
 }
 
 
 def reasons(world, *overrides: str) -> dict[str, list[str]]:
     line = world.line(*overrides)
     return {str(asset): line.why(asset) for asset in line.stale()}
+
+
+def test_another_base_model_is_named_for_the_checkpoints(world):
+    config = world.folder / "model" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert reasons(world)["training/baseline_checkpoint"][0].startswith("settings.base.config.json: ")
+
+
+def test_another_checkpoint_is_named_for_what_was_measured_on_the_one_before(world):
+    lake = Lake(world.folder / "lake")
+    table = lake.table(ACCURACY)
+    before = table.record("all")
+    table.publish(
+        "all", [table.read("all")], {**before, "inputs": {**before["inputs"], "finetuned_checkpoint": "0" * 16}}
+    )
+    [change] = changed_fields(Plan.of(world.line().settings), lake, dg.AssetKey(ACCURACY.split("/")), None)
+    assert change.startswith(f"inputs.finetuned_checkpoint: {'0' * 16} -> ")
 
 
 @pytest.mark.parametrize("change", CHANGES)

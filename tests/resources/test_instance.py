@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resources.instance import shared_instance
+import dagster as dg
+import pytest
+
+from resources.instance import NoShards, shard_names, shared_instance
 
 OPEN = """
 import sys, time
@@ -19,6 +22,14 @@ while not (root / "go").exists():
 print(shared_instance(root).get_runs_count())
 """
 PROCESSES = 3
+
+
+def test_an_instance_without_shards_is_told_to_be_another_one():
+    with dg.DagsterInstance.ephemeral() as instance:
+        with pytest.raises(NoShards, match=r"set DAGSTER_HOME to the \.dagster beside toolformer\.toml"):
+            shard_names(instance)
+        instance.add_dynamic_partitions("shards", ["two", "one"])
+        assert shard_names(instance) == ["one", "two"]
 
 
 def test_a_relative_home_counts_from_the_current_folder(tmp_path, monkeypatch):

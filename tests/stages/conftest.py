@@ -180,9 +180,7 @@ class Line:
             return raw_shards(lake, partition, {partition: self.shards[partition]})
         if name == "heuristic_subset":
             limit = self.texts_per_shard
-            return heuristic_subset(
-                lake, lane, partition, cut=self.cut, tool_names=[lane.tool.name], texts_per_shard=limit
-            )
+            return heuristic_subset(lake, lane, partition, cut=self.cut, texts_per_shard=limit)
         if name == "scored_candidates":
             return scored_candidates(lake, lane, partition, sampling=self.sampling, **asked)
         if name == "tool_results":

@@ -84,7 +84,7 @@ def test_every_document_and_text_that_is_left_out_has_a_reason(tmp_path: Path) -
         "has a call": "2 = [Calculator(1 + 1)] 2 2",
     }
     lake = published(tmp_path, [record(digest, text) for digest, text in texts.items()])
-    report = heuristic_subset(lake, lane(), "one", cut=CUT, tool_names=["Calculator"], texts_per_shard=None)
+    report = heuristic_subset(lake, lane(), "one", cut=CUT, texts_per_shard=None)
     rows = lake.table("calculator/heuristic_subset").read("one")
     assert rows.select("digest", "segment", "text").rows() == [("wanted", 0, "first 2 + 2 = 4 apples")]
     assert report.rejections == {"document_not_wanted": 1, "holds_call": 1, "text_not_wanted": 1}
@@ -93,7 +93,7 @@ def test_every_document_and_text_that_is_left_out_has_a_reason(tmp_path: Path) -
 def test_a_text_stands_at_its_offset_in_the_document(tmp_path: Path) -> None:
     text = " \n".join(f"line {i} : {i} + 1 = {i + 1} 😀" for i in range(5))
     lake = published(tmp_path, [record("d", text)])
-    heuristic_subset(lake, lane(), "one", cut=CUT, tool_names=[], texts_per_shard=None)
+    heuristic_subset(lake, lane(), "one", cut=CUT, texts_per_shard=None)
     rows = lake.table("calculator/heuristic_subset").read("one")
     assert rows.height == 5
     assert all(text[at:].startswith(piece) for at, piece in rows.select("offset", "text").iter_rows())

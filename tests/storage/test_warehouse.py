@@ -11,6 +11,7 @@ from toolformer_dag.storage.errors import DamagedPartition
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.warehouse import WarehouseError, build, outdated, query
 
+LANES, SHARDS = ["calculator", "calendar"], ["one", "two"]
 NAMES = {"documents", "candidates", "tool_results", "loss_deltas", "filtered_calls", "rejections", "augmented_corpus"}
 
 
@@ -36,7 +37,7 @@ def lake(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def database(lake: Lake, tmp_path: Path) -> Path:
-    build(lake, ["calculator", "calendar"], ["one", "two"], tmp_path / "w.duckdb")
+    build(lake, LANES, SHARDS, tmp_path / "w.duckdb")
     return tmp_path / "w.duckdb"
 
 
@@ -91,19 +92,26 @@ def test_a_damaged_partition_leaves_the_old_file(lake: Lake, database: Path) -> 
 def test_a_file_is_outdated_when_rejections_change_under_the_same_rows(lake: Lake, database: Path) -> None:
     table = lake.table("ccnet/raw_shards")
     rejected = [{"shard": "two", "reason": "not_json", "count": 1}]
-    assert outdated(lake, database) is None
+    assert outdated(lake, LANES, SHARDS, database) is None
     table.publish("two", [table.read("two")], {"tool": None, "rejections": []})
-    assert outdated(lake, database) is None
+    assert outdated(lake, LANES, SHARDS, database) is None
     table.publish("two", [table.read("two")], {"tool": None, "rejections": rejected})
-    assert "ccnet/raw_shards changed since" in str(outdated(lake, database))
-    build(lake, ["calculator"], ["one", "two"], database)
+    assert "ccnet/raw_shards changed since" in str(outdated(lake, LANES, SHARDS, database))
+    build(lake, LANES, SHARDS, database)
     table.remove("two")
-    assert outdated(lake, database) is None  # its absence is told where it is missing
+    assert outdated(lake, LANES, SHARDS, database) is None  # its absence is told where it is missing
+
+
+def test_a_file_that_lacks_what_is_published_by_now_is_outdated(lake: Lake, database: Path) -> None:
+    build(lake, LANES, ["two"], database)
+    assert outdated(lake, LANES, SHARDS, database) == "ccnet/raw_shards, partition 'one' is not in it"
+    build(lake, LANES, SHARDS, database)
+    assert outdated(lake, LANES, SHARDS, database) is None
 
 
 def test_a_file_that_is_cut_short_is_outdated(lake: Lake, database: Path) -> None:
     database.write_bytes(database.read_bytes()[:1000])
-    assert "cannot be read" in str(outdated(lake, database))
+    assert "cannot be read" in str(outdated(lake, LANES, SHARDS, database))
 
 
 def test_queries_cannot_write_and_mistakes_are_told(database: Path, tmp_path: Path) -> None:

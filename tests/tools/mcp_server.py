@@ -5,7 +5,15 @@ import sys
 from typing import Any
 
 from mcp.server import MCPServer
-from mcp.types import CallToolResult, EmbeddedResource, ImageContent, TextContent, TextResourceContents, Tool
+from mcp.types import (
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    InputRequiredResult,
+    TextContent,
+    TextResourceContents,
+    Tool,
+)
 
 
 class Server(MCPServer):
@@ -42,6 +50,11 @@ def secret() -> str:
 @server.tool()
 def bare(x: str, y: str) -> str:
     return x + y
+
+
+@server.tool()
+def later() -> InputRequiredResult:
+    return InputRequiredResult(request_state="ask again")
 
 
 @server.tool()

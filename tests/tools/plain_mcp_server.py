@@ -1,5 +1,7 @@
 """An MCP server of the protocol's early days, without the SDK: over stdio, or over HTTP at the port given.
 
+With `broken` one of its tools is listed without a schema, with `endless` its list goes on for half a minute.
+
 Over stdio it answers one request after the other. Over HTTP it knows the sessions that it opened itself, so one that is
 started anew has forgotten them; with `silent` its 404 has no body.
 """
@@ -12,6 +14,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+DEGREES = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
+TOOLS = [
+    {"name": "weather", "inputSchema": SCHEMA},
+    {"name": "forecast", "inputSchema": SCHEMA, "outputSchema": DEGREES},
+]
+RESULTS: dict[str, dict[str, Any]] = {
+    "Atlantis": {},
+    "Babel": {"content": [{"type": "text", "text": None}]},
+    "Cibola": {"content": [{"type": "smell", "data": "AAAA"}, {"type": "text", "text": "sunny"}]},
+    "Dilmun": {"content": [], "structuredContent": {"degrees": "many"}},
+    "Thule": {"content": [], "structuredContent": {"degrees": -5}},
+}
 WELCOME = {
     "protocolVersion": "2025-06-18",
     "capabilities": {"tools": {}},
@@ -20,18 +34,25 @@ WELCOME = {
 
 
 def reply(message: dict[str, Any]) -> dict[str, Any]:
-    """Sunny, but for Pompeii, where nothing is heard of any more, Ys, which is slow, and a few that are errors."""
+    """Sunny, but for Pompeii, where nothing is heard of any more, Ys, which is slow, RESULTS and a few errors."""
     if message["method"] == "initialize":
         return answer(message, WELCOME)
     if message["method"] == "tools/list":
-        return answer(message, {"tools": [{"name": "weather", "inputSchema": SCHEMA}]})
+        return answer(message, listing(int(message.get("params", {}).get("cursor", 0))))
     if message["method"] != "tools/call":
         return error(message, -32601, "unknown method")
     city = message["params"]["arguments"]["city"]
     if city.startswith("-32"):
         return error(message, int(city), "as you like it")
     time.sleep({"Pompeii": 1000, "Ys": 0.3}.get(city.strip(), 0))
-    return answer(message, {"content": [{"type": "text", "text": f"sunny in {city}"}]})
+    return answer(message, RESULTS.get(city, {"content": [{"type": "text", "text": f"sunny in {city}"}]}))
+
+
+def listing(page: int) -> dict[str, Any]:
+    if "endless" in sys.argv and page < 600:
+        time.sleep(0.05)
+        return {"tools": TOOLS, "nextCursor": str(page + 1)}
+    return {"tools": [{"name": "broken"}, *TOOLS] if "broken" in sys.argv else TOOLS}
 
 
 def answer(message: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] and sys.argv[1].isdigit():
         ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
     for line in sys.stdin:
         request = json.loads(line)

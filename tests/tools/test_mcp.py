@@ -1,5 +1,6 @@
 """Tools of a real MCP server, started by the test, over both transports."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,16 +10,23 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from anyio.from_thread import start_blocking_portal
+from mcp import Client
+from mcp.types import Tool as ListedTool
 
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.limits import ToolLimits
+from toolformer_dag.tools.mcp.connection import Connection
+from toolformer_dag.tools.mcp.options import McpOptions
+from toolformer_dag.tools.mcp.session import Session
 from toolformer_dag.tools.registry import ToolError, load_tool
 from toolformer_dag.tools.runner import run_calls
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
+from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = [sys.executable, str(SERVER)]
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain_mcp_server.py"))]
+TELLS_ITS_ID = ["sh", "-c", 'echo $$ > "$0"; exec "$@"']
 SLOW_START = ["sh", "-c", 'sleep 1; exec "$0" "$1"', *PLAIN]
 LIMITS = ToolLimits(retries=1, backoff_s=0.05)
 PROMPT = """Add calls to a weather service. Write "[Weather(city)]".
@@ -89,6 +97,10 @@ def await_port(port: int) -> None:
     raise AssertionError("the test's MCP server did not start")
 
 
+def plain_connection() -> Connection:
+    return Connection("weather", McpOptions(prompt="p", name="Weather", tool="weather", command=tuple(PLAIN)))
+
+
 def outcomes(tool: Tool, *inputs: str, limits: ToolLimits = LIMITS) -> list[str | None]:
     results = run_calls(tool, [ToolCall(text) for text in inputs], limits)
     return [result.result if result.reason is None else result.reason for result in results]
@@ -140,6 +152,20 @@ def test_a_template_goes_round_the_input(make: Make, url: str) -> None:
 )
 def test_what_a_server_sends_becomes_a_line_or_a_reason(make: Make, url: str, kind: str, outcome: str) -> None:
     assert outcomes(make(url=url, tool="show"), kind) == [outcome]
+
+
+@pytest.mark.parametrize(
+    ("name", "cities", "outcome"),
+    [
+        ("weather", ["Atlantis", "Babel", "Cibola"], "malformed_response"),
+        ("forecast", ["Rome", "Dilmun"], "malformed_response"),
+        ("forecast", ["Thule"], '{"degrees": -5}'),
+    ],
+)
+def test_an_answer_against_the_protocol_or_its_schema_is_final(
+    make: Make, name: str, cities: list[str], outcome: str
+) -> None:
+    assert outcomes(make(command=PLAIN, tool=name), *cities) == [outcome] * len(cities)
 
 
 def test_variables_reach_the_command_only_when_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +229,25 @@ def test_calls_under_way_beside_one_that_hangs_are_asked_again(make: Make) -> No
     assert found == ["sunny in Oslo", "lost:timeout", *["sunny in Ys"] * 4]
 
 
+def test_a_call_that_the_server_puts_off_is_lost(make: Make) -> None:
+    assert outcomes(make(command=COMMAND, tool="later"), "", limits=ToolLimits(retries=0)) == ["lost:unavailable"]
+
+
+def test_a_call_on_a_connection_that_was_closed_is_asked_again() -> None:
+    connection = plain_connection()
+    session = connection.session()
+    connection.close()
+    with pytest.raises(RetryableError):
+        connection.call(session, {"city": "Rome"})
+
+
+def test_a_call_in_the_midst_of_closing_is_asked_again() -> None:
+    with start_blocking_portal() as portal:  # still runs, while the client is closed
+        session = Session(ExitStack(), portal, Client("http://x/mcp"), ListedTool(name="weather", input_schema={}))
+        with pytest.raises(RetryableError):
+            plain_connection().call(session, {"city": "Rome"})
+
+
 def test_starting_a_server_takes_nothing_from_a_call_s_time(make: Make) -> None:
     found = outcomes(make(command=SLOW_START), "Rome", "Pompeii", "Oslo", limits=ToolLimits(timeout_s=0.7))
     assert found == ["sunny in Rome", "lost:timeout", "sunny in Oslo"]
@@ -229,7 +274,8 @@ def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
     [
         ({"command": ["/no/such/program"]}, "'/no/such/program' does not start.*run the command by hand"),
         ({"command": [sys.executable, "-c", "pass"]}, "does not start.*Connection closed"),
-        ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, bare, secret, show, weather"),
+        ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, bare, later, secret, show, weather"),
+        ({"command": [*PLAIN, "endless"], "start_timeout_s": 2}, "tools has no end.*raise start_timeout_s above 2"),
         ({"command": COMMAND, "tool": "bare"}, r"takes x, y; .*arguments = \{ x = \"\{input\}\" \}"),
         ({"command": COMMAND, "tool": "add"}, r"takes a, b, negative; .*arguments = \{ a = \"\{input\}\" \}"),
     ],
@@ -237,6 +283,14 @@ def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
 def test_a_server_that_cannot_serve_stops_the_lane(make: Make, options: dict[str, object], message: str) -> None:
     with pytest.raises(ToolDown, match=message):
         outcomes(make(**options), "Rome")
+
+
+def test_a_list_of_tools_against_the_protocol_stops_the_lane_and_the_server(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "process_id"
+    with pytest.raises(ToolDown, match=r"plain_mcp_server.py broken' .*breaks the protocol.*inputSchema.*mend the"):
+        outcomes(make(command=[*TELLS_ITS_ID, str(file), *PLAIN, "broken"]), "Rome", "Oslo")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
 
 
 @pytest.mark.parametrize(

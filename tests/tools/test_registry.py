@@ -101,6 +101,15 @@ def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> N
     assert tool.options.table == folder / "t.csv"
 
 
+def test_home_is_where_a_tilde_points(folder: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    tool = load_tool("echo", {"use": f"{use}:Echo", "prompt": "~/loud.txt", "table": "~/t.csv"}, root=folder)
+    assert "WORD" in tool.prompt
+    assert tool.options.table == folder / "t.csv"
+    with pytest.raises(ToolError, match=r"table: ~nobody_of_that_name/t\.csv: .*Write the whole path"):
+        load_tool("echo", {"use": f"{use}:Echo", "table": "~nobody_of_that_name/t.csv"}, root=folder)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

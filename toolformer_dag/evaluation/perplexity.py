@@ -1,7 +1,7 @@
 """Perplexity and bits per byte of plain text (paper, section 4.3)."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,26 +43,23 @@ def perplexity(
     texts: Sequence[str],
     *,
     disabled: bool = True,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
     """Each text on its own, BOS first where the tokenizer adds one; no EOS.
 
     A longer text goes in windows of the model's positions, at most `PASS_TOKENS` tokens, that share one token.
     `disabled` sets the probability of ` [` to 0 (of its last token, behind the others). A text that holds ` [` then has
     probability 0: that token is left out and counted. Compare models with the same `disabled`. The first token of a
-    window without BOS is not predicted. `progress` counts windows. Raises ValueError where nothing can be predicted.
+    window without BOS is not predicted. Raises ValueError where nothing can be predicted.
     """
     encoding = language_model.encoding
     rows = [encoding.bos + text.ids for text in encoding.texts(texts)]
     length = min(language_model.positions, PASS_TOKENS)
     pieces = sorted((one for ids in rows for one in windows(ids, length)), key=len)
     start = encoding.start if disabled else None
-    nats, tokens, left_out, done = 0.0, 0, 0, 0
+    nats, tokens, left_out = 0.0, 0, 0
     for batch in _batches(pieces):
         loss, predicted, barred = _losses(language_model, batch, start)
-        nats, tokens, left_out, done = nats + loss, tokens + predicted, left_out + barred, done + len(batch)
-        if progress:
-            progress(done, len(pieces))
+        nats, tokens, left_out = nats + loss, tokens + predicted, left_out + barred
     if not tokens:
         raise ValueError("no text has two tokens: there is nothing to predict")
     return Perplexity(nats, tokens, sum(len(text.encode()) for text in texts), left_out)

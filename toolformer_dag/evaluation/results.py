@@ -7,9 +7,9 @@ import polars as pl
 
 from toolformer_dag.evaluation.table import accuracy_by_condition
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.storage.record import STORES, record
 
-WHOLE = "all"
 ACCURACY = "evaluation/accuracy"
 """The table of scores, as `score_table` makes it; its only partition is WHOLE, as in the tables below."""
 OUTCOMES = "evaluation/outcomes"
@@ -19,13 +19,19 @@ PERPLEXITY = "evaluation/perplexity"
 
 
 def publish(
-    lake: Lake, table: str, rows: pl.DataFrame, settings: Mapping[str, object], stores: Sequence[str] = ()
+    lake: Lake,
+    table: str,
+    rows: pl.DataFrame,
+    settings: Mapping[str, object],
+    checkpoints: Mapping[str, str],
+    stores: Sequence[str] = (),
 ) -> str:
     """Replaces a table of measurements; returns the version of its content. Raises WriteError.
 
-    `stores`: names of the row stores that it was made from, which `clean` then keeps.
+    `checkpoints`: name -> fingerprint of those that were measured. `stores`: names of the row stores that it was made
+    from, which `clean` then keeps.
     """
-    made = record(settings, {}, **{STORES: list(stores)})
+    made = record(settings, checkpoints, **{STORES: list(stores)})
     return lake.table(table).publish(WHOLE, [rows], made).data_version
 
 

@@ -2,18 +2,20 @@
 
 Where the paper leaves it open: words are counted by white space; an answer matches as whole words, letters and digits
 only, whatever the case (`Rihanna's` holds `Rihanna`, `1947` does not hold `19`), where a number is one word (`1,277` is
-`1277` and does not hold `277`) and `+` and `#` belong to the word before them (`C++`, `A+`); numbers are equal where
-they differ by half of the calculator's last decimal or less, so that `0.63` is `0.625`.
+`1277` and does not hold `277`) and `+` and `#` belong to a word before them that ends in a letter (`C++`, `A+`, but
+`18+` is `18`); an accent written as a character of its own is part of its letter; numbers are equal where they differ
+by half of the calculator's last decimal or less, so that `0.63` is `0.625`.
 """
 
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from unicodedata import normalize
 
 LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
 NUMBER = re.compile(r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-\u2212]?\.\d+")
 EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not that of `width=300` or `?id=77`
-WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+[+#]*")
+WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+(?:(?<!\d)[+#]+)?")
 HALF_A_HUNDREDTH = Decimal("0.005")
 
 
@@ -56,7 +58,8 @@ def _number(text: str) -> Decimal:
 
 
 def _words(text: str) -> list[str]:
-    return [word.replace(",", "") for word in WORD.findall(text.casefold())]
+    composed = normalize("NFC", text)  # `é` is one letter, or `e` and an accent
+    return [word.replace(",", "") for word in WORD.findall(composed.casefold())]
 
 
 def _holds(words: list[str], answer: list[str]) -> bool:

@@ -2,7 +2,7 @@
 
 A model of transformers asks for its attention function by name, or (GPT-J) calls methods of its own; for the time of a
 `with` block ours stand in their places. Not covered: attention that is more than softmax(q k) v, such as soft caps,
-sinks, ALiBi or recurrent layers; such a model is run without shared keys (see `probe.py`).
+sinks, ALiBi or recurrent layers; such a model is run without shared keys (see `heads.py`).
 """
 
 from collections.abc import Callable, Iterator

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from toolformer_dag.language_model.attention import UnsupportedAttentionError
 from toolformer_dag.language_model.backbone import Backbone, padded
-from toolformer_dag.language_model.cached import CachedBranches, CachedHead, CachedTexts
+from toolformer_dag.language_model.cached import CachedHead, CachedTexts
 from toolformer_dag.language_model.cached_prefixes import CachedPrefixes
 from toolformer_dag.language_model.memory import is_out_of_memory
 from toolformer_dag.language_model.recomputed import (
-    RecomputedBranches,
     RecomputedHead,
     RecomputedPrefixes,
     RecomputedTexts,
@@ -19,7 +18,6 @@ from toolformer_dag.language_model.recomputed import (
 
 Head = CachedHead | RecomputedHead
 Texts = CachedTexts | RecomputedTexts
-Branches = CachedBranches | RecomputedBranches
 Prefixes = CachedPrefixes | RecomputedPrefixes
 
 SPLIT_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}

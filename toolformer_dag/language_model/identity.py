@@ -1,10 +1,9 @@
 """What determines a model's numbers: the content of its files. Imports no torch."""
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from hashlib import file_digest
 from pathlib import Path
 
+from toolformer_dag.file_hash import file_hash
 from toolformer_dag.language_model.errors import ModelError
 
 CONTENT = (
@@ -29,7 +28,7 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return {file.name: _content_hash(file, *_stamp(file)) for file in _files(folder)}
+        return {file.name: file_hash(file) for file in _files(folder)}
     if _looks_like_path(name):
         raise ModelError(f"model folder {name!r} does not exist; give a folder or the id of a model of the hub")
     return {"id": name, "revision": revision or "main"}
@@ -48,15 +47,3 @@ def _files(folder: Path) -> Iterator[Path]:
                 "save a model there with save_pretrained, or give another folder or a hub id"
             )
     yield from files
-
-
-def _stamp(file: Path) -> tuple[int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-@lru_cache(maxsize=256)
-def _content_hash(file: Path, size: int, modified: int) -> str:
-    """Hashed once as long as size and time of change stay the same."""
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()[:16]

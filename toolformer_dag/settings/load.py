@@ -5,6 +5,7 @@ Later wins: defaults (the paper's), the chosen `[profiles.NAME]`, the file's own
 a profile gives values to lanes and adds none.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,9 @@ from toolformer_dag.settings.settings import Settings, Written
 from toolformer_dag.settings.sources import BUILT_IN_TOOLS, SettingsError, Values, read_sources, with_profile
 from toolformer_dag.settings.values import Frozen
 
+NAME = re.compile(r"[A-Za-z0-9_]+")
+GROUPS = ("ccnet", "training", "evaluation", "warehouse")
+"""The groups of the asset graph that are no lanes."""
 Validated = TypeVar("Validated", bound=Frozen)
 
 
@@ -54,7 +58,11 @@ def _validated(source: Path, model: type[Validated], values: Values) -> Validate
 
 
 def _check_lanes(source: Path, written: Written) -> None:
-    """A profile gives values to lanes that there are, or that come with the package."""
+    """A lane's name is that of its assets; a profile gives values to lanes that there are, or come with the package."""
+    for key in written.tools:
+        if not NAME.fullmatch(key) or key in GROUPS:
+            reason = f"a lane's name has letters, digits and _, and is none of {', '.join(GROUPS)}; rename the section"
+            raise SettingsError(f"{source}: tools.{key}: {reason}")
     known = {*BUILT_IN_TOOLS, *written.tools}
     for name, profile in written.profiles.items():
         for key in sorted(profile.tools.keys() - known):

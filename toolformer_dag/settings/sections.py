@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from toolformer_dag.settings.values import Frozen, LocalPath
+from toolformer_dag.settings.values import Frozen, LocalPath, under
 
 
 class Paths(Frozen):
@@ -59,7 +59,7 @@ class Model(Frozen):
     trust_remote_code: bool = False
 
     def under(self, root: Path) -> "Model":
-        folder = root / self.name
+        folder = under(root, self.name)
         found = self.name != "embedded" and folder.is_dir()
         return self.model_copy(update={"name": str(folder)}) if found else self
 

@@ -31,6 +31,11 @@ def expanded(path: Path) -> Path:
         raise SettingsError(f"{path}: {error} Write the whole path") from error
 
 
+def under(root: Path, path: str | Path) -> Path:
+    """The path against `root` where it is relative. Raises SettingsError as `expanded`."""
+    return root / expanded(Path(path))
+
+
 def rooted(pattern: str, root: Path) -> str:
     """A glob pattern from the top: relative ones count from `root`, whose brackets, like those of `~`, are no pattern.
 

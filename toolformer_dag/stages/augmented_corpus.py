@@ -11,26 +11,26 @@ from toolformer_dag.lane import Lane
 from toolformer_dag.stages.cut import Cut
 from toolformer_dag.stages.errors import StaleInput
 from toolformer_dag.stages.examples import Dropped, Example, KeptCall, examples
-from toolformer_dag.stages.publish import WHOLE, Output
+from toolformer_dag.stages.publish import Output
 from toolformer_dag.stages.rejections import Rejected, counted
 from toolformer_dag.stages.report import Clock, StageReport
 from toolformer_dag.stages.schema import columns
-from toolformer_dag.stages.split import split_of
+from toolformer_dag.stages.split import HELDOUT_SHARE, split_of
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.storage.table import Table
 from toolformer_dag.texts.segment import CUTTING, Segment, segments
 
 STAGE = "augmented_corpus"
 GROUP = "training"
 RAW = "ccnet/raw_shards"
-HELDOUT_SHARE = 0.05
 DOCUMENT = ("shard", "digest")
 MERGING = 2  # raised by hand when the same calls and documents would give other texts
 
 Row = tuple[str, int, str, int, str, str, list[str], int, str]
 
 
-def settings(lanes: Sequence[Lane], cut: Cut, heldout_share: float) -> dict[str, Any]:
+def settings(lanes: Sequence[Lane], cut: Cut) -> dict[str, Any]:
     """What determines the rows beside the kept calls and the documents."""
     return {
         "tools": {lane.key: lane.tool.name for lane in lanes},
@@ -38,13 +38,11 @@ def settings(lanes: Sequence[Lane], cut: Cut, heldout_share: float) -> dict[str,
         "merging": MERGING,
         "max_tokens": cut.max_tokens,
         "tokenizer": dict(cut.tokenizer),
-        "heldout_share": heldout_share,
+        "heldout_share": HELDOUT_SHARE,
     }
 
 
-def augmented_corpus(
-    lake: Lake, lanes: Sequence[Lane], partitions: Sequence[str], *, cut: Cut, heldout_share: float = HELDOUT_SHARE
-) -> StageReport:
+def augmented_corpus(lake: Lake, lanes: Sequence[Lane], partitions: Sequence[str], *, cut: Cut) -> StageReport:
     """Merges the kept calls of all lanes into their documents, cuts these into texts, and keeps the texts with calls.
 
     Lanes may have cut a document differently, so calls meet by their character in the document. Taking the calls out of
@@ -59,10 +57,10 @@ def augmented_corpus(
     kept = _brought_home(raw, partitions, pl.concat([table.read(WHOLE) for table in tables.values()]))
     calls = kept.filter(_at_home())
     rejected = counted(kept.filter(~_at_home()).with_columns(reason=pl.lit("duplicate_document")))
-    rows = list(_rows(_documents(raw, partitions, calls), calls, lanes, cut, heldout_share, rejected))
+    rows = list(_rows(_documents(raw, partitions, calls), calls, lanes, cut, rejected))
     table = pl.DataFrame(rows, schema=columns(STAGE), orient="row").sort("digest", "segment")
     output = Output(lake, STAGE, GROUP, WHOLE)
-    made = settings(lanes, cut, heldout_share)
+    made = settings(lanes, cut)
     return output.publish([table], made, versions, rejected, clock, facts=_table_2(lanes, rows))
 
 
@@ -92,7 +90,8 @@ def _documents(raw: Table, partitions: Sequence[str], calls: pl.DataFrame) -> It
         found += documents.height
         yield from documents.select(*DOCUMENT, "text").iter_rows()
     if found < wanted.height:
-        raise StaleInput(STAGE, WHOLE, f"calls of {wanted.height - found} documents that are gone", "filtered_calls")
+        gone = f"calls of {wanted.height - found} documents that are gone"
+        raise StaleInput(STAGE, WHOLE, gone, "every tool's filtered_calls")
 
 
 def _rows(
@@ -100,7 +99,6 @@ def _rows(
     calls: pl.DataFrame,
     lanes: Sequence[Lane],
     cut: Cut,
-    heldout_share: float,
     rejected: Rejected,
 ) -> Iterator[Row]:
     """Rows of the corpus; counts in `rejected` the calls that are not used."""
@@ -113,7 +111,7 @@ def _rows(
             if isinstance(example, Dropped):
                 rejected[shard, example.reason] += example.calls
             else:
-                yield _row(shard, digest, example, split_of(digest, heldout_share))
+                yield _row(shard, digest, example, split_of(digest))
 
 
 def _kept(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:

@@ -7,10 +7,11 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.lane import Lane
-from toolformer_dag.stages.publish import WHOLE, Output
+from toolformer_dag.stages.publish import Output
 from toolformer_dag.stages.report import Clock, StageReport
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.storage.sql import in_memory, rows, run_file
 
 STAGE = "filtered_calls"

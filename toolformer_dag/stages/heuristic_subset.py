@@ -1,7 +1,7 @@
 """heuristic_subset: the texts that a tool wants, cut so that the prompt and two copies fit the model's context."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
@@ -25,7 +25,7 @@ BATCH = 500
 Row = tuple[str, str, str, int, int, str, str, str, str]
 
 
-def settings(lane: Lane, cut: Cut, tool_names: Collection[str], texts_per_shard: int | None) -> dict[str, Any]:
+def settings(lane: Lane, cut: Cut, texts_per_shard: int | None) -> dict[str, Any]:
     """What determines the rows beside the documents."""
     return {
         "tool": lane.tool.name,
@@ -34,7 +34,6 @@ def settings(lane: Lane, cut: Cut, tool_names: Collection[str], texts_per_shard:
         "cutting": CUTTING,
         "max_tokens": cut.max_tokens,
         "tokenizer": dict(cut.tokenizer),
-        "tool_names": sorted(tool_names),
         "texts_per_shard": texts_per_shard,
     }
 
@@ -45,11 +44,10 @@ def heuristic_subset(
     partition: str,
     *,
     cut: Cut,
-    tool_names: Collection[str],
     texts_per_shard: int | None,
     progress: Progress = silent,
 ) -> StageReport:
-    """Chooses texts. `tool_names`: the names of all tools, whose calls no text may hold already.
+    """Chooses texts that hold no call of this tool yet; calls of other tools are refused where lanes meet, in C*.
 
     Of more than `texts_per_shard` texts of a shard, those with the smallest hashes are taken: a larger number adds
     texts and drops none. Rejected, with reasons: document_not_wanted, text_not_wanted, holds_call, word_too_long (a
@@ -57,19 +55,19 @@ def heuristic_subset(
     """
     clock = Clock()
     raw = lake.table("ccnet/raw_shards")
-    choice = _Choice(lane, cut, tool_names)
+    choice = _Choice(lane, cut)
     frames = (choice.texts(batch) for rows in raw.batches(partition) for batch in chunked(rows, BATCH, progress))
     chosen = _sampled(frames, texts_per_shard, choice.rejected)
-    made, inputs = settings(lane, cut, tool_names, texts_per_shard), {"raw_shards": raw.pointer(partition).data_version}
+    made, inputs = settings(lane, cut, texts_per_shard), {"raw_shards": raw.pointer(partition).data_version}
     return Output(lake, STAGE, lane.key, partition, lane.key).publish(chosen, made, inputs, choice.rejected, clock)
 
 
 class _Choice:
     """The texts one tool wants; counts those it does not."""
 
-    def __init__(self, lane: Lane, cut: Cut, tool_names: Collection[str]) -> None:
+    def __init__(self, lane: Lane, cut: Cut) -> None:
         self.rejected: Rejected = Counter()
-        self._tool, self._cut, self._tool_names = lane.tool, cut, tool_names
+        self._tool, self._cut = lane.tool, cut
 
     def texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """The wanted texts of a batch of documents."""
@@ -90,7 +88,7 @@ class _Choice:
 
     def _wanted(self, piece: Segment, document: Document) -> str | None:
         """Why the tool wants this text; None, after counting the reason, where it does not."""
-        if holds_call(piece.text, self._tool_names):
+        if holds_call(piece.text, [self._tool.name]):
             self._reject(document, "holds_call")
             return None
         wanted = self._tool.wants(piece.text, document)

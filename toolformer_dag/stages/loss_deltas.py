@@ -58,9 +58,10 @@ def loss_deltas(
 
 def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.DataFrame, pl.DataFrame]:
     """Data versions of the inputs, the texts, and the candidate calls with their results."""
-    candidates, results = lake.table(f"{lane.key}/scored_candidates"), lake.table(f"{lane.key}/tool_results")
-    versions = {table.name.split("/")[1]: table.pointer(partition).data_version for table in (candidates, results)}
-    subset = lake.table(f"{lane.key}/heuristic_subset")
+    read = ("heuristic_subset", "scored_candidates", "tool_results")
+    subset, candidates, results = (lake.table(f"{lane.key}/{stage}") for stage in read)
+    tables = zip(read, (subset, candidates, results), strict=True)
+    versions = {stage: table.pointer(partition).data_version for stage, table in tables}
     if not made_from(candidates, subset, partition):
         raise StaleInput(STAGE, partition, "candidates of texts that are gone", f"{lane.key}/scored_candidates")
     texts = subset.read(partition)

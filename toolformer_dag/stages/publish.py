@@ -11,11 +11,9 @@ from toolformer_dag.stages import rejections
 from toolformer_dag.stages.rejections import Rejected
 from toolformer_dag.stages.report import Clock, StageReport
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.storage.record import STORES, record
 from toolformer_dag.storage.rows import RowStore
-
-WHOLE = "all"
-"""The partition of a table that has none."""
 
 
 @dataclass(frozen=True, slots=True)

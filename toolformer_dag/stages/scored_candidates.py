@@ -12,8 +12,8 @@ from toolformer_dag.stages.lazy_engine import LazyEngine
 from toolformer_dag.stages.publish import Output, Work
 from toolformer_dag.stages.rejections import Rejected, counted
 from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
+from toolformer_dag.stages.sample_store import SAMPLE_KEY, SampleStore, Wanted, samples_identity
 from toolformer_dag.stages.schema import columns
-from toolformer_dag.stages.scoring import SAMPLE_KEY, Scoring, Wanted, samples_identity
 from toolformer_dag.stages.text_chunks import text_chunks
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
@@ -53,32 +53,32 @@ def scored_candidates(
     subset = lake.table(f"{lane.key}/heuristic_subset")
     version, rows = subset.pointer(partition).data_version, subset.read(partition)
     texts = rows.select("text_digest", "text").unique("text_digest", maintain_order=True)
-    scoring = Scoring(lake, lane, model, sampling)
-    before = scoring.wanted(texts)
-    reusable = before.keys.height - scoring.missing(before.keys).height
-    for chunk in _unpaid(scoring, texts, before, chunk_texts, progress):
-        scoring.pay(lazy.get(), *chunk)
-    after = scoring.wanted(texts)
-    table = _table(lane, rows, scoring, after)
+    store = SampleStore(lake, lane, model, sampling)
+    before = store.wanted(texts)
+    reusable = before.keys.height - store.missing(before.keys).height
+    for chunk in _unpaid(store, texts, before, chunk_texts, progress):
+        store.pay(lazy.get(), *chunk)
+    after = store.wanted(texts)
+    table = _table(lane, rows, store, after)
     work = Work(
         lazy.tokens(),
         {
             "texts": (before.unknown.height, texts.height - before.unknown.height),
             "samples": (after.keys.height - reusable, reusable),
         },
-        scoring.stores,
+        store.stores,
     )
-    rejected = counted(table) + _without_rows(rows, after, scoring.refused(texts))
+    rejected = counted(table) + _without_rows(rows, after, store.refused(texts))
     output = Output(lake, STAGE, lane.key, partition, lane.key)
     made = settings(lane, model, sampling)
     return output.publish([table], made, {"heuristic_subset": version}, rejected, clock, work)
 
 
 def _unpaid(
-    scoring: Scoring, texts: pl.DataFrame, wanted: Wanted, size: int, progress: Progress
+    store: SampleStore, texts: pl.DataFrame, wanted: Wanted, size: int, progress: Progress
 ) -> Iterator[tuple[pl.DataFrame, dict[str, frozenset[tuple[int, int]]]]]:
     """Chunks of the texts that lack something, each with the samples that its texts have already."""
-    missing = scoring.missing(wanted.keys)
+    missing = store.missing(wanted.keys)
     partial = missing.select("text_digest").unique()
     present = wanted.keys.join(missing, on=SAMPLE_KEY, how="anti")
     for chunk in text_chunks(texts, wanted.unknown, partial, size, progress):
@@ -89,8 +89,8 @@ def _unpaid(
         yield chunk, {digest: frozenset(found) for digest, found in pairs.items()}
 
 
-def _table(lane: Lane, rows: pl.DataFrame, scoring: Scoring, wanted: Wanted) -> pl.DataFrame:
-    samples = scoring.samples(wanted.keys)
+def _table(lane: Lane, rows: pl.DataFrame, store: SampleStore, wanted: Wanted) -> pl.DataFrame:
+    samples = store.samples(wanted.keys)
     if samples.height < wanted.keys.height:
         lost = wanted.keys.height - samples.height
         raise StorageError(f"{lost} samples of {lane.key} were damaged while they were read; run again")

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 TRAIN, HELDOUT = "train", "heldout"
+HELDOUT_SHARE = 0.05  # of the documents
 
 
-def split_of(digest: str, heldout_share: float) -> str:
-    """train or heldout, by a hash of the document's digest; about `heldout_share` of all documents are held out."""
+def split_of(digest: str) -> str:
+    """train or heldout, by a hash of the document's digest."""
     number = int.from_bytes(blake2b(f"split {digest}".encode(), digest_size=8).digest(), "big")
-    return HELDOUT if number < heldout_share * 2**64 else TRAIN
+    return HELDOUT if number < HELDOUT_SHARE * 2**64 else TRAIN
 
 
 @dataclass(frozen=True, slots=True)

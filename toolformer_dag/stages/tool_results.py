@@ -96,8 +96,6 @@ def _run(lane: Lane, store: RowStore, missing: pl.DataFrame, size: int, progress
     """Runs and commits the missing calls; returns the rows of those that were lost."""
     runner = Runner(lane.tool, lane.limits)
     lost = [RESULTS.to_frame()]
-    if missing.height:
-        lane.tool.prepare(lambda done: None)
     for chunk in chunked(missing, size, progress):
         calls = [ToolCall(*call) for call in chunk.select(KEY).iter_rows()]
         answers = zip(calls, runner.run(calls), strict=True)

@@ -3,6 +3,7 @@
 from upath import UPath
 
 from toolformer_dag.errors import UserError
+from toolformer_dag.storage.partition import behind
 
 
 class StorageError(UserError):
@@ -43,14 +44,15 @@ class MissingPartition(StorageError):
     """A partition that nobody has published yet."""
 
     def __init__(self, table: str, partition: str) -> None:
-        super().__init__(f"{table} has no partition {partition!r}; materialize {table} for {partition!r} first")
+        lacks = behind("has no partition", partition) or "was not made yet"
+        super().__init__(f"{table} {lacks.strip()}; materialize {table}{behind(' for', partition)} first")
 
 
 class DamagedPartition(StorageError):
     """A published partition whose files are gone, cut short or unreadable."""
 
     def __init__(self, table: str, partition: str, file: str, reason: str) -> None:
+        where, which = behind(", partition", partition), behind(" for", partition)
         super().__init__(
-            f"{table}, partition {partition!r}: {file} {reason}; materialize {table} for {partition!r} again, "
-            "rows that were paid for are reused"
+            f"{table}{where}: {file} {reason}; materialize {table}{which} again, rows that were paid for are reused"
         )

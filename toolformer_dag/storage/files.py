@@ -48,7 +48,7 @@ def _replace(path: Path, content: bytes) -> None:
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def beside(path: Path, suffix: str = "") -> Path:
@@ -58,12 +58,13 @@ def beside(path: Path, suffix: str = "") -> Path:
 
 def replace_whole(fresh: Path, path: Path) -> None:
     """Renames the finished file `fresh` to `path`, on the disk before and after."""
-    _sync(fresh)
+    sync(fresh)
     fresh.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 import duckdb
 import polars as pl
 
-from toolformer_dag.stages.publish import WHOLE
 from toolformer_dag.stages.rejections import decode
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.files import beside, replace_whole
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.lock import locked
+from toolformer_dag.storage.partition import WHOLE, behind
 from toolformer_dag.storage.sql import OFFLINE, in_memory, rows, run_file
 from toolformer_dag.storage.table import Table
 from toolformer_dag.storage.warehouse_sources import STAGES, Source, sources, version, versions
@@ -62,10 +62,10 @@ def query(database: Path, sql: str) -> pl.DataFrame:
         raise WarehouseError(str(error)) from error
 
 
-def outdated(lake: Lake, database: Path) -> str | None:
+def outdated(lake: Lake, lanes: Sequence[str], partitions: Sequence[str], database: Path) -> str | None:
     """Why `database` is gone, cannot be read or no longer says what the lake says; None where it does.
 
-    Compared are the partitions that it was built from, as far as they can be read. Those that came later are not.
+    Compared are the partitions that it was built from, as far as they can be read, and those that are there now.
     """
     if not database.is_file():
         return f"{database} is gone"
@@ -74,8 +74,12 @@ def outdated(lake: Lake, database: Path) -> str | None:
     except WarehouseError as error:
         return f"{database} cannot be read: {str(error).splitlines()[0]}"
     changed = (name for name, partition, before in built if _changed(lake.table(name), partition, before))
-    name = next(changed, None)
-    return None if name is None else f"the rows, rejections or tau_f of {name} changed since they were copied"
+    if name := next(changed, None):
+        return f"the rows, rejections or tau_f of {name} changed since they were copied"
+    copied = {(name, partition) for name, partition, _ in built}
+    there = ((one.table.name, one.partition) for one in sources(lake, lanes, partitions))
+    lacking = next((one for one in there if one not in copied), None)
+    return None if lacking is None else f"{lacking[0]}{behind(', partition', lacking[1])} is not in it"
 
 
 def _changed(table: Table, partition: str, before: str) -> bool:

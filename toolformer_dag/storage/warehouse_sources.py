@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.stages.publish import WHOLE
 from toolformer_dag.stages.rejections import decode
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.storage.table import Table
 
 STAGES = (

@@ -7,15 +7,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 
 from toolformer_dag.settings.explained import meant
 from toolformer_dag.settings.sections import ToolSection
+from toolformer_dag.settings.values import under
 
 
 def _under_root(path: Path, info: ValidationInfo) -> Path:
     root: Path = (info.context or {}).get("root", Path())
-    return root / path
+    return under(root, path)
 
 
 OptionPath = Annotated[Path, AfterValidator(_under_root)]
-"""A path option: relative ones are read against the folder of toolformer.toml."""
+"""A path option: relative ones are read against the folder of toolformer.toml, `~` is the home folder."""
 
 
 class ToolOptions(BaseModel):

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ValidationInfo
 
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.identity import model_identity
+from toolformer_dag.settings.values import under
 from toolformer_dag.tools.options import ToolOptions
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -15,7 +16,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 def _folder_under_root(name: str, info: ValidationInfo) -> str:
     root: Path = (info.context or {}).get("root", Path())
-    return str((root / name).absolute()) if (root / name).is_dir() else name
+    folder = under(root, name)
+    return str(folder.absolute()) if folder.is_dir() else name
 
 
 ModelName = Annotated[str, AfterValidator(_folder_under_root)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from toolformer_dag.embedded.folder import PROMPTS
 from toolformer_dag.errors import UserError
+from toolformer_dag.settings.values import under
 from toolformer_dag.texts.call import MalformedCall, parse_call
 from toolformer_dag.texts.splice import take_out
 
@@ -51,7 +52,7 @@ def _prompt_file(key: str, folder: Path, option: str | None, root: Path) -> Path
         return folder / "prompt.txt"
     if option == EMBEDDED:
         return PROMPTS / f"{key}.txt"
-    return root / option
+    return under(root, option)
 
 
 def parse_prompt(text: str, source: Path) -> Prompt:

@@ -26,7 +26,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         per_device_eval_batch_size=each,
         gradient_accumulation_steps=settings.batch_size // (each * world),
         learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup if settings.warmup < 1 else steps,
+        warmup_steps=settings.warmup if settings.warmup < 1 else steps,  # below 1 it is a share of the steps
         lr_scheduler_type="linear",
         weight_decay=0.0,
         max_grad_norm=1.0,
@@ -59,7 +59,7 @@ def world_size(on_cpu: bool) -> int:
 
 
 def device_batch(settings: TrainingSettings, world: int) -> int:
-    """The largest batch up to `device_batch_size` of which a whole number makes up the batch."""
+    """The largest batch up to `device_batch_size` of which a whole number makes up the batch. Raises TrainingError."""
     share, rest = divmod(settings.batch_size, world)
     if rest or not share:
         raise TrainingError(

@@ -1,8 +1,9 @@
 """Putting a finished model folder in its place."""
 
-import os
 import shutil
 from pathlib import Path
+
+from toolformer_dag.storage.files import sync
 
 
 def publish(folder: Path, out: Path) -> None:
@@ -11,23 +12,15 @@ def publish(folder: Path, out: Path) -> None:
     Between putting an old folder aside and the rename there is a moment with none; never one with half a model.
     """
     for file in folder.iterdir():
-        _sync(file)
-    _sync(folder)
+        sync(file)
+    sync(folder)
     aside = out.with_name(f"{out.name}.replaced")
     shutil.rmtree(aside, ignore_errors=True)
     if out.exists():
         out.rename(aside)
     folder.rename(out)
-    _sync(out.parent)
+    sync(out.parent)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def remove_partial(out: Path) -> None:

@@ -8,13 +8,14 @@ import polars as pl
 from toolformer_dag.embedded.study.asked import ask
 from toolformer_dag.embedded.study.plain_text import plain_text_table, plain_texts
 from toolformer_dag.embedded.study.settings import Study
-from toolformer_dag.embedded.study.unfiltered import CORPUS, WHOLE, unfiltered_texts
+from toolformer_dag.embedded.study.unfiltered import CORPUS, unfiltered_texts
 from toolformer_dag.evaluation.results import OUTCOMES
 from toolformer_dag.evaluation.table import outcome_table
 from toolformer_dag.lane import lanes
 from toolformer_dag.settings.settings import Settings
-from toolformer_dag.stages.split import heldout_texts
+from toolformer_dag.stages.split import HELDOUT, heldout_texts
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.settings import TrainingSettings
 
@@ -40,7 +41,7 @@ def measure(settings: Settings, study: Study, seed: int) -> Measured:
 def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
     """The folder of M finetuned as Toolformer is, but on these texts."""
     section, out = settings.training, settings.paths.lake / "training" / "unfiltered"
-    heldout = Lake(settings.paths.lake).table(CORPUS).read(WHOLE).filter(pl.col("split") == "heldout")["text"]
+    heldout = Lake(settings.paths.lake).table(CORPUS).read(WHOLE).filter(pl.col("split") == HELDOUT)["text"]
     some = heldout_texts(heldout.to_list(), section.heldout_texts).choosing
     finetune(settings.model, texts, some, TrainingSettings.of(section), out)
     return out

@@ -1,21 +1,21 @@
 """The gain against the size of the model (paper, section 4.4 and Figure 4), from studies that have run."""
 
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 
 import altair as alt
 import polars as pl
 import vl_convert
-from safetensors import safe_open
 
 from toolformer_dag.checkpoints import model_name
 from toolformer_dag.embedded.study.tables import BENCHMARK
 from toolformer_dag.errors import UserError
 from toolformer_dag.evaluation.interval import wilson
-from toolformer_dag.evaluation.results import OUTCOMES, WHOLE
+from toolformer_dag.evaluation.results import OUTCOMES
+from toolformer_dag.language_model.size import parameters
 from toolformer_dag.settings.load import load_settings
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 
 GROUPS = ("parameters", "tool", "condition")
 
@@ -58,11 +58,5 @@ def _outcomes(line: Path) -> pl.DataFrame:
     settings = load_settings(line, environment={})
     outcomes = Lake(settings.paths.lake).table(OUTCOMES).read(WHOLE)
     tools = pl.col("benchmark").str.extract_groups(BENCHMARK).struct.field("tool")
-    size = pl.lit(_parameters(Path(model_name(settings.model))))
+    size = pl.lit(parameters(Path(model_name(settings.model))))
     return outcomes.select("condition", "correct", tool=tools, parameters=size)
-
-
-def _parameters(model: Path) -> int:
-    with safe_open(model / "model.safetensors", "numpy") as weights:
-        names = weights.keys()
-        return sum(prod(weights.get_slice(name).get_shape()) for name in names)

@@ -6,14 +6,13 @@ from random import Random
 import polars as pl
 
 from toolformer_dag.lane import Lane
-from toolformer_dag.stages.augmented_corpus import HELDOUT_SHARE
 from toolformer_dag.stages.examples import Example, KeptCall, examples
 from toolformer_dag.stages.split import TRAIN, split_of
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.texts.segment import Segment
 
 CORPUS = "training/augmented_corpus"
-WHOLE = "all"
 TEXT = ("digest", "segment")
 
 
@@ -35,7 +34,7 @@ def _one_call_per_text(lake: Lake, lane: Lane, random: Random) -> Iterator[str]:
         lake.table(f"{lane.key}/loss_deltas").scan().collect().join(texts, on=TEXT).sort(*TEXT, "position", "sample")
     )
     for (digest, _), rows in sorted(calls.partition_by(*TEXT, as_dict=True).items()):
-        if split_of(str(digest), HELDOUT_SHARE) != TRAIN:
+        if split_of(str(digest)) != TRAIN:
             continue
         row = rows.row(random.randrange(rows.height), named=True)
         piece = Segment(0, row["offset"], row["text"])

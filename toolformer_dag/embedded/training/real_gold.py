@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
+from itertools import accumulate
 from random import Random
 
 from toolformer_dag.embedded.gold import Phenomenon
@@ -55,7 +56,7 @@ class RealGold:
     def __init__(self, real: RealText) -> None:
         self.real = real
         self.pages = [page for page in (*real.web, *real.articles) if any(text for _, text in page.passages)]
-        self._sizes = _running([min(LARGEST, sum(len(text) for _, text in page.passages)) for page in self.pages])
+        self._sizes = list(accumulate(min(LARGEST, sum(len(text) for _, text in page.passages)) for page in self.pages))
         self._dated = [dated for page in self.pages for dated in _dates(page)]
         self._makers: dict[str, Callable[[Random], Phenomenon | None]] = {
             "calculator": self._calculator,
@@ -226,11 +227,3 @@ def _elsewhere(random: Random, page: Page, text: str, hit: re.Match[str]) -> str
     section, sentence = random.choice(found)
     title = " > ".join(part for part in (page.title, section) if part and random.random() < 0.7)
     return f"{title} > {sentence[:240]}" if title else sentence[:240]
-
-
-def _running(sizes: list[int]) -> list[int]:
-    total, running = 0, []
-    for size in sizes:
-        total += size
-        running.append(total)
-    return running

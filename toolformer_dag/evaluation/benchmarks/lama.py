@@ -12,7 +12,7 @@ from typing import Any
 
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmarks.prompts import completion
-from toolformer_dag.evaluation.benchmarks.source import Made, files, json_lines, sort_out
+from toolformer_dag.evaluation.benchmarks.source import Made, files, json_lines, own_shape, sort_out
 from toolformer_dag.evaluation.question import Question
 from toolformer_dag.evaluation.rules import in_first_five_words
 
@@ -27,7 +27,7 @@ MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
 
 def lama(folder: Path) -> list[Benchmark]:
     """The three subsets in LAMA's own folders `Squad`, `Google_RE`, `TREx` and file `relations.jsonl`."""
-    templates = {one["relation"]: one["template"] for one in json_lines(folder / "relations.jsonl")}
+    templates = _templates(folder / "relations.jsonl")
     subsets = (
         ("LAMA SQuAD", "Squad", _squad),
         ("LAMA Google-RE", "Google_RE", partial(_templated, templates=GOOGLE_RE, key="pred")),
@@ -35,9 +35,17 @@ def lama(folder: Path) -> list[Benchmark]:
     )
     found = []
     for name, subset, make in subsets:
-        records = (one for file in files(folder / subset, "*.jsonl") for one in json_lines(file))
-        questions, left_out = sort_out(folder / subset, records, make)
+        records = {file: json_lines(file) for file in files(folder / subset, "*.jsonl")}
+        questions, left_out = sort_out(records, make)
         found.append(Benchmark(name, questions, in_first_five_words, WITHHELD, left_out))
+    return found
+
+
+def _templates(file: Path) -> dict[str, str]:
+    found = {}
+    for number, one in enumerate(json_lines(file), 1):
+        with own_shape(f"{file}, record {number}"):
+            found[one["relation"]] = one["template"].strip()
     return found
 
 

@@ -1,7 +1,7 @@
 """ASDiv, SVAMP and MAWPS (section 4.2.2)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,15 +20,15 @@ def asdiv(file: Path) -> Benchmark:
     """ASDiv.xml; problems whose answer is no single number (a name, a ratio, several numbers) are left out."""
     try:
         problems = ElementTree.parse(file).getroot().iter("Problem")
-    except (OSError, ElementTree.ParseError) as error:
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
         raise BenchmarkError(f"{file} is not ASDiv.xml ({error}); give the benchmark's own file") from error
-    questions, left_out = sort_out(file, problems, _asdiv)
+    questions, left_out = sort_out({file: problems}, _asdiv)
     return Benchmark("ASDiv", questions, number_is_right, left_out=left_out)
 
 
 def svamp(file: Path) -> Benchmark:
     """SVAMP.json."""
-    questions, left_out = sort_out(file, json_list(file), _svamp)
+    questions, left_out = sort_out({file: json_list(file)}, _svamp)
     return Benchmark("SVAMP", questions, number_is_right, left_out=left_out)
 
 
@@ -38,13 +38,13 @@ def mawps(folder: Path) -> Benchmark:
     Or JSON lines (`*.jsonl`) with `input` (context and question in one) and `target`. Problems with several solutions
     are left out.
     """
-    questions, left_out = sort_out(folder, _mawps_records(folder), _mawps)
+    records = {file: _mawps_records(file) for file in files(folder, "*.json", "*.jsonl")}
+    questions, left_out = sort_out(records, _mawps)
     return Benchmark("MAWPS", questions, number_is_right, left_out=left_out)
 
 
-def _mawps_records(folder: Path) -> Iterator[Any]:
-    for file in files(folder, "*.json", "*.jsonl"):
-        yield from json_lines(file) if file.suffix == ".jsonl" else json_list(file)
+def _mawps_records(file: Path) -> Iterable[Any]:
+    return json_lines(file) if file.suffix == ".jsonl" else json_list(file)
 
 
 def _asdiv(problem: Any) -> Made:

@@ -37,7 +37,7 @@ def trivia_qa(file: Path) -> Benchmark:
 
 
 def _benchmark(name: str, file: Path, records: Iterable[Any], make: Callable[[Any], Made]) -> Benchmark:
-    questions, left_out = sort_out(file, records, make)
+    questions, left_out = sort_out({file: records}, make)
     return Benchmark(name, questions, in_first_twenty_words, WITHHELD, left_out)
 
 
@@ -56,8 +56,7 @@ def _trivia(record: Any) -> Made:
 
 
 def _question(question: str, answers: Any) -> Made:
-    right = tuple(dict.fromkeys(answer for answer in _listed(answers) if answer.strip()))
-    return Question(question_answering(question), right, "wiki_search") if right else "no_answer"
+    return Question(question_answering(question), tuple(_listed(answers)), "wiki_search")
 
 
 def _listed(texts: Any) -> Iterable[str]:

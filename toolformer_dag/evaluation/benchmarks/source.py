@@ -3,7 +3,9 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,11 @@ def json_file(file: Path) -> Any:
 
 def json_list(file: Path, key: str | None = None) -> list[Any]:
     """The list that a JSON file holds, or that stands under `key` in its table; raises BenchmarkError."""
-    found = json_file(file)
+    return list_in(json_file(file), file, key)
+
+
+def list_in(found: Any, file: Path, key: str | None) -> list[Any]:
+    """As `json_list`, for what was read from the file already."""
     if key is not None:
         found = found.get(key) if isinstance(found, dict) else None
     if not isinstance(found, list):
@@ -62,27 +68,44 @@ def content(path: Path) -> str:
 
 
 def sort_out(
-    source: Path, records: Iterable[Any], make: Callable[[Any], Made]
+    sources: Mapping[Path, Iterable[Any]], make: Callable[[Any], Made]
 ) -> tuple[tuple[Question, ...], dict[str, int]]:
-    """The questions, and why other records made none. Raises BenchmarkError for a record of another shape."""
-    made = [_made(source, number, record, make) for number, record in enumerate(records, 1)]
+    """The questions of all files, and why other records made none. Raises BenchmarkError as `own_shape` does."""
+    made = [
+        _made(f"{file}, record {number}", record, make)
+        for file, records in sources.items()
+        for number, record in enumerate(records, 1)
+    ]
     left_out = Counter(one for one in made if isinstance(one, str))
     return tuple(one for one in made if isinstance(one, Question)), dict(left_out)
 
 
-def _made(source: Path, number: int, record: Any, make: Callable[[Any], Made]) -> Made:
+@contextmanager
+def own_shape(where: str) -> Iterator[None]:
+    """A record that turns out, inside of it, to be none of the benchmark's raises BenchmarkError, which says where."""
     try:
-        return make(record)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise BenchmarkError(
-            f"{source}, record {number} has another shape ({type(error).__name__}: {error}); "
-            "give the benchmark's own file"
+            f"{where} has another shape ({type(error).__name__}: {error}); give the benchmark's own file"
         ) from error
+
+
+def _made(where: str, record: Any, make: Callable[[Any], Made]) -> Made:
+    with own_shape(where):
+        made = make(record)
+        return _answerable(made) if isinstance(made, Question) else made
+
+
+def _answerable(question: Question) -> Made:
+    """Each answer once and no blank one; AttributeError for one that is no text, which no rule could judge by."""
+    right = tuple(dict.fromkeys(answer for answer in question.answers if answer.strip()))
+    return replace(question, answers=right) if right else "no_answer"
 
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # a byte-order mark is no content
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{file} cannot be read ({error}); give the benchmark's own file") from error
 
@@ -90,5 +113,7 @@ def _text(file: Path) -> str:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BenchmarkError(f"{where} is not JSON ({error}); give the benchmark's own file") from error
+    except (ValueError, RecursionError) as error:  # also an integer of too many digits, and too many brackets
+        raise BenchmarkError(
+            f"{where} is not JSON that can be read ({error}); give the benchmark's own file"
+        ) from error

@@ -1,5 +1,6 @@
 """TempLAMA: facts that change from 2010 to 2020 (section 4.2.5)."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def templama(file: Path) -> Benchmark:
 
     An answer of more than five words cannot stand within the first five and is always wrong.
     """
-    questions, left_out = sort_out(file, json_lines(file), _made)
+    questions, left_out = sort_out({file: json_lines(file)}, _made)
     return Benchmark("TempLAMA", questions, in_first_five_words, left_out=left_out)
 
 
@@ -27,4 +28,5 @@ def _made(record: Any) -> Made:
         return "mask_not_last"
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     names = tuple(answer["name"] for answer in answers)
-    return Question(completion(before.rstrip()), names, "calendar", f"{record['date']}-01-01", record["relation"])
+    new_year = date.fromisoformat(f"{record['date']}-01-01").isoformat()  # ValueError where `date` is no year
+    return Question(completion(before.rstrip()), names, "calendar", new_year, record["relation"])

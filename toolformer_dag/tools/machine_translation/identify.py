@@ -1,7 +1,5 @@
 """Which language a text is in: fastText's lid.176 (Joulin et al. 2016), as in appendix A."""
 
-import functools
-import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolformer_dag.errors import UserError
+from toolformer_dag.file_hash import file_hash
 
 
 class IdentifierError(UserError):
@@ -49,8 +48,7 @@ class Identifier:
     def identity(self) -> str:
         """Content hash of the model's file. Raises IdentifierError."""
         try:
-            state = self._file.stat()
-            return _content_hash(self._file, state.st_size, state.st_mtime_ns)
+            return file_hash(self._file)
         except OSError as error:
             raise self._unreadable(error) from error
 
@@ -73,9 +71,3 @@ class Identifier:
             f"{self._file}: no fastText model can be read there ({error}); name lid.176.bin or lid.176.ftz as "
             "`identifier`, or leave the key out"
         )
-
-
-@functools.lru_cache(maxsize=8)
-def _content_hash(file: Path, size: int, modified: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]

@@ -1,10 +1,9 @@
 """NLLB in CTranslate2's int8 form (optional: `pip install ctranslate2`)."""
 
-import functools
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from toolformer_dag.file_hash import file_hash
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.tools.machine_translation.languages import ENGLISH
 from toolformer_dag.tools.machine_translation.nllb import load_nllb_tokenizer
@@ -19,19 +18,7 @@ def folder_identity(model: str) -> Mapping[str, object]:
             f"{model!r} holds no model.bin; convert a checkpoint with `ct2-transformers-converter --quantization int8 "
             "--copy_files tokenizer.json tokenizer_config.json` and set `model` to its output folder"
         )
-    return {"model": {file.name: _content_hash(file, *stamp) for file, stamp in _files(folder)}, "dtype": "int8"}
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    for file in sorted(folder.glob("*.*")):
-        state = file.stat()
-        yield file, (state.st_size, state.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=64)
-def _content_hash(file: Path, size: int, modified: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    return {"model": {file.name: file_hash(file) for file in sorted(folder.glob("*.*"))}, "dtype": "int8"}
 
 
 class Int8:

@@ -36,12 +36,14 @@ class Connection:
 
     def call(self, session: Session, arguments: dict[str, Any]) -> "CallToolResult":
         """What the tool returned. Raises RetryableError where the session was lost (it is dropped) or the server
-        failed inside, mcp.MCPError for any other refusal of this call."""
+        failed inside, MalformedAnswer, and mcp.MCPError for any other refusal of this call."""
         from mcp import MCPError
         from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
 
         try:
             return session.call(arguments)
+        except RuntimeError as error:  # another call's time limit closed the session, or the server puts this one off
+            raise RetryableError(f"MCP server: {error}") from error
         except MCPError as error:
             if lost := error.code in _session_lost():
                 self.close(session)

@@ -32,7 +32,8 @@ class McpOptions(ToolOptions):
     env: names of variables passed on to the command. token_env: the variable that holds a bearer token for the url.
     Values of variables never enter settings or fingerprints.
     start_timeout_s: how long the server may take over each request of the handshake but the first, which the SDK gives
-    10 s; the start of a command is included. The section's timeout_s limits a call alone.
+    10 s; the start of a command is included, and the list of its tools is one request, however many pages it has. The
+    section's timeout_s limits a call alone.
     version: change it when the server's answers change; stored results are then left aside.
     """
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from toolformer_dag.tools.mcp.options import McpOptions
 from toolformer_dag.tools.mcp.server import transport
 from toolformer_dag.tools.tool import ToolDown
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
 
 CALL_SECONDS = 3600.0  # the lane's timeout_s limits a call; this one ends what it left behind
+MESSAGE_CHARACTERS = 300  # a breach of the protocol is told at length, with the whole of what was sent
+
+
+class MalformedAnswer(Exception):
+    """An answer against the protocol or against the tool's own output schema; another try gives no better one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +34,8 @@ class Session:
     tool: "Tool"
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
-        """What the tool returned; raises mcp.MCPError."""
-        return self.portal.call(partial(self.client.call_tool, self.tool.name, arguments, CALL_SECONDS))
+        """What the tool returned; raises mcp.MCPError, MalformedAnswer, or RuntimeError where none was given."""
+        return self.portal.call(partial(_answered, self.client, self.tool.name, arguments))
 
     def close(self) -> None:
         """Say goodbye; a command is ended. A session that was lost is closed quietly: its loss is known."""
@@ -39,7 +46,7 @@ class Session:
 def open_session(key: str, options: McpOptions) -> Session:
     """Start or reach the server and find the tool. Raises ToolDown where that cannot be."""
     from anyio.from_thread import start_blocking_portal
-    from mcp import Client, MCPError
+    from mcp import Client
 
     target = transport(key, options)
     stack = ExitStack()
@@ -48,11 +55,11 @@ def open_session(key: str, options: McpOptions) -> Session:
         client = stack.enter_context(
             portal.wrap_async_context_manager(Client(target, read_timeout_seconds=options.start_timeout_s))
         )
-        tools = portal.call(_listed, client)
-    except (ExceptionGroup, OSError, MCPError) as error:
+        tools = portal.call(_listed, client, options.start_timeout_s)
+    except Exception as error:  # the SDK's and its libraries' are many, and none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()
-        raise _unreachable(key, options, error) from error
+        raise _no_session(key, options, error) from error
     found = {tool.name: tool for tool in tools}.get(options.tool)
     if found is None:
         stack.close()
@@ -63,18 +70,48 @@ def open_session(key: str, options: McpOptions) -> Session:
     return Session(stack, portal, client, found)
 
 
-async def _listed(client: "Client") -> "list[Tool]":
-    page = await client.list_tools()
-    tools = list(page.tools)
-    while page.next_cursor:
-        page = await client.list_tools(cursor=page.next_cursor)
-        tools.extend(page.tools)
-    return tools
+async def _answered(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
+    from mcp import InputRequiredRoundsExceededError
+
+    _ = client.session  # its RuntimeError, of a client that was closed meanwhile, says nothing of an answer
+    try:
+        return await client.call_tool(name, arguments, CALL_SECONDS)
+    except InputRequiredRoundsExceededError:  # the server said "later" again and again, which is no answer
+        raise
+    except (ValidationError, RuntimeError) as error:  # of the protocol, of the output schema
+        raise MalformedAnswer(_one_line(error)) from error
+
+
+async def _listed(client: "Client", seconds: float) -> "list[Tool]":
+    """The tools of all pages. Raises TimeoutError: a server may give a next page for ever."""
+    from anyio import move_on_after
+
+    with move_on_after(seconds):
+        page = await client.list_tools()
+        tools = list(page.tools)
+        while page.next_cursor:
+            page = await client.list_tools(cursor=page.next_cursor)
+            tools.extend(page.tools)
+        return tools
+    raise TimeoutError(f"its list of tools has no end after {seconds:g} s")
+
+
+def _no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
+    while isinstance(error, BaseExceptionGroup):  # task groups wrap the one error that matters
+        error = error.exceptions[0]
+    if isinstance(error, ValidationError):
+        return ToolDown(
+            f"[tools.{key}]: what the MCP server {' '.join(options.command or ()) or options.url!r} says of itself or "
+            f"its tools breaks the protocol ({_one_line(error)}); mend the server, or take another version of it"
+        )
+    return _unreachable(key, options, error)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:MESSAGE_CHARACTERS]
 
 
 def _unreachable(key: str, options: McpOptions, error: BaseException) -> ToolDown:
-    while isinstance(error, BaseExceptionGroup):  # task groups wrap the one error that matters
-        error = error.exceptions[0]
     patience = f"start_timeout_s above {options.start_timeout_s:g}"
     if options.command is not None:
         return ToolDown(

@@ -9,6 +9,7 @@ from toolformer_dag.tools.mcp.arguments import BadArgument, argument_names, fill
 from toolformer_dag.tools.mcp.connection import Connection
 from toolformer_dag.tools.mcp.content import result_of, text_of
 from toolformer_dag.tools.mcp.options import McpOptions
+from toolformer_dag.tools.mcp.session import MalformedAnswer
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
 from toolformer_dag.tools.unquote import unquote
 
@@ -69,11 +70,16 @@ class McpTool(Tool):
         except BadArgument as error:
             return ToolResult(None, error.reason)
         except MCPError as error:
-            _log.warning("%s(%.80s): the MCP server refused the call: %s", self.name, text, error)
-            return ToolResult(None, "refused")
+            return self._no_result(text, "refused", error)
+        except MalformedAnswer as error:
+            return self._no_result(text, "malformed_response", error)
         if answer.is_error:
             _log.info("%s(%.80s): %.500s", self.name, text, text_of(answer))
         return result_of(answer)
+
+    def _no_result(self, text: str, reason: str, error: Exception) -> ToolResult:
+        _log.warning("%s(%.80s): %s, says the MCP client: %s", self.name, text, reason, error)
+        return ToolResult(None, reason)
 
     def _template(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         template = self.options.arguments if self.options.arguments is not None else only_argument(schema)

@@ -1,13 +1,13 @@
 """The index on disk: built beside its place, resumable, named after the content of its passages."""
 
-import fcntl
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 
 import tantivy
 
+from toolformer_dag.storage.lock import locked
 from toolformer_dag.tools.retrieval.identity import cache_root, source_digest
 from toolformer_dag.tools.retrieval.passage import Passage
 from toolformer_dag.tools.retrieval.source import PassageError, read_passages
@@ -48,13 +48,11 @@ def ensure_index(
 @contextmanager
 def _building(folder: Path) -> Iterator[None]:
     """Waits for another process that builds the same index."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_suffix(".lock").open("w")
-    except OSError as error:
-        raise PassageError(f"{folder.parent}: {error.strerror}. Name another folder as `index_folder`.") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder.with_suffix(".lock")))
+        except OSError as error:
+            raise PassageError(f"{folder.parent}: {error.strerror}. Name another folder as `index_folder`.") from error
         yield
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ValidationInfo
 
+from toolformer_dag.settings.values import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.retrieval.identity import source_digest
 from toolformer_dag.tools.retrieval.index import INDEX_VERSION, Progress, ensure_index
@@ -15,7 +16,7 @@ from toolformer_dag.tools.retrieval.source import EMBEDDED
 
 def _under_root(source: str, info: ValidationInfo) -> str:
     root: Path = (info.context or {}).get("root", Path())
-    return source if source == EMBEDDED else str(root / source)
+    return source if source == EMBEDDED else str(under(root, source))
 
 
 class RetrievalOptions(ToolOptions):

@@ -56,7 +56,7 @@ class Wanted:
     unknown: pl.DataFrame
 
 
-class Scoring:
+class SampleStore:
     """The stored positions and samples of one lane under one model, prompt and sampling."""
 
     def __init__(self, lake: Lake, lane: Lane, model: Mapping[str, object], sampling: Sampling) -> None:
