@@ -116,6 +116,7 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
         ("tools.calculator.tau_s=2.0", ["tools.calculator.tau_s", "less than or equal to 1"]),
         ("tools.calculator.k", ["key.path=value"]),
         ("tools.calculator.limits.timeout=5", ["limits.timeout: unknown key; did you mean 'timeout_s'"]),
+        ("tools.calculator.limits.timeout_s=1e12", ["limits.timeout_s: ", "less than or equal to 86400"]),
         ("tools.calculator.limits.zzz=5", ["known keys: backoff_s, concurrency, max_result_characters"]),
         ("tools.calculator=5", ["tools.calculator: must be a table; write [tools.calculator]"]),
         ("tools.my-sums.k=5", ["tools.my-sums: a lane's name has letters, digits and _", "rename the section"]),

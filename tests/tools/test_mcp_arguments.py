@@ -22,6 +22,11 @@ from toolformer_dag.tools.mcp.options import McpOptions
 TEMPLATE = {"q": "{input}", "deep": {"list": ["<{input}>", 3]}, "n": 1, "on": True}
 
 
+def test_a_schema_may_name_no_properties() -> None:
+    schema = {"properties": None, "required": None}
+    assert (argument_names(schema), fill({"a": "{input}"}, {"input": "x"}, schema)) == ([], {"a": "x"})
+
+
 @given(st.text())
 def test_the_input_goes_in_as_it_is(text: str) -> None:
     filled = fill(TEMPLATE, {"input": text}, {})

@@ -23,7 +23,7 @@ def evaluate(
     seeds: Annotated[int, typer.Option(min=1, help="Whole lines, each with pages and questions of its own.")] = 3,
     documents: Annotated[int, typer.Option(min=1, help="Pages of each line.")] = 3600,
     questions: Annotated[int, typer.Option(min=1, help="Per tool and set of wordings, for each seed.")] = 100,
-    texts: Annotated[int, typer.Option(min=1, help="Texts per tool for the probes of the base model.")] = 200,
+    texts: Annotated[int, typer.Option(min=2, help="Texts per tool for the probes of the base model.")] = 200,
     real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards and passages, held out in part.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Seeds at a time.")] = 2,
 ) -> None:

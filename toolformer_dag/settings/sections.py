@@ -76,7 +76,7 @@ class SamplingSection(Frozen):
 class Limits(Frozen):
     """How a tool's backend is treated; none of it enters a fingerprint but the length of a result."""
 
-    timeout_s: float = Field(30.0, gt=0)
+    timeout_s: float = Field(30.0, gt=0, le=86_400)
     retries: int = Field(2, ge=0)
     backoff_s: float = Field(0.5, ge=0)
     rate_per_s: float | None = Field(None, gt=0)

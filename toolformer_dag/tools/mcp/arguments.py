@@ -71,7 +71,7 @@ def _typed(value: str, kinds: Collection[str]) -> Any:
 
 
 def _within(said: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    return [one["properties"][name] for one in said if name in one.get("properties", {})]
+    return [one["properties"][name] for one in said if name in (one.get("properties") or {})]
 
 
 def _kinds(said: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -111,13 +111,13 @@ def _number(value: str, *, whole: bool) -> int | float:
 
 def argument_names(schema: Mapping[str, Any]) -> list[str]:
     """The arguments a tool takes; one may be required and described nowhere."""
-    return list(dict.fromkeys([*schema.get("properties", ()), *schema.get("required", ())]))
+    return list(dict.fromkeys([*(schema.get("properties") or ()), *(schema.get("required") or ())]))
 
 
 def only_argument(schema: Mapping[str, Any]) -> dict[str, str] | None:
     """The template of a tool with no argument, one, or one required; None for others, which need one written."""
     names = argument_names(schema)
-    required = list(schema.get("required", ()))
+    required = list(schema.get("required") or ())
     if len(names) > 1 and len(required) != 1:
         return None
     return dict.fromkeys(names if len(names) < 2 else required, "{input}")

@@ -83,7 +83,7 @@ class McpTool(Tool):
 
     def _template(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         template = self.options.arguments if self.options.arguments is not None else only_argument(schema)
-        missing = set(schema.get("required", ())) - set(template or ())
+        missing = set(schema.get("required") or ()) - set(template or ())
         if template is None or missing:
             names = argument_names(schema)
             raise ToolDown(
