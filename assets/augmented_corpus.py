@@ -47,6 +47,6 @@ def augmented_corpus(plan: Plan) -> dg.AssetsDefinition:
         cut = Cut(tokens_per_text, language_model.tokens().count, plan.model)
         report = stage.augmented_corpus(lake, plan.lanes, shards, cut=cut)
         rows = lake.table("training/augmented_corpus").scan([WHOLE])
-        return result(report, rows, [unique_keys(rows, ["digest", "segment"]), gives_text_back(rows, plan.tool_names)])
+        return result(report, rows, [unique_keys(rows, stage.STAGE), gives_text_back(rows, plan.tool_names)])
 
     return corpus

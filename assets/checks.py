@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import dagster as dg
 import polars as pl
 
+from toolformer_dag.stages.schema import KEYS
 
-def unique_keys(rows: pl.LazyFrame, key: Sequence[str]) -> dg.AssetCheckResult:
-    """No two rows share a key."""
+
+def unique_keys(rows: pl.LazyFrame, stage: str) -> dg.AssetCheckResult:
+    """No two rows share the key of their stage."""
+    key = KEYS[stage]
     twice = _count(rows.group_by(key).len().filter(pl.col("len") > 1))
     return dg.AssetCheckResult(
         passed=twice == 0, check_name="unique_keys", metadata={"key": ", ".join(key), "keys held twice": twice}

@@ -33,7 +33,7 @@ def filtered_calls(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         shards = shard_names(context.instance)
         report = stage.filtered_calls(lake, lane, shards, examples_per_tool=examples)
         rows = lake.table(f"{lane.key}/filtered_calls").scan([WHOLE])
-        checks = [unique_keys(rows, ["tool", "digest", "segment", "position"]), kept_at_tau_f(rows, lane.tau_f)]
+        checks = [unique_keys(rows, stage.STAGE), kept_at_tau_f(rows, lane.tau_f)]
         return result(report, rows, checks, tau_f=dg.MetadataValue.float(lane.tau_f))
 
     return kept

@@ -57,7 +57,7 @@ def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
             progress=progress(context),
         )
         rows = lake.table(f"{lane.key}/heuristic_subset").scan([context.partition_key])
-        return result(report, rows, [unique_keys(rows, ["shard", "digest", "segment"])])
+        return result(report, rows, [unique_keys(rows, stage.STAGE)])
 
     return texts
 

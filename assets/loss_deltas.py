@@ -14,8 +14,6 @@ from toolformer_dag.lane import Lane
 from toolformer_dag.stages import loss_deltas as stage
 from toolformer_dag.storage.lake import Lake
 
-ROW_KEY = ["tool", "shard", "digest", "segment", "position", "sample"]
-
 
 def loss_deltas(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
     """A row per call that has a result: L_i of nothing, of e(c) and of e(c, r) (section 2, "Filtering API Calls")."""
@@ -47,6 +45,6 @@ def loss_deltas(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         )
         rows = lake.table(f"{lane.key}/loss_deltas").scan([context.partition_key])
         plot = image(delta_histogram(rows.select("delta").collect(), lane.tau_f))
-        return result(report, rows, [unique_keys(rows, ROW_KEY), losses_finite(rows)], plot=plot)
+        return result(report, rows, [unique_keys(rows, stage.STAGE), losses_finite(rows)], plot=plot)
 
     return deltas

@@ -37,6 +37,6 @@ def raw_shards(plan: Plan) -> dg.AssetsDefinition:
             raise dg.Failure(f"partition {partition!r} has no shard file any more; run `toolformer-dag run` to drop it")
         report = stage.raw_shards(lake, partition, paths_by_name(files), progress=progress(context))
         rows = lake.table("ccnet/raw_shards").scan([partition])
-        return result(report, rows, [unique_keys(rows, ["shard", "digest"])])
+        return result(report, rows, [unique_keys(rows, stage.STAGE)])
 
     return documents

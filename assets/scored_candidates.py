@@ -47,6 +47,6 @@ def scored_candidates(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
             progress=progress(context),
         )
         rows = lake.table(f"{lane.key}/scored_candidates").scan([context.partition_key])
-        return result(report, rows, [unique_keys(rows, ["shard", "digest", "segment", "position", "sample"])])
+        return result(report, rows, [unique_keys(rows, stage.STAGE)])
 
     return candidates

@@ -51,7 +51,7 @@ def swapped_results(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
         true, rows = (
             lake.table(f"{lane.key}/{name}").scan([context.partition_key]) for name in ("loss_deltas", stage.STAGE)
         )
-        checks = [unique_keys(rows, stage.ROW), losses_finite(rows)]
+        checks = [unique_keys(rows, stage.STAGE), losses_finite(rows)]
         return result(report, rows, checks, kept=dg.MetadataValue.md(kept_table(lane, true, rows)))
 
     return swapped

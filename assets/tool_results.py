@@ -41,6 +41,6 @@ def tool_results(plan: Plan, lane: Lane) -> dg.AssetsDefinition:
             progress=progress(context),
         )
         rows = lake.table(f"{lane.key}/tool_results").scan([context.partition_key])
-        return result(report, rows, [unique_keys(rows, ["tool", "input", "context"])])
+        return result(report, rows, [unique_keys(rows, stage.STAGE)])
 
     return results

@@ -37,14 +37,10 @@ def generations(store: RowStore, asking: Asking, questions: Sequence[Question]) 
     pairs = [(question.prompt, question.context) for question in questions]
     asked = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
     missing = asked.join(store.stored(asked), on=KEY, how="anti", maintain_order="left")
-    written = pl.concat(
-        [ROW.to_frame(), *(_written(store, asking, chunk) for chunk in chunked(missing, CHUNK, silent))]
-    )
-    found = dict(_read(pl.concat([written, store.stored(asked)])))
-    if len(found) < asked.height:
-        raise StorageError(
-            f"{asked.height - len(found)} rows of {store.name} were damaged while they were read; run again"
-        )
+    written = [_written(store, asking, chunk) for chunk in chunked(missing, CHUNK, silent)]
+    found = dict(_read(pl.concat([*written, store.stored(asked)])))
+    if damaged := asked.height - len(found):
+        raise StorageError(f"{damaged} rows of {store.name} were damaged while they were read; run again")
     return [found[pair] for pair in pairs]
 
 

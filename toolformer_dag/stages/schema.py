@@ -121,6 +121,19 @@ SCHEMAS: Mapping[str, Mapping[str, Column]] = {
     },
 }
 
+CALL_KEY = tuple(CALL)
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "raw_shards": ("shard", "digest"),
+    "heuristic_subset": ("shard", "digest", "segment"),
+    "scored_candidates": CALL_KEY,
+    "tool_results": ("tool", "input", "context"),
+    "loss_deltas": CALL_KEY,
+    "swapped_results": CALL_KEY,
+    "filtered_calls": ("tool", "digest", "segment", "position"),
+    "augmented_corpus": ("digest", "segment"),
+}
+"""The columns under which a row stands once. Where lanes meet, copies of a document in several shards are one."""
+
 
 def columns(stage: str) -> pl.Schema:
     """The polars schema of a stage's rows."""

@@ -14,7 +14,7 @@ from toolformer_dag.stages.paid_losses import paid_losses
 from toolformer_dag.stages.publish import Output
 from toolformer_dag.stages.rejections import counted
 from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
-from toolformer_dag.stages.schema import columns
+from toolformer_dag.stages.schema import KEYS, columns
 from toolformer_dag.storage.lake import Lake
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STAGE = "swapped_results"
 TEXT = exchange.TEXT
-ROW = ("tool", *exchange.PLACE, "sample")
+ROW = KEYS[STAGE]
 
 
 def settings(lane: Lane, model: Mapping[str, object], swapped_texts: int) -> dict[str, Any]:
