@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from toolformer_dag.embedded.web import VERSION
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmarks.catalogue import READING, benchmark_identity, read_benchmark
 from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
@@ -21,7 +22,6 @@ def chosen_benchmarks(section: Evaluation, tools: Sequence[str]) -> list[Benchma
 
 def chosen_identity(section: Evaluation) -> Mapping[str, object]:
     """What the questions depend on. Raises BenchmarkError for an unknown benchmark, or one without its files."""
-    named = {
-        name: {"files": benchmark_identity(name, path), "reading": READING} for name, path in section.benchmarks.items()
-    }
-    return {"questions": section.questions, "seed": section.seed, "benchmarks": named}
+    files = {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()}
+    made = {"questions": section.questions, "seed": section.seed, "world": VERSION}
+    return {**made, "benchmarks": files, "reading": READING}
