@@ -72,6 +72,20 @@ def make_tiny_model(
             "num_hidden_layers": 2,
             "max_position_embeddings": positions,
         },
+        "bert": {
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": positions,
+        },
+        "gpt_neo": {
+            "hidden_size": width,
+            "num_layers": 2,
+            "num_heads": 2,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": positions,
+        },
         "mamba": {"hidden_size": width, "num_hidden_layers": 2, "state_size": 8},
     }
     torch.set_num_threads(1)  # models this small only wait for each other on more

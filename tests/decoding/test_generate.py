@@ -317,6 +317,15 @@ def test_a_prompt_that_fills_the_context_is_refused_by_name(tiny_model: Callable
     assert generate(model, [], TOOLS, max_new_tokens=4) == []
 
 
+def test_a_row_that_fills_the_context_is_not_padded_beyond_it(tiny_model: Callable[..., LanguageModel]) -> None:
+    """GPT-Neo's own mask ends with the context, and a short row keeps the padding of a long one that has left."""
+    model = tiny_model("gpt_neo", positions=64)
+    long = next(text for n in range(99) if len(model.tokenizer(text := "7" * n).input_ids) == 61)
+    both = generate(model, [long, "Ada had"], TOOLS, k=0, max_new_tokens=8)
+    assert both == [generate(model, [text], TOOLS, k=0, max_new_tokens=8)[0] for text in (long, "Ada had")]
+    assert [one.tokens for one in both] == [3, 8]
+
+
 def test_a_model_that_keeps_no_keys_is_refused_by_name(tiny_model: Callable[..., LanguageModel]) -> None:
     with pytest.raises(ModelError, match="'mamba' keeps no key-value cache"):
         generate(tiny_model("mamba"), ["Ada had"], TOOLS, max_new_tokens=2)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from toolformer_dag.language_model.engine import Engine
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.fast_dtype import fast_dtype
 from toolformer_dag.language_model.identity import model_identity
-from toolformer_dag.language_model.load import check_tokenizer, context_length, load_language_model
+from toolformer_dag.language_model.load import check_tokenizer, context_length, load_language_model, positions
 from toolformer_dag.language_model.losses import LossRequest
 from toolformer_dag.language_model.tokens import load_tokens
 
@@ -127,6 +128,30 @@ def test_the_window_bounds_only_attention_that_does_not_know_it(cases: Any) -> N
     own, shared = cases("gemma2"), cases("gemma3")
     assert own.language_model.context_length == 32 and own.engine().runtime.context_length == 512
     assert shared.language_model.positions == 512 and shared.engine().runtime.context_length == 400
+
+
+class Sizes(SimpleNamespace):
+    """A config of these fields."""
+
+    def get_text_config(self) -> "Sizes":
+        return self
+
+
+def test_factors_that_depend_on_the_length_bound_it() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0],
+        "long_factor": [2.0],
+    }
+    assert positions(Sizes(max_position_embeddings=256, rope_parameters=rope)) == 64
+    assert positions(Sizes(max_position_embeddings=256, rope_parameters={"rope_type": "yarn"})) == 256
+    assert positions(Sizes(max_seq_len=512)) == 512
+
+
+def test_a_model_that_looks_ahead_is_refused(tiny_model: Any) -> None:
+    with pytest.raises(ModelError, match="reads what comes after a token; take a causal model"):
+        Engine(tiny_model("bert"))
 
 
 def test_identity_follows_the_content_and_nothing_else(folder: Path, tmp_path: Path) -> None:

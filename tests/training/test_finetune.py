@@ -247,6 +247,22 @@ def test_a_base_that_cannot_be_loaded_is_named_with_the_remedy(base: Model, tmp_
         finetune(coded, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
 
 
+def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_no_checkpoint_back(
+    base: Model, tmp_path: Path
+) -> None:
+    """Both are common in models of the hub; the one failed when a checkpoint was saved, the other when it was loaded."""
+    folder = tmp_path / "base"
+    shutil.copytree(base.name, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(folder)
+    once = TrainingSettings(batch_size=8, device_batch_size=8, max_steps=1, eval_steps=1)
+    finetune(Model(name=str(folder)), TEXTS, HELDOUT, once, tmp_path / "out")
+    reloaded = load_language_model(str(tmp_path / "out"), dtype="float32", device="cpu")
+    assert len(reloaded.tokenizer) > reloaded.model.get_input_embeddings().num_embeddings
+
+
 def test_two_processes_train_what_one_does(base: Model, tmp_path: Path) -> None:
     settings = {"batch_size": 8, "device_batch_size": 4, "learning_rate": 1e-2, "max_steps": 3, "eval_steps": 3}
     file = job(tmp_path, base, settings, tmp_path / "two")

@@ -25,7 +25,7 @@ class Batch:
         if "past_key_values" not in taken:
             raise ModelError(
                 f"{language_model.name!r} keeps no key-value cache and would forget its text at every token; take a "
-                "model with attention"
+                "model whose forward takes past_key_values"
             )
         self._positioned = "position_ids" in taken
         longest = max(map(len, sequences))

@@ -16,16 +16,20 @@ BATCH_TOKENS = 16_384  # longest sequence times rows
 def write(language_model: LanguageModel, rows: Sequence[Row]) -> None:
     """Writes every row until it stops. What comes out does not depend on which rows share a batch."""
     open_rows = sorted((row for row in rows if row.stop is None), key=lambda row: len(row.prefix))
-    for batch in _batches(open_rows):
+    for batch in _batches(open_rows, language_model.positions):
         _write_batch(Batch(language_model, [row.prefix for row in batch]), batch)
 
 
-def _batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Rows in order of length, as many at once as the limits allow."""
+def _batches(rows: Sequence[Row], positions: int) -> Iterator[list[Row]]:
+    """Rows in order of length, as many at once as the limits allow.
+
+    A row that may come to its context's end is alone: padding beside it would grow beyond.
+    """
     batch: list[Row] = []
     for row in rows:
         longest = len(row.prefix) + row.budget + row.rules.max_call_tokens
-        if batch and (len(batch) == BATCH_ROWS or (len(batch) + 1) * longest > BATCH_TOKENS):
+        full = len(batch) == BATCH_ROWS or (len(batch) + 1) * longest > BATCH_TOKENS
+        if batch and (full or longest > positions):
             yield batch
             batch = []
         batch.append(row)

@@ -65,7 +65,7 @@ def _interface(
     if extra:
         raise UnsupportedAttentionError(f"attention of {type(module).__name__} uses {', '.join(extra)}")
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    return _attend.get()(module.layer_idx, query, key, value, scale).transpose(1, 2), None
+    return _attend.get()(module.layer_idx, query, key, value, scale).transpose(1, 2).contiguous(), None
 
 
 def _gptj_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:

@@ -1,6 +1,6 @@
 """Choosing how sequences share a beginning, by trying it on the model at hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from toolformer_dag.language_model.attention import UnsupportedAttentionError
 from toolformer_dag.language_model.backbone import Backbone, padded
 from toolformer_dag.language_model.cached import CachedHead, CachedTexts
 from toolformer_dag.language_model.cached_prefixes import CachedPrefixes
+from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.memory import is_out_of_memory
 from toolformer_dag.language_model.recomputed import (
     RecomputedHead,
@@ -31,16 +32,22 @@ UNFIT = (UnsupportedAttentionError, AttributeError, TypeError, KeyError, Runtime
 def choose_head(backbone: Backbone) -> type[CachedHead] | type[RecomputedHead]:
     """Shared keys where they reproduce the model's own logits for a short sequence, else no sharing.
 
-    Also tells the backbone to run whole models where features and head alone do not reproduce them.
+    Also tells the backbone to run whole models where features and head alone do not reproduce them. Raises ModelError
+    for a model that looks ahead (BERT and its like, which load as causal ones).
     """
-    expected = backbone.model(padded([TRIAL], backbone.device)).logits[0].float()
+    expected = _whole(backbone, TRIAL)
+    tolerance = ATTENTION_TOLERANCES[backbone.model.dtype]
+    if not _agrees(expected[:4], _whole(backbone, TRIAL[:4]), tolerance):
+        raise ModelError(
+            f"{type(backbone.model).__name__} reads what comes after a token; take a causal model (some are with "
+            "is_decoder = true in config.json)"
+        )
     split = SPLIT_TOLERANCES[backbone.model.dtype]
     takes_attention, backbone.takes_attention = backbone.takes_attention, False
     if _caps_logits(backbone) or not _agrees(expected, _tried(_plain, backbone), split):
         backbone.without_split()
         return RecomputedHead
     backbone.takes_attention = takes_attention
-    tolerance = ATTENTION_TOLERANCES[backbone.model.dtype]
     backbone.takes_attention &= _agrees(expected, _tried(_plain, backbone), tolerance)
     shares = backbone.takes_attention and _agrees(expected[-1:], _tried(_shared, backbone), tolerance)
     return CachedHead if shares else RecomputedHead
@@ -49,6 +56,12 @@ def choose_head(backbone: Backbone) -> type[CachedHead] | type[RecomputedHead]:
 def _caps_logits(backbone: Backbone) -> bool:
     """By name, for a soft cap changes next to nothing where the logits of the trial are small."""
     return getattr(backbone.model.config.get_text_config(), "final_logit_softcapping", None) is not None
+
+
+def _whole(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
+    """The model's own logits [tokens, vocabulary], nothing taken over."""
+    logits: Tensor = backbone.model(padded([tokens], backbone.device)).logits[0].float()
+    return logits
 
 
 def _plain(backbone: Backbone) -> Tensor:

@@ -113,8 +113,20 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def positions(config: Any) -> int:
-    """The most tokens in one sequence, of a model of text or of the text part of one."""
-    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or UNLIMITED)
+    """The most tokens in one sequence, of a model of text or of the text part of one.
+
+    With LongRoPE those of its short factors: beyond them a token's keys depend on how long its sequence becomes.
+    """
+    text = config.get_text_config()
+    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return min(next((int(length) for length in lengths if length and length > 0), UNLIMITED), _short_factors(text))
+
+
+def _short_factors(text: Any) -> int:
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    name = "original_max_position_embeddings"
+    length = (rope.get(name) or getattr(text, name, None)) if rope.get("rope_type") == "longrope" else None
+    return int(length or UNLIMITED)
 
 
 def context_length(config: Any) -> int:

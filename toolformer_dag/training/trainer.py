@@ -55,8 +55,10 @@ def prepare(
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
     resumed = last_complete(folder) is not None
     arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=resumed)
+    model = _model(base)  # after the arguments: they tell from_pretrained that ZeRO-3 will share the weights
+    _without_stray_padding(tokens.encoding.tokenizer, model)
     trainer = Trainer(
-        model=_model(base),  # after the arguments: they tell from_pretrained that ZeRO-3 will share the weights
+        model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"input_ids": train.sequences}).select(order),
         eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=len)}),
@@ -75,8 +77,25 @@ def _model(base: Model) -> Any:
     options = {**source, "dtype": torch.float32, "use_safetensors": True}
     model = from_hub(AutoModelForCausalLM, model_name(base), options)
     keep_cache(model, False)
+    _mend_generation(model.generation_config)
+    if getattr(model.config, "output_router_logits", False):
+        model.config.output_router_logits = False  # the auxiliary loss of experts is no language modelling
     fit_threads(model)
     return model
+
+
+def _mend_generation(generation: Any) -> None:
+    """Sets `do_sample` where a temperature without it would keep the checkpoint from being saved."""
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
+
+
+def _without_stray_padding(tokenizer: Any, model: Any) -> None:
+    """A padding token beyond the embedding, written into the config, would keep the checkpoint from being loaded."""
+    if (tokenizer.pad_token_id or 0) >= model.get_input_embeddings().num_embeddings:
+        tokenizer.pad_token = None
 
 
 def keep_cache(model: Any, kept: bool) -> None:
