@@ -250,7 +250,7 @@ def test_a_base_that_cannot_be_loaded_is_named_with_the_remedy(base: Model, tmp_
 def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_no_checkpoint_back(
     base: Model, tmp_path: Path
 ) -> None:
-    """Both are common in models of the hub; the one failed when a checkpoint was saved, the other when it was loaded."""
+    """Both are common in models of the hub; one failed when a checkpoint was saved, the other when it was loaded."""
     folder = tmp_path / "base"
     shutil.copytree(base.name, folder)
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
