@@ -54,11 +54,11 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
         from toolformer_dag.evaluation.table import accuracy_by_condition, outcome_table, score_table
 
         benchmarks = chosen_benchmarks(plan.settings.evaluation, [lane.key for lane in plan.lanes if lane.key in TOOLS])
+        versions = checkpoint_versions(plan)  # before asking: what is replaced meanwhile makes this stale
         found = _ask(plan, benchmarks, context)
         table = score_table([score(group.outcomes) for group in found])
         stores = sorted({group.store for group in found})
         outcomes = outcome_table([outcome for group in found for outcome in group.outcomes])
-        versions = checkpoint_versions(plan)
         publish(lake, OUTCOMES, outcomes, determining, versions, stores)
         version = publish(lake, ACCURACY, table, determining, versions)
         percent = table.with_columns(pl.col("accuracy", "low", "high") * 100)

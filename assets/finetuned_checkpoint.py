@@ -12,6 +12,7 @@ from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.stages.split import HELDOUT, TRAIN, heldout_texts
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.lock import locked
 from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.training.report import TrainingReport, read_report
 from toolformer_dag.training.settings import TrainingSettings
@@ -70,7 +71,8 @@ def checkpoint(plan: Plan, name: str) -> dg.AssetsDefinition:
 
         texts, choosing = training_texts(plan, lake, name)
         out = checkpoint_folder(plan.settings, name)
-        return _result(finetune(plan.settings.model, texts, choosing, settings, out, progress(context)))
+        with locked(out.with_name("model.lock")):  # a run beside this one waits, and finds the work done
+            return _result(finetune(plan.settings.model, texts, choosing, settings, out, progress(context)))
 
     return trained
 

@@ -59,6 +59,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         from toolformer_dag.evaluation.perplexity import perplexity as measure
         from toolformer_dag.language_model.load import LanguageModel
 
+        versions = checkpoint_versions(plan)  # before measuring: what is replaced meanwhile makes this stale
         corpus = lake.table("training/augmented_corpus").read(WHOLE)
         heldout = heldout_texts(corpus.filter(pl.col("split") == HELDOUT)["text"].to_list(), texts).measuring
         sources = {"C, held out": heldout} | ({"WikiText": wikitext(wikitext_file)} if wikitext_file else {})
@@ -69,7 +70,7 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
                 yield source, conditions[0].name, len(some), found.perplexity, found.bits_per_byte
 
         table = pl.DataFrame(list(compared(plan.settings, rows)), schema=COLUMNS, orient="row")
-        version = publish(lake, PERPLEXITY, table, determining, checkpoint_versions(plan))
+        version = publish(lake, PERPLEXITY, table, determining, versions)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version),
             metadata={"dagster/row_count": table.height, "perplexity": dg.MetadataValue.md(frame_table(table))},

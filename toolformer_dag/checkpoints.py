@@ -1,5 +1,6 @@
 """Which model is meant: the embedded one, a folder, an id of the hub, or what finetuning made."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,21 @@ def load_model(model: Model, name: str | None = None, dtype: str | None = None) 
         device=named.device,
         trust_remote_code=named.trust_remote_code,
     )
+
+
+def load_identified(model: Model, name: str | None = None) -> "LanguageModel":
+    """`load_model` with the identity of the files it read, in whose place another run may put others at any time.
+
+    Raises ModelError.
+    """
+    from toolformer_dag.language_model.identity import model_identity
+
+    named = model_name(model) if name is None else name
+    while True:
+        identity = model_identity(named, model.revision)
+        loaded = load_model(model, name)
+        if model_identity(named, model.revision) == identity:
+            return replace(loaded, identity=identity)
 
 
 def load_engine(model: Model, name: str | None = None, dtype: str | None = None) -> "Engine":

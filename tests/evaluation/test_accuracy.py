@@ -1,5 +1,6 @@
 """A model that has learnt to add with a tool is right with it and wrong without; the tables say so."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from toolformer_dag.checkpoints import load_identified
+from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
 from toolformer_dag.evaluation.condition import Condition
@@ -18,7 +21,7 @@ from toolformer_dag.evaluation.results import ACCURACY, read_accuracy
 from toolformer_dag.evaluation.rules import number_is_right
 from toolformer_dag.evaluation.table import accuracy_by_condition, markdown, outcome_table, score_table
 from toolformer_dag.lane import Lane
-from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.language_model.load import LanguageModel
 from toolformer_dag.settings.sections import Decoding, Model, Paths, SamplingSection, ToolSection
 from toolformer_dag.settings.settings import Settings
 from toolformer_dag.storage.lake import Lake
@@ -47,7 +50,7 @@ def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.Tem
     texts += [f"Bo had {a} and {b}, so [Calendar() -> Monday] 99 in all." for a, b in SUMS[-1:]]
     settings = TrainingSettings(batch_size=6, device_batch_size=6, learning_rate=1e-2, max_steps=120, eval_steps=60)
     finetune(Model(name=str(folder / "base")), texts, texts, settings, folder / "out")
-    return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+    return load_identified(Model(name=str(folder / "out"), device="cpu"))
 
 
 def sums(*withheld: str) -> Benchmark:
@@ -142,6 +145,16 @@ def test_another_way_of_asking_is_written_anew(ask: Ask, condition: Condition, o
     ask(WITH_TOOLS, tool, CALENDAR)
     ask(condition, tool, CALENDAR, **options)
     assert tool.asked >= 10
+
+
+def test_texts_stand_under_the_weights_that_wrote_them(adder: LanguageModel, tmp_path: Path) -> None:
+    """Another run may put other weights in their place while questions are asked."""
+    shutil.copytree(adder.name, tmp_path / "out")
+    settings = Settings(root=tmp_path, tools={"calculator": ToolSection()})
+    asking = Asking(settings, [], load_identified(Model(name=str(tmp_path / "out"), device="cpu")), 0, frozenset())
+    before = asking.identity()
+    (tmp_path / "out" / "config.json").write_text("{}")
+    assert asking.identity() == before == replace(asking, language_model=adder).identity()
 
 
 def test_a_lost_call_is_tried_again(ask: Ask) -> None:

@@ -29,6 +29,13 @@ class Flaky(Sums):
 LOST = "select count(*) from tool_results where reason like 'lost:%'"
 
 
+def test_a_checkpoint_without_its_weights_is_lost(world):
+    (world.folder / "lake" / "training" / "finetuned_checkpoint" / "model" / "model.safetensors").unlink()
+    assert "training/finetuned_checkpoint" in world.stale()
+    assert "training/finetuned_checkpoint" in world.run(training=True).assets
+    assert "training/finetuned_checkpoint" not in world.stale()
+
+
 def test_files_cut_short_or_removed_are_found_and_mended(world):
     before = world.tables()
     lake = world.folder / "lake"

@@ -50,6 +50,8 @@ def test_another_model_in_the_place_of_a_checkpoint_is_told(settings: Settings) 
     folder = settings.paths.lake / "training" / "finetuned_checkpoint" / "model"
     folder.mkdir(parents=True)
     write_record(folder, TrainingReport("mine", 1, 1, 1, 1, 0, 0, 1, 1.0, "cpu", (), ()), {})
+    assert "lacks its weights" in lost_outputs(settings, {(CHECKPOINT, None): "mine"})[CHECKPOINT, None]
+    (folder / "model.safetensors").touch()
     assert lost_outputs(settings, {(CHECKPOINT, None): "mine"}) == {}
     assert "another model" in lost_outputs(settings, {(CHECKPOINT, None): "other"})[CHECKPOINT, None]
     (folder / RECORD).unlink()

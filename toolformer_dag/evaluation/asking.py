@@ -7,7 +7,6 @@ from typing import Any
 from toolformer_dag.decoding.generate import generate
 from toolformer_dag.decoding.generation import DECODING, Generation
 from toolformer_dag.lane import Lane
-from toolformer_dag.language_model.identity import model_identity
 from toolformer_dag.language_model.load import LanguageModel
 from toolformer_dag.settings.settings import Settings
 from toolformer_dag.stages import tool_results
@@ -15,7 +14,9 @@ from toolformer_dag.stages import tool_results
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """`k` as in decoding. `withheld`: tools, by name in the text, that are not called where `lanes` has them."""
+    """`language_model`: one of `load_identified`. `k` as in decoding. `withheld`: tools, by name in the text, that are
+    not called where `lanes` has them.
+    """
 
     settings: Settings
     lanes: Sequence[Lane]
@@ -25,8 +26,7 @@ class Asking:
 
     def identity(self) -> dict[str, Any]:
         """What determines a text beside its prompt and context; tools count where a call can begin."""
-        model = self.settings.model
-        weights = {**model_identity(self.language_model.name, model.revision), "dtype": model.dtype}
+        weights = {**self.language_model.identity, "dtype": self.settings.model.dtype}
         written = {"model": weights, "max_new_tokens": self.settings.decoding.max_new_tokens, "decoding": DECODING}
         if self.k == 0:
             return written

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from toolformer_dag.checkpoints import checkpoint_folder, load_model
+from toolformer_dag.checkpoints import checkpoint_folder, load_identified
 from toolformer_dag.evaluation.condition import Condition
 from toolformer_dag.language_model.load import LanguageModel
 from toolformer_dag.settings.settings import Settings
@@ -25,6 +25,8 @@ def compared(
     Each model is loaded when the one before is out of memory, as long as `measure` keeps none.
     """
     finetuned, baseline = (str(checkpoint_folder(settings, f"{name}_checkpoint")) for name in ("finetuned", "baseline"))
-    yield from measure(load_model(settings.model), [BASE])
-    yield from measure(load_model(settings.model, baseline), [BASE_C])
-    yield from measure(load_model(settings.model, finetuned), [DISABLED, Condition("Toolformer", settings.decoding.k)])
+    yield from measure(load_identified(settings.model), [BASE])
+    yield from measure(load_identified(settings.model, baseline), [BASE_C])
+    yield from measure(
+        load_identified(settings.model, finetuned), [DISABLED, Condition("Toolformer", settings.decoding.k)]
+    )

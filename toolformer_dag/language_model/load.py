@@ -1,7 +1,7 @@
 """Loading a causal language model of the hub, or a folder of one, with its tokenizer."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ class LanguageModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
     `positions`: the most tokens that the model's own attention takes. `context_length`: up to so many tokens each one
-    sees all before it, so that plain causal attention gives the model's numbers.
+    sees all before it, so that plain causal attention gives the model's numbers. `identity`: of the files that it was
+    loaded from, where `load_identified` did.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LanguageModel:
     encoding: Encoding = field(repr=False)
     positions: int
     context_length: int
+    identity: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def device(self) -> torch.device:

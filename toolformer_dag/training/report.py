@@ -71,19 +71,22 @@ def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, ob
 
 def read_base(folder: Path) -> Mapping[str, str] | None:
     """The identity of the model that a finished run started from; None where the folder holds no finished run."""
-    file = folder / RECORD
-    if not file.is_file():
+    if not _is_whole(folder):
         return None
-    base: Mapping[str, str] = json.loads(file.read_text(encoding="utf-8"))["base"]
+    base: Mapping[str, str] = json.loads((folder / RECORD).read_text(encoding="utf-8"))["base"]
     return base
+
+
+def _is_whole(folder: Path) -> bool:
+    """Somebody may have copied or cleared a folder in part."""
+    return (folder / RECORD).is_file() and any(folder.glob("*.safetensors"))
 
 
 def read_report(folder: Path) -> TrainingReport | None:
     """The report of a finished run; None where the folder holds none."""
-    file = folder / RECORD
-    if not file.is_file():
+    if not _is_whole(folder):
         return None
-    values = json.loads(file.read_text(encoding="utf-8"))["report"]
+    values = json.loads((folder / RECORD).read_text(encoding="utf-8"))["report"]
     losses = tuple(LossPoint(**point) for point in values.pop("losses"))
     heldout = tuple(HeldoutPoint(**point) for point in values.pop("heldout"))
     return TrainingReport(**values, losses=losses, heldout=heldout)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from toolformer_dag.checkpoints import load_model
+from toolformer_dag.checkpoints import load_identified
 from toolformer_dag.embedded.phenomenon import TOOLS
 from toolformer_dag.embedded.relation import WordingSet
 from toolformer_dag.embedded.study.settings import DECODING
@@ -36,4 +36,4 @@ def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[
 
     yield from compared(settings, of_model)
     without_filter = Condition(UNFILTERED, settings.decoding.k)
-    yield from asked(load_model(settings.model, unfiltered), without_filter, "seen", "unseen")
+    yield from asked(load_identified(settings.model, unfiltered), without_filter, "seen", "unseen")
