@@ -25,7 +25,12 @@ class Asking:
     withheld: frozenset[str]
 
     def identity(self) -> dict[str, Any]:
-        """What determines a text beside its prompt and context; tools count where a call can begin."""
+        """What determines a text beside its prompt and context; tools count where a call can begin.
+
+        Raises ValueError for a model without an identity: its texts would be taken for those of another.
+        """
+        if not self.language_model.identity:
+            raise ValueError(f"{self.language_model.name} has no identity; load it with load_identified")
         weights = {**self.language_model.identity, "dtype": self.settings.model.dtype}
         written = {"model": weights, "max_new_tokens": self.settings.decoding.max_new_tokens, "decoding": DECODING}
         if self.k == 0:
