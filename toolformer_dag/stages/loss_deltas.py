@@ -59,9 +59,9 @@ def loss_deltas(
 def _calls(lake: Lake, lane: Lane, partition: str) -> tuple[dict[str, str], pl.DataFrame, pl.DataFrame]:
     """Data versions of the inputs, the texts, and the candidate calls with their results."""
     read = ("heuristic_subset", "scored_candidates", "tool_results")
-    subset, candidates, results = (lake.table(f"{lane.key}/{stage}") for stage in read)
-    tables = zip(read, (subset, candidates, results), strict=True)
-    versions = {stage: table.pointer(partition).data_version for stage, table in tables}
+    tables = {stage: lake.table(f"{lane.key}/{stage}") for stage in read}
+    versions = {stage: table.pointer(partition).data_version for stage, table in tables.items()}
+    subset, candidates, results = tables.values()
     if not made_from(candidates, subset, partition):
         raise StaleInput(STAGE, partition, "candidates of texts that are gone", f"{lane.key}/scored_candidates")
     texts = subset.read(partition)

@@ -45,7 +45,7 @@ class MissingPartition(StorageError):
 
     def __init__(self, table: str, partition: str) -> None:
         lacks = behind("has no partition", partition) or "was not made yet"
-        super().__init__(f"{table} {lacks.strip()}; materialize {table}{behind(' for', partition)} first")
+        super().__init__(f"{table} {lacks}; materialize {table}{behind(' for', partition)} first")
 
 
 class DamagedPartition(StorageError):
