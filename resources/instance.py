@@ -45,5 +45,11 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
         return dg.DagsterInstance.get()
 
 
+def set_pool_slots(instance: dg.DagsterInstance, pool: str, count: int) -> None:
+    """How many steps of the pool run at the same time."""
+    with _alone(Path(instance.root_directory)):  # of two that size a new pool at once, Dagster fails one
+        instance.event_log_storage.set_concurrency_slots(pool, count)
+
+
 def _alone(folder: Path) -> AbstractContextManager[bool]:
     return locked(folder / "instance.lock")

@@ -9,7 +9,7 @@ import dagster as dg
 from resources.batches import Batch
 from resources.changed_shards import changed_shards
 from resources.held_partitions import held_partitions
-from resources.instance import home, shared_instance
+from resources.instance import home, set_pool_slots, shared_instance
 from resources.language_model import release
 from resources.lost_outputs import lost_outputs
 from resources.processes import alive, end_dead_runs
@@ -97,7 +97,7 @@ class Line:
         if len(asking) < 2:
             return 1
         count = worker_count(self.settings)
-        self.instance.event_log_storage.set_concurrency_slots(POOL, count)
+        set_pool_slots(self.instance, POOL, count)
         return count
 
     def why(self, asset: StaleAsset) -> list[str]:

@@ -26,7 +26,7 @@ def read_while(world: World, commands: Sequence[Sequence[str]], environment: Map
         if (world.folder / "lake" / "toolformer.duckdb").exists():
             answers += world.sql(KEPT_WITHOUT_A_SCORE)
     told = [run.communicate()[0].decode() for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], told
+    assert [run.returncode for run in runs] == [0, 0], "\n".join(told)
     assert set(answers) == {(0,)}
 
 
