@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from toolformer_dag.decoding.cached_batch import CachedBatch
+from toolformer_dag.decoding.choose import Way, choose_way
 from toolformer_dag.decoding.generate import generate
 from toolformer_dag.decoding.generation import Generation, MadeCall
-from toolformer_dag.language_model.errors import ModelError
+from toolformer_dag.decoding.recomputed_batch import RecomputedBatch
 from toolformer_dag.language_model.load import LanguageModel, load_language_model
 from toolformer_dag.settings.sections import Model
 from toolformer_dag.texts.call import MalformedCall, parse_call
@@ -258,7 +260,7 @@ def test_a_larger_k_calls_more_often(scripted: LanguageModel) -> None:
     assert shares[0] == 0 and shares[1] >= 10 and shares[-1] == len(PROMPTS)
 
 
-@pytest.mark.parametrize("kind", ["gptj", "gpt2", "llama", "lfm2"])
+@pytest.mark.parametrize("kind", ["gptj", "gpt2", "llama", "lfm2", "llama4_text"])
 @pytest.mark.parametrize("one_token_start", [True, False])
 def test_random_models_agree_with_the_reference(
     tiny_model: Callable[..., LanguageModel], kind: str, one_token_start: bool
@@ -326,9 +328,21 @@ def test_a_row_that_fills_the_context_is_not_padded_beyond_it(tiny_model: Callab
     assert [one.tokens for one in both] == [3, 8]
 
 
-def test_a_model_that_keeps_no_keys_is_refused_by_name(tiny_model: Callable[..., LanguageModel]) -> None:
-    with pytest.raises(ModelError, match="'mamba' keeps no key-value cache"):
-        generate(tiny_model("mamba"), ["Ada had"], TOOLS, max_new_tokens=2)
+def test_rows_share_a_cache_where_that_gives_the_models_own_numbers(tiny_model: Callable[..., LanguageModel]) -> None:
+    assert choose_way(tiny_model("llama")) == Way(CachedBatch, 64)
+    assert choose_way(tiny_model("llama4_text")) == Way(CachedBatch, 1)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "roberta", "recurrent_gemma"])
+def test_a_model_whose_cache_is_wrong_or_missing_is_run_whole_and_says_so_once(
+    tiny_model: Callable[..., LanguageModel], caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    model = replace(tiny_model(kind), name=f"a {kind}")
+    for _ in range(2):
+        assert choose_way(model).kind is RecomputedBatch
+        check(model, PROMPTS[:3], k=20)
+    told = [record.message for record in caplog.records if record.name == choose_way.__module__]
+    assert told == [f"a cache does not give the numbers of 'a {kind}'; it is run whole for every token, which is slow"]
 
 
 def test_many_rows_and_few_give_the_same(tiny_model: Callable[..., LanguageModel]) -> None:

@@ -151,7 +151,7 @@ def test_factors_that_depend_on_the_length_bound_it() -> None:
 
 def test_a_model_that_looks_ahead_is_refused(tiny_model: Any) -> None:
     with pytest.raises(ModelError, match="reads what comes after a token; take a causal model"):
-        Engine(tiny_model("bert"))
+        tiny_model("bert")
 
 
 def test_identity_follows_the_content_and_nothing_else(folder: Path, tmp_path: Path) -> None:

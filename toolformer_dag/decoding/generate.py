@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from toolformer_dag.decoding.choose import choose_way
 from toolformer_dag.decoding.generation import Generation, MadeCall
 from toolformer_dag.decoding.greedy import write
 from toolformer_dag.decoding.row import Row, Rules
@@ -43,11 +44,12 @@ def generate(
     encoding = language_model.encoding
     prefixes = [encoding.bos + text.ids for text in encoding.texts(prompts)]
     rows = [Row(rules, ids, max_new_tokens, _room(language_model, ids), may_call) for ids in prefixes]
-    write(language_model, rows)
+    way = choose_way(language_model)
+    write(language_model, way, rows)
     opened = {at: _open_call(row, contexts[at] if contexts else "") for at, row in enumerate(rows) if row.in_call}
     made = dict(zip(opened, run_open_calls(list(opened.values()), tools, withheld, limits or {}), strict=True))
     rest = {at: _continued(language_model, rows[at], call) for at, call in made.items()}
-    write(language_model, list(rest.values()))
+    write(language_model, way, list(rest.values()))
     return [_generation(row, made.get(at), rest.get(at)) for at, row in enumerate(rows)]
 
 

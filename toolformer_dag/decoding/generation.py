@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-DECODING = 1  # raised by hand when the same model would write another text after the same prompt
+DECODING = 2  # raised by hand when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
 """The reason of every call of a tool that could not work as a whole."""
 

@@ -5,30 +5,30 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from toolformer_dag.decoding.batch import Batch
+from toolformer_dag.decoding.choose import Way
 from toolformer_dag.decoding.row import Row
 from toolformer_dag.language_model.load import LanguageModel
 
-BATCH_ROWS = 64
 BATCH_TOKENS = 16_384  # longest sequence times rows
 
 
 @torch.inference_mode()
-def write(language_model: LanguageModel, rows: Sequence[Row]) -> None:
+def write(language_model: LanguageModel, way: Way, rows: Sequence[Row]) -> None:
     """Writes every row until it stops. What comes out does not depend on which rows share a batch."""
     open_rows = sorted((row for row in rows if row.stop is None), key=lambda row: len(row.prefix))
-    for batch in _batches(open_rows, language_model.positions):
-        _write_batch(Batch(language_model, [row.prefix for row in batch]), batch)
+    for batch in _batches(open_rows, way.rows, language_model.positions):
+        _write_batch(way.kind(language_model, [row.prefix for row in batch]), batch)
 
 
-def _batches(rows: Sequence[Row], positions: int) -> Iterator[list[Row]]:
-    """Rows in order of length, as many at once as the limits allow.
+def _batches(rows: Sequence[Row], most: int, positions: int) -> Iterator[list[Row]]:
+    """Rows in order of length, as many at once as the limits allow, `most` of them.
 
     A row that may come to its context's end is alone: padding beside it would grow beyond.
     """
     batch: list[Row] = []
     for row in rows:
         longest = len(row.prefix) + row.budget + row.rules.max_call_tokens
-        full = len(batch) == BATCH_ROWS or (len(batch) + 1) * longest > BATCH_TOKENS
+        full = len(batch) == most or (len(batch) + 1) * longest > BATCH_TOKENS
         if batch and (full or longest > positions):
             yield batch
             batch = []

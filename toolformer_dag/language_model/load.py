@@ -16,6 +16,7 @@ from toolformer_dag.language_model.encoding import Encoding
 from toolformer_dag.language_model.errors import ModelError
 from toolformer_dag.language_model.fast_dtype import fast_dtype
 from toolformer_dag.language_model.threads import fit_threads
+from toolformer_dag.language_model.trial import check_causal
 
 _log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,12 +80,16 @@ def load_language_model(
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
-    """A model and tokenizer at hand (just trained, made in a test) as a LanguageModel; puts it in evaluation mode."""
+    """A model and tokenizer at hand (just trained, made in a test) as a LanguageModel; puts it in evaluation mode.
+
+    Raises ModelError for a tokenizer that cannot write calls, or a model that looks ahead.
+    """
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
     fit_threads(model)
+    check_causal(model.eval())
     config = model.config
-    return LanguageModel(name, model.eval(), tokenizer, Encoding(tokenizer), positions(config), context_length(config))
+    return LanguageModel(name, model, tokenizer, Encoding(tokenizer), positions(config), context_length(config))
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
