@@ -47,6 +47,15 @@ def test_later_sources_win(file):
     assert overridden.tools["calculator"].tau_f == 0.8
 
 
+def test_a_variable_reaches_names_with_capitals(tmp_path):
+    file = tmp_path / "toolformer.toml"
+    file.write_text('profile = "Fast"\n[tools.Sums]\nk = 1\n[tools.calendar]\n[profiles.Fast.sampling]\nseed = 1\n')
+    environment = {"TOOLFORMER__TOOLS__SUMS__K": "3", "TOOLFORMER__PROFILES__FAST__SAMPLING__SEED": "2"}
+    found = load_settings(file, environment=environment | {"TOOLFORMER__TOOLS__CALENDAR__K": "4"})
+    assert {key: lane.k for key, lane in found.tools.items()} == {"Sums": 3, "calendar": 4}
+    assert found.sampling.seed == 2
+
+
 def test_profile_gives_values_and_adds_no_lane(file):
     assert list(load_settings(file, environment={}).tools) == ["calculator", "calendar"]
 

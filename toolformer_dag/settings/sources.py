@@ -40,7 +40,7 @@ def read_sources(
     values = _read(source) if source.exists() or file or environment.get("TOOLFORMER_CONFIG") else {}
     values.setdefault("tools", {key: {} for key in BUILT_IN_TOOLS})
     chosen = ({"profile": profile} if profile else {}) | ({"corpus": {"shards": list(shards)}} if shards else {})
-    for over in (_from_environment(environment), _from_pairs(source, overrides), chosen):
+    for over in (_spelled_as(values, _from_environment(environment)), _from_pairs(source, overrides), chosen):
         values = merge(values, over)
     return source, values
 
@@ -85,6 +85,17 @@ def _profile(source: Path, profiles: Mapping[str, Values], local: Values) -> Val
 def _from_environment(environment: Mapping[str, str]) -> Values:
     found = sorted((name, value) for name, value in environment.items() if name.startswith(PREFIX))
     return _nested((name.removeprefix(PREFIX).lower().split("__"), value) for name, value in found)
+
+
+def _spelled_as(known: Values, values: Values) -> Values:
+    """With the capitals that `known` has: a variable's name has none of its own."""
+    names = {name.lower(): name for name in known} | {name: name for name in known}
+    spelled = {names.get(key, key): value for key, value in values.items()}
+    return {key: _within(known.get(key), value) for key, value in spelled.items()}
+
+
+def _within(known: object, value: Any) -> Any:
+    return _spelled_as(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
 
 
 def _from_pairs(source: Path, pairs: Iterable[str]) -> Values:
