@@ -12,9 +12,10 @@ from resources.held_partitions import held_partitions
 from resources.instance import home, set_pool_slots, shared_instance
 from resources.language_model import release
 from resources.lost_outputs import lost_outputs
+from resources.made import Output
 from resources.processes import alive, end_dead_runs
 from resources.runs import NOT_RUN, Outcome, bring_up_to_date, materialize
-from resources.staleness import Output, StaleAsset, stale_assets
+from resources.staleness import StaleAsset, stale_assets
 from resources.worker_count import worker_count
 from resources.workers import Workers
 from toolformer_dag.errors import UserError

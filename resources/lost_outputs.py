@@ -5,7 +5,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.staleness import Output
+from resources.made import Output
 from toolformer_dag.checkpoints import checkpoint_folder
 from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES, PERPLEXITY
 from toolformer_dag.settings.settings import Settings

@@ -1,12 +1,13 @@
 """What is stale, as the UI sees it, and in which order it is made fresh."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
-from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-from dagster._core.loader import LoadingContextForTest
+
+from resources.made import Made, Output, last_made
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,6 @@ class StaleAsset:
         return self.key.to_user_string() + (f"[{self.partition}]" if self.partition else "")
 
 
-Output = tuple[dg.AssetKey, str | None]
-"""An asset and its partition."""
-
-
 def stale_assets(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
@@ -35,37 +32,51 @@ def stale_assets(
     """Every missing or stale asset in topological order.
 
     An asset whose inputs alone are stale counts as fresh until they land with other content: what Dagster's resolver
-    reports is direct staleness, hop by hop. The resolver is private to Dagster; the tests of this module would notice
-    another shape. `shards`: the partitions to look at. `unseen`: finds among the fresh ones, given with the data
-    version of their last run, those that Dagster is wrong about, each with the reason.
+    reports is direct staleness, hop by hop. Its rules are applied here to what a few queries read, where it asks
+    several times per output; what read a partition that went is stale at once. `shards`: the partitions to look at.
+    `unseen`: finds among the fresh ones, given with the data version of their last run, those that Dagster is wrong
+    about, each with the reason.
     """
-    graph = definitions.resolve_asset_graph()
-    resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-    found = {output: _look(resolver, *output) for output in _materializable(graph, shards)}
-    fresh = [output for output, stale in found.items() if stale is None]
-    wrong = unseen({output: resolver.get_current_data_version(*output).value for output in fresh})
-    looked = (stale or _wrong(output, wrong.get(output)) for output, stale in found.items())
-    return [stale for stale in looked if stale is not None]
-
-
-def _wrong(output: Output, reason: str | None) -> StaleAsset | None:
-    return None if reason is None else StaleAsset(*output, missing=False, causes=(reason,))
+    graph, partitions = definitions.resolve_asset_graph(), sorted(instance.get_dynamic_partitions("shards"))
+    made = last_made(instance, graph)
+    outputs = list(_materializable(graph, shards))
+    causes = {output: tuple(_causes(graph, made, output, partitions)) for output in outputs if output in made}
+    wrong = unseen({output: made[output].version for output, found in causes.items() if not found})
+    reasons = causes | {output: (reason,) for output, reason in wrong.items()}
+    return [
+        StaleAsset(*output, missing=output not in made, causes=reasons.get(output, ()))
+        for output in outputs
+        if output not in made or reasons[output]
+    ]
 
 
 def _materializable(graph: AssetGraph, shards: Collection[str]) -> Iterator[Output]:
     for key in graph.toposorted_asset_keys:
-        if not graph.get(key).is_materializable:
-            continue
         if graph.get(key).is_partitioned:
             yield from ((key, name) for name in sorted(shards))
         else:
             yield key, None
 
 
-def _look(resolver: CachingStaleStatusResolver, key: dg.AssetKey, partition: str | None) -> StaleAsset | None:
-    status = resolver.get_status(key, partition)
-    if status == StaleStatus.FRESH:
-        return None
-    causes = resolver.get_stale_causes(key, partition)
-    reasons = tuple(f"{cause.reason}" + (f": {cause.dependency}" if cause.dependency else "") for cause in causes)
-    return StaleAsset(key, partition, status == StaleStatus.MISSING, reasons)
+def _causes(graph: AssetGraph, made: Mapping[Output, Made], output: Output, partitions: Sequence[str]) -> Iterator[str]:
+    """Why an output that was made is no longer what its code would make of its inputs."""
+    node, mine = graph.get(output[0]), made[output]
+    if node.code_version not in (None, mine.code_version):
+        yield "has a new code version"
+    for key in sorted(mine.inputs.keys() - node.parent_keys):
+        yield f"removed dependency on {key.to_user_string()}"
+    for key in sorted(node.parent_keys):
+        if key not in mine.inputs:
+            yield f"has a new dependency on {key.to_user_string()}"
+        elif _version_read(graph, made, key, output, partitions) not in (None, mine.inputs[key]):
+            yield f"has a new dependency data version: {key.to_user_string()}"
+
+
+def _version_read(
+    graph: AssetGraph, made: Mapping[Output, Made], key: dg.AssetKey, by: Output, partitions: Sequence[str]
+) -> str | None:
+    """The version of an input as Dagster would note it in a run of now; None where it notes none."""
+    if not graph.get(key).is_partitioned:
+        return made[key, None].version if (key, None) in made else None
+    versions = (made[key, name].version for name in ([by[1]] if by[1] else partitions) if (key, name) in made)
+    return sha256("".join(versions).encode()).hexdigest()
