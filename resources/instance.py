@@ -1,13 +1,14 @@
 """The Dagster instance that the command line and the UI share."""
 
 import os
-import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import dagster as dg
+from upath import UPath
 
 from toolformer_dag.errors import UserError
+from toolformer_dag.storage.files import write_whole
 from toolformer_dag.storage.lock import locked
 
 SHARDS = dg.DynamicPartitionsDefinition(name="shards")
@@ -35,7 +36,7 @@ def home(root: Path) -> Path:
     os.environ["DAGSTER_HOME"] = str(folder)  # Dagster takes no relative path
     with _alone(folder):
         if not (folder / "dagster.yaml").exists():
-            shutil.copy(DEFAULTS, folder / "dagster.yaml")
+            write_whole(UPath(folder / "dagster.yaml"), DEFAULTS.read_bytes())
     return folder
 
 

@@ -52,7 +52,7 @@ def _loss(settings: Settings, lake: Lake, key: dg.AssetKey, partition: str | Non
 def _checkpoint_loss(folder: Path, version: str) -> str | None:
     report = read_report(folder)
     if report is None:
-        return f"{folder} is gone, or lacks its weights"
+        return f"{folder} is gone or not whole"
     return None if report.fingerprint == version else f"{folder} holds another model than the last run made"
 
 

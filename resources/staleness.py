@@ -35,7 +35,7 @@ def stale_assets(
     reports is direct staleness, hop by hop. Its rules are applied here to what a few queries read, where it asks
     several times per output; what read a partition that went is stale at once. `shards`: the partitions to look at.
     `unseen`: finds among the fresh ones, given with the data version of their last run, those that Dagster is wrong
-    about, each with the reason.
+    about, each with the reason. Partitions are fewer than 100 (`MAX_PARTITIONS`): beyond, Dagster notes something else.
     """
     graph, partitions = definitions.resolve_asset_graph(), sorted(instance.get_dynamic_partitions("shards"))
     made = last_made(instance, graph)

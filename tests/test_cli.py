@@ -76,6 +76,17 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch):
     assert "Traceback" not in done.stderr
 
 
+def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypatch):
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from toolformer_dag.cli.app import app"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{limited}; app()", "stale"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "dagster.yaml: File too large; free space" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["instance.lock"]
+
+
 def test_sql_writes_lists_and_structs_as_json_text_into_csv(tmp_path):
     duckdb.connect(tmp_path / "lake.duckdb").close()
     (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")

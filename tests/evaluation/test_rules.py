@@ -94,6 +94,7 @@ def test_agrees_with_looking_at_every_place(words: list[str], at: int, length: i
         (" 5 apples.\n<img width=300>", "5"),
         (" 8. See http://x.org/?id=77", "8"),
         (" \u22125", "-5"),
+        (" COVID-19", "19"),
         (" no idea", None),
     ],
 )

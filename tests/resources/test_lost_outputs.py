@@ -50,9 +50,28 @@ def test_another_model_in_the_place_of_a_checkpoint_is_told(settings: Settings) 
     folder = settings.paths.lake / "training" / "finetuned_checkpoint" / "model"
     folder.mkdir(parents=True)
     write_record(folder, TrainingReport("mine", 1, 1, 1, 1, 0, 0, 1, 1.0, "cpu", (), ()), {})
-    assert "lacks its weights" in lost_outputs(settings, {(CHECKPOINT, None): "mine"})[CHECKPOINT, None]
-    (folder / "model.safetensors").touch()
+    assert "not whole" in lost_outputs(settings, {(CHECKPOINT, None): "mine"})[CHECKPOINT, None]
+    (folder / "model.safetensors").write_bytes(b"weights")
+    write_record(folder, TrainingReport("mine", 1, 1, 1, 1, 0, 0, 1, 1.0, "cpu", (), ()), {})
+    (folder / "README.md").write_text("a note of the user")
     assert lost_outputs(settings, {(CHECKPOINT, None): "mine"}) == {}
     assert "another model" in lost_outputs(settings, {(CHECKPOINT, None): "other"})[CHECKPOINT, None]
-    (folder / RECORD).unlink()
-    assert "is gone" in lost_outputs(settings, {(CHECKPOINT, None): "mine"})[CHECKPOINT, None]
+
+
+@pytest.mark.parametrize("damage", ["weights", "no record", "half a record", "another record"])
+def test_a_checkpoint_that_is_not_whole_is_told(settings: Settings, damage: str) -> None:
+    folder = settings.paths.lake / "training" / "finetuned_checkpoint" / "model"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    write_record(folder, TrainingReport("mine", 1, 1, 1, 1, 0, 0, 1, 1.0, "cpu", (), ()), {})
+    record = (folder / RECORD).read_text()
+    match damage:
+        case "weights":
+            (folder / "model.safetensors").write_bytes(b"wei")
+        case "no record":
+            (folder / RECORD).unlink()
+        case "half a record":
+            (folder / RECORD).write_text(record[: len(record) // 2])
+        case "another record":
+            (folder / RECORD).write_text("{}")
+    assert "gone or not whole" in lost_outputs(settings, {(CHECKPOINT, None): "mine"})[CHECKPOINT, None]

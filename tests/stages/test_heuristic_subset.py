@@ -61,6 +61,17 @@ def test_malformed_lines_are_counted_and_described_and_the_rest_goes_through(tmp
     }
 
 
+def test_a_shard_without_a_document_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = {name: tmp_path / name for name in ("a.json", "b.json.zst", "c.json")}
+    for path, content in zip(files.values(), (b"{}\n[]\n{}\n", b"\x28\xb5\x2f\xfd", record("c", "x")), strict=True):
+        path.write_bytes(content)
+    raw_shards(Lake(tmp_path), "bucket_07", files)
+    assert [one.message for one in caplog.records] == [
+        f"{files['a.json']} holds no document: missing_field 2, wrong_type 1",
+        f"{files['b.json.zst']} holds no document: unsupported_compression 1",
+    ]
+
+
 def test_a_partition_may_hold_several_files(tmp_path: Path) -> None:
     files = {}
     for name in ("b", "a"):

@@ -1,8 +1,11 @@
 """Reading shards: what is a document, what is not and why, and how much memory it takes."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
+import math
 import random
 import tracemalloc
 import zlib
@@ -78,6 +81,24 @@ def test_a_bad_line_is_named_and_the_rest_goes_through(tmp_path: Path, line: byt
     documents, rejected = read(write(tmp_path / "shard.json.gz", [record(0), line, record(2)]))
     assert [document.digest for document in documents] == ["sha1:0", "sha1:2"]
     assert rejected == [(2, reason)]
+
+
+def test_what_nothing_is_decided_by_may_be_missing_or_no_number(tmp_path: Path) -> None:
+    lines = [record(1, title=None, language=...), record(2, perplexity=math.nan), record(3, perplexity=-math.inf)]
+    documents, rejected = read(write(tmp_path / "shard.json.gz", lines))
+    assert [(document.digest, document.title, document.language) for document in documents] == [
+        ("sha1:1", "", ""),
+        ("sha1:2", documents[1].title, "en"),
+        ("sha1:3", documents[2].title, "en"),
+    ]
+    assert not rejected
+
+
+@pytest.mark.parametrize("name", ["a.zst", "a.json.gz", "a.json"])
+def test_another_compression_is_named(tmp_path: Path, name: str) -> None:
+    for compressed in (bz2.compress(record(1)), lzma.compress(record(1)), b"\x28\xb5\x2f\xfd..."):
+        (tmp_path / name).write_bytes(compressed)
+        assert read(tmp_path / name) == ([], [(0, "unsupported_compression")])
 
 
 def test_a_rejected_record_does_not_make_its_digest_a_duplicate(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line's root: the commands and how their errors are shown."""
 
+import errno
 import sys
 
 import typer
@@ -16,8 +17,9 @@ from toolformer_dag.cli.tool import tool
 from toolformer_dag.cli.ui import ui
 from toolformer_dag.errors import UserError
 
-NOT_OURS = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the file system says of a folder that this user may not use, or of a file in its place."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Commands(typer.Typer):
@@ -29,9 +31,11 @@ class Commands(typer.Typer):
         except UserError as error:
             sys.stderr.write(f"error: {error}\n")
             raise SystemExit(1) from error
-        except NOT_OURS as error:
-            reason = f"{error.filename}: {error.strerror}"
-            sys.stderr.write(f"error: {reason}; name a folder that can be written, or make this one so\n")
+        except OSError as error:
+            if error.errno not in NOT_OURS | FULL:
+                raise
+            remedy = "free space" if error.errno in FULL else "name a folder that can be written, or make this one so"
+            sys.stderr.write(f"error: {error.filename or 'a file'}: {error.strerror}; {remedy}\n")
             raise SystemExit(1) from error
 
 

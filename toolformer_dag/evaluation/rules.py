@@ -13,7 +13,8 @@ from decimal import Decimal
 from unicodedata import normalize
 
 LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
-NUMBER = re.compile(r"[-\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-\u2212]?\.\d+")
+SIGN = r"(?:(?<!\w)[-\u2212])?"  # not the hyphen of `COVID-19`
+NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|{SIGN}\.\d+")
 EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not that of `width=300` or `?id=77`
 WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+(?:(?<!\d)[+#]+)?")
 HALF_A_HUNDREDTH = Decimal("0.005")

@@ -11,14 +11,11 @@ from toolformer_dag.language_model.recomputed import (
     RecomputedPrefixes,
     RecomputedTexts,
 )
-from toolformer_dag.language_model.trial import TOLERANCES, TRIAL, agrees, own_logits, tried
+from toolformer_dag.language_model.trial import OWN_TOLERANCES, TOLERANCES, TRIAL, agrees, own_logits, tried
 
 Head = CachedHead | RecomputedHead
 Texts = CachedTexts | RecomputedTexts
 Prefixes = CachedPrefixes | RecomputedPrefixes
-
-SPLIT_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""Of the largest logit: features and head are the model's own operations, and round nearly as it does."""
 
 
 def choose_head(backbone: Backbone) -> type[CachedHead] | type[RecomputedHead]:
@@ -27,7 +24,7 @@ def choose_head(backbone: Backbone) -> type[CachedHead] | type[RecomputedHead]:
     Also tells the backbone to run whole models where features and head alone do not reproduce them.
     """
     expected = own_logits(backbone.model, TRIAL)
-    split, tolerance = SPLIT_TOLERANCES[backbone.model.dtype], TOLERANCES[backbone.model.dtype]
+    split, tolerance = OWN_TOLERANCES[backbone.model.dtype], TOLERANCES[backbone.model.dtype]
     takes_attention, backbone.takes_attention = backbone.takes_attention, False
     if _caps_logits(backbone) or not agrees(expected, tried(lambda: _plain(backbone)), split):
         backbone.without_split()

@@ -90,8 +90,11 @@ def _from_environment(environment: Mapping[str, str]) -> Values:
 def _spelled_as(known: Values, values: Values) -> Values:
     """With the capitals that `known` has: a variable's name has none of its own."""
     names = {name.lower(): name for name in known} | {name: name for name in known}
-    spelled = {names.get(key, key): value for key, value in values.items()}
-    return {key: _within(known.get(key), value) for key, value in spelled.items()}
+    spelled: Values = {}
+    for key, value in values.items():
+        name = names.get(key, key)
+        spelled = merge(spelled, {name: _within(known.get(name), value)})
+    return spelled
 
 
 def _within(known: object, value: Any) -> Any:

@@ -1,5 +1,6 @@
 """raw_shards: documents of CCNet shards, and the lines that are none."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from toolformer_dag.storage.record import record
 from toolformer_dag.texts.ccnet import Rejection, read_shard
 from toolformer_dag.texts.document import Document
 
+_log = logging.getLogger(__name__)
 STAGE = "raw_shards"
 GROUP = "ccnet"
 REJECTED = "rejected_lines"
@@ -40,7 +42,8 @@ def raw_shards(lake: Lake, partition: str, shards: Mapping[str, Path], *, progre
     """Reads the files of a partition, by shard name, one line at a time, and publishes documents and rejected lines.
 
     Memory: a batch of 1,000 documents and about 64 MB. A malformed line is counted and described, and the rest of its
-    shard goes through. Raises ShardError for a file that cannot be read at all; then nothing is published.
+    shard goes through; a shard without a document is warned of. Raises ShardError for a file that cannot be read at
+    all; then nothing is published.
     """
     clock, reading = Clock(), _Reading(shards, progress)
     read = inputs(shards)  # before a line is read: a file that changes meanwhile is read again
@@ -73,13 +76,18 @@ class _Reading:
             self._progress(number, len(self._shards))
 
     def _documents(self, shard: str, path: Path) -> Iterator[Document]:
+        found = 0
         for item in read_shard(path, shard):
             if isinstance(item, Rejection):
                 self.rejected[shard, item.reason] += 1
                 if len(self.lines) < LINES_KEPT:
                     self.lines.append(asdict(item))
             else:
+                found += 1
                 yield item
+        if not found:
+            reasons = ", ".join(f"{reason} {count}" for (of, reason), count in self.rejected.items() if of == shard)
+            _log.warning("%s holds no document: %s", path, reasons)
 
 
 def _frame(documents: list[Document]) -> pl.DataFrame:

@@ -36,7 +36,7 @@ def build(lake: Lake, lanes: Sequence[str], partitions: Sequence[str], database:
     """Replaces `database` by one with what `lanes` and `partitions` have published; returns table -> rows.
 
     A lane or partition that is missing gives no rows; what is published for others is left out. Raises
-    DamagedPartition, and then the old file stays.
+    DamagedPartition, and WarehouseError where the disk is full; then the old file stays.
     """
     with locked(database.with_name(f".{database.name}.lock")), TemporaryDirectory() as scratch:
         found = sources(lake, lanes, partitions)
@@ -46,7 +46,11 @@ def build(lake: Lake, lanes: Sequence[str], partitions: Sequence[str], database:
         files["rejections"] = [_small(Path(scratch), "rejections", _rejections(found))]
         files["lanes"] = [_small(Path(scratch), "lanes", _lanes(lake, lanes))]
         with _beside(database) as fresh:
-            return _fill(fresh, files)
+            try:
+                return _fill(fresh, files)
+            except duckdb.Error as error:
+                reason = str(error).splitlines()[0]
+                raise WarehouseError(f"cannot write {database}: {reason}; free space and run again") from error
 
 
 def query(database: Path, sql: str) -> pl.DataFrame:
@@ -125,6 +129,7 @@ def _beside(database: Path) -> Iterator[Path]:
         replace_whole(fresh, database)
     finally:
         fresh.unlink(missing_ok=True)
+        fresh.with_suffix(".duckdb.wal").unlink(missing_ok=True)
 
 
 def _fill(fresh: Path, files: Mapping[str, list[str]]) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """Reading CCNet shards (Wenzek et al. 2020): one JSON record per line, gzip or plain, one line at a time."""
 
+import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from io import BufferedReader, RawIOBase
-from operator import itemgetter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import orjson
 from upath import UPath
@@ -21,8 +21,10 @@ MAX_LINE_BYTES = 8 << 20
 """Common Crawl cuts pages at 1 MB, so CCNet's records stay far below this."""
 BUFFER_BYTES = 1 << 18
 GZIP_MAGIC = b"\x1f\x8b"
+OTHER_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh9": "bzip2"}
 FIELDS = ("digest", "url", "source_domain", "title", "language", "raw_content")
-VALUES = itemgetter(*FIELDS)
+OPTIONAL = {"source_domain": "", "title": "", "language": ""}
+"""Nothing is decided by these; other corpora lack them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,21 @@ def read_shard(path: Path | UPath | str, shard: str) -> Iterator[Document | Reje
     """Documents in the order of the file, and a Rejection for each line that is none; the rest goes through.
 
     Reasons: not_json, not_utf8, wrong_type, missing_field, empty_text, duplicate_digest, line_too_long (over
-    MAX_LINE_BYTES, never held whole), truncated_gzip, corrupt_gzip, not_gzip (named .gz, but it is not), empty_shard.
+    MAX_LINE_BYTES, never held whole), truncated_gzip, corrupt_gzip, not_gzip (named .gz, but it is not),
+    unsupported_compression, empty_shard. The fields OPTIONAL may be missing or null.
     Memory: one line and the buffers, plus about 100 bytes per document for the digests seen. Digests are compared
     within the shard only. Raises ShardError where the file is missing or unreadable.
     """
     with _open(path) as raw:
-        head = raw.peek(2)[:2]
-        if head == GZIP_MAGIC:
+        head = raw.peek(4)[:4]
+        if head[:2] == GZIP_MAGIC:
             gunzip = Gunzip(raw)
             yield from _records(BufferedReader(gunzip, BUFFER_BYTES), shard, gunzip)
+        elif head in OTHER_MAGIC:
+            detail = f"the file is {OTHER_MAGIC[head]}; unpack it or compress it with gzip"
+            yield Rejection(shard, 0, "unsupported_compression", detail)
         elif head and str(path).endswith(".gz"):
-            yield Rejection(shard, 0, "not_gzip", f"the file is named .gz but begins with {head!r}")
+            yield Rejection(shard, 0, "not_gzip", f"the file is named .gz but begins with {head[:2]!r}")
         else:
             yield from _records(raw, shard, None)
 
@@ -106,26 +112,39 @@ def _document(line: bytes, shard: str, today: date, seen: set[str]) -> Document:
 
 def _fields(line: bytes) -> tuple[str, ...]:
     record = _record(line)
-    try:
-        values: tuple[str, ...] = VALUES(record)
-    except KeyError:
-        raise _Refused("missing_field", ", ".join(name for name in FIELDS if name not in record)) from None
-    if set(map(type, values)) != {str}:
-        wrong = ", ".join(name for name in FIELDS if type(record[name]) is not str)
-        raise _Refused("wrong_type", f"{wrong}: expected text")
-    return values
+    values: tuple[Any, ...] = tuple(map(record.get, FIELDS))
+    if set(map(type, values)) == {str}:
+        return values
+    filled = record | {name: default for name, default in OPTIONAL.items() if record.get(name) is None}
+    if missing := [name for name in FIELDS if name not in filled]:
+        raise _Refused("missing_field", ", ".join(missing))
+    if wrong := [name for name in FIELDS if type(filled[name]) is not str]:
+        raise _Refused("wrong_type", f"{', '.join(wrong)}: expected text")
+    return tuple(filled[name] for name in FIELDS)
 
 
-def _record(line: bytes) -> dict[str, str]:
+def _record(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise _Refused("line_too_long", f"more than {MAX_LINE_BYTES} bytes")
     try:
         record = orjson.loads(line.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
-        raise _Refused("not_json" if _is_utf8(line) else "not_utf8", str(error)) from None
+        record = _with_nan(line)
+        if record is None:
+            raise _Refused("not_json" if _is_utf8(line) else "not_utf8", str(error)) from None
     if not isinstance(record, dict):
         raise _Refused("wrong_type", f"the line holds a {type(record).__name__}, not an object")
     return record
+
+
+def _with_nan(line: bytes) -> dict[str, Any] | None:
+    """An object with NaN or Infinity in it, which Python's own writer makes of a perplexity; None for anything else."""
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+        orjson.dumps(record)  # refuses halves of surrogate pairs
+    except (ValueError, RecursionError, orjson.JSONEncodeError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _is_utf8(line: bytes) -> bool:

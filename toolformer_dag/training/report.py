@@ -65,28 +65,38 @@ def curves(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[LossPoint, ...], tup
 
 def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
     """training.json: the report, and what the run was made of (settings, base, texts, versions)."""
-    record = {"report": asdict(report), **identity}
+    record = {"report": asdict(report), **identity, "files": _sizes(folder)}
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def read_base(folder: Path) -> Mapping[str, str] | None:
     """The identity of the model that a finished run started from; None where the folder holds no finished run."""
-    if not _is_whole(folder):
-        return None
-    base: Mapping[str, str] = json.loads((folder / RECORD).read_text(encoding="utf-8"))["base"]
-    return base
-
-
-def _is_whole(folder: Path) -> bool:
-    """Somebody may have copied or cleared a folder in part."""
-    return (folder / RECORD).is_file() and any(folder.glob("*.safetensors"))
+    record = _whole_record(folder)
+    return None if record is None else record.get("base")
 
 
 def read_report(folder: Path) -> TrainingReport | None:
     """The report of a finished run; None where the folder holds none."""
-    if not _is_whole(folder):
+    record = _whole_record(folder)
+    if record is None:
         return None
-    values = json.loads((folder / RECORD).read_text(encoding="utf-8"))["report"]
+    values = record["report"]
     losses = tuple(LossPoint(**point) for point in values.pop("losses"))
     heldout = tuple(HeldoutPoint(**point) for point in values.pop("heldout"))
     return TrainingReport(**values, losses=losses, heldout=heldout)
+
+
+def _whole_record(folder: Path) -> dict[str, Any] | None:
+    """None where somebody copied, cleared or cut the folder in part."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(record, dict) or "report" not in record or not any(folder.glob("*.safetensors")):
+        return None
+    return record if record.get("files", {}).items() <= _sizes(folder).items() else None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of the files beside the record."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != RECORD}

@@ -78,6 +78,8 @@ def _model(base: Model) -> Any:
     model = from_hub(AutoModelForCausalLM, model_name(base), options)
     keep_cache(model, False)
     _mend_generation(model.generation_config)
+    if tied := getattr(model, "all_tied_weights_keys", None):
+        model._keys_to_ignore_on_save = set(tied)  # or the Trainer warns that its best checkpoint lacks them
     if getattr(model.config, "output_router_logits", False):
         model.config.output_router_logits = False  # the auxiliary loss of experts is no language modelling
     fit_threads(model)
