@@ -152,7 +152,23 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
 def test_mistakes_are_named(file, pair, words):
     with pytest.raises(SettingsError) as error:
         load_settings(file, environment={}, overrides=[pair])
-    assert all(word in str(error.value) for word in [str(file), *words])
+    assert all(word in str(error.value) for word in words)
+    assert str(error.value).startswith((str(file), "--set "))
+
+
+def test_a_mistake_is_blamed_on_where_it_was_made(file):
+    def blamed(**given):
+        with pytest.raises(SettingsError) as error:
+            load_settings(file, **{"environment": {}} | given)
+        return str(error.value).partition(": ")[0]
+
+    variable = "TOOLFORMER__TOOLS__CALCULATOR__K"
+    assert blamed(overrides=["tools.calculator.k=-1"]) == "--set tools.calculator.k"
+    assert blamed(environment={variable: "-1"}) == f"${variable}"
+    assert blamed(environment={variable: "-1"}, overrides=["tools.calculator.k=-2"]) == "--set tools.calculator.k"
+    assert blamed(environment={variable: "3"}, overrides=["tools.calculator=3"]) == "--set tools.calculator"
+    file.write_text(file.read_text() + "[sampling]\nseed = 'x'\n")
+    assert blamed(environment={variable: "3"}) == str(file)
 
 
 def test_broken_and_missing_files_are_named(tmp_path):

@@ -2,18 +2,19 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from toolformer_dag.settings.sources import Sources
 
-def explain(source: Path, error: ValidationError, model: type[BaseModel]) -> str:
-    """One line per mistake: file, key, what is wrong, and what would be right."""
+
+def explain(sources: Sources, error: ValidationError, model: type[BaseModel]) -> str:
+    """One line per mistake: file (or option or variable), key, what is wrong, and what would be right."""
     lines = []
     for item in error.errors():
         key = ".".join(map(str, item["loc"])) or "settings"
-        lines.append(f"{source}: {key}: {_reason(item['loc'], item['type'], item['msg'], model)}")
+        lines.append(f"{sources.origin(item['loc'])}: {key}: {_reason(item['loc'], item['type'], item['msg'], model)}")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from toolformer_dag.settings.explained import explain, meant
 from toolformer_dag.settings.settings import Settings, Written
-from toolformer_dag.settings.sources import BUILT_IN_TOOLS, SettingsError, Values, read_sources, with_profile
+from toolformer_dag.settings.sources import BUILT_IN_TOOLS, SettingsError, Sources, Values, read_sources, with_profile
 from toolformer_dag.settings.values import Frozen
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -33,14 +33,14 @@ def load_settings(
 ) -> Settings:
     """Settings of `file` (default: `$TOOLFORMER_CONFIG`, else ./toolformer.toml), with `key.path=value` overrides.
 
-    `profile` and `shards`, where given, win over all other sources. Raises SettingsError, which names the file, the key
-    and the remedy, for a file that cannot be read, an unknown profile, an unknown key or an impossible value, in
-    profiles that are not chosen too. Options of a tool are checked when the tool is loaded.
+    `profile` and `shards`, where given, win over all other sources. Raises SettingsError, which names the file, option
+    or variable, the key and the remedy, for a file that cannot be read, an unknown profile, an unknown key or an
+    impossible value, in profiles that are not chosen too. Options of a tool are checked when the tool is loaded.
     """
-    source, values = read_sources(file, profile, overrides, shards, environment)
-    _check_lanes(source, _validated(source, Written, values))
-    root = source.parent
-    settings = _validated(source, Settings, with_profile(source, values) | {"root": root})
+    sources = read_sources(file, profile, overrides, shards, environment)
+    _check_lanes(sources.file, _validated(sources, Written, sources.values))
+    root = sources.file.parent
+    settings = _validated(sources, Settings, with_profile(sources.file, sources.values) | {"root": root})
     return settings.model_copy(
         update={
             "paths": settings.paths.under(root),
@@ -50,11 +50,11 @@ def load_settings(
     )
 
 
-def _validated(source: Path, model: type[Validated], values: Values) -> Validated:
+def _validated(sources: Sources, model: type[Validated], values: Values) -> Validated:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise SettingsError(explain(source, error, model)) from error
+        raise SettingsError(explain(sources, error, model)) from error
 
 
 def _check_lanes(source: Path, written: Written) -> None:

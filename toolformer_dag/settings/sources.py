@@ -2,7 +2,8 @@
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,21 @@ Values = dict[str, Any]
 PREFIX = "TOOLFORMER__"
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
 BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The settings file, what all sources say together, unvalidated, and what was said outside of the file: by path."""
+
+    file: Path
+    values: Values
+    outside: Mapping[tuple[str, ...], str]
+
+    def origin(self, path: Sequence[int | str]) -> str:
+        """Where the value at a path, or one within it, was given."""
+        key = tuple(map(str, path))
+        found = [name for given, name in self.outside.items() if key[: len(given)] == given[: len(key)]]
+        return found[-1] if found else str(self.file)
 
 
 class SettingsError(UserError, ValueError):
@@ -30,19 +46,19 @@ def read_sources(
     overrides: Sequence[str],
     shards: Sequence[str],
     environment: Mapping[str, str] | None,
-) -> tuple[Path, Values]:
-    """The settings file and what all sources say together, unvalidated; a file that nobody named may be absent.
-
-    Raises SettingsError.
-    """
+) -> Sources:
+    """A file that nobody named may be absent. Raises SettingsError."""
     environment = os.environ if environment is None else environment
     source = settings_file(file, environment)
     values = _read(source) if source.exists() or file or environment.get("TOOLFORMER_CONFIG") else {}
     values.setdefault("tools", {key: {} for key in BUILT_IN_TOOLS})
     chosen = ({"profile": profile} if profile else {}) | ({"corpus": {"shards": list(shards)}} if shards else {})
-    for over in (_spelled_as(values, _from_environment(environment)), _from_pairs(source, overrides), chosen):
+    variables, pairs = _spelled_as(values, _from_environment(environment)), _from_pairs(source, overrides)
+    named = {path: "$" + PREFIX + "__".join(path).upper() for path in _leaves(variables)}
+    named |= {path: f"--set {'.'.join(path)}" for path in _leaves(pairs)}
+    for over in (variables, pairs, chosen):
         values = merge(values, over)
-    return source, values
+    return Sources(source, values, named)
 
 
 def with_profile(source: Path, values: Values) -> Values:
@@ -117,6 +133,14 @@ def _nested(items: Iterable[tuple[list[str], str]]) -> Values:
             nested = {part: nested}
         values = merge(values, nested)
     return values
+
+
+def _leaves(values: Values, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key)
 
 
 def _toml_value(text: str) -> Any:
