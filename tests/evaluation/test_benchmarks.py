@@ -181,6 +181,12 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert wikitext(tmp_path / "w.txt") == [" = One = \n \n Text . \n"]
 
 
+def test_wikitext_without_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "w.txt").write_text(" \n\n")
+    with pytest.raises(BenchmarkError, match="holds no text; give wiki"):
+        wikitext(tmp_path / "w.txt")
+
+
 def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
     text = " \n = One = \n \n Text . \n = = Part = = \n More . \n = 1 + a = \n said so . \n \n = Two = \n \n End . \n"
     (tmp_path / "w.txt").write_text(text)

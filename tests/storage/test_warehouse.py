@@ -19,6 +19,11 @@ def row(stage: str, **values: object) -> pl.DataFrame:
     return pl.DataFrame([{**dict.fromkeys(columns(stage).names()), **values}], schema=columns(stage))
 
 
+def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WarehouseError, match="is a folder; name a file"):
+        build(Lake(tmp_path / "lake"), LANES, SHARDS, tmp_path)
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """Two shards, of which one is scored."""

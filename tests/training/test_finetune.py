@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -160,6 +161,17 @@ def test_a_killed_run_goes_on_and_gives_the_same_weights(base: Model, tmp_path: 
     assert same_weights(out, tmp_path / "whole")
     assert resumed.heldout == whole.heldout
     assert not list(tmp_path.glob("*.partial-*"))
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_later(base: Model, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(TrainingError, match=r"weights in .*partial-.* cannot be written .*; free space"):
+            finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out").steps == 12
 
 
 def test_checkpoints_of_another_run_are_refused(base: Model, tmp_path: Path) -> None:

@@ -36,8 +36,10 @@ def build(lake: Lake, lanes: Sequence[str], partitions: Sequence[str], database:
     """Replaces `database` by one with what `lanes` and `partitions` have published; returns table -> rows.
 
     A lane or partition that is missing gives no rows; what is published for others is left out. Raises
-    DamagedPartition, and WarehouseError where the disk is full; then the old file stays.
+    DamagedPartition, and WarehouseError where the file cannot be written; then the old one stays.
     """
+    if database.is_dir():
+        raise WarehouseError(f"{database} is a folder; name a file, as in paths.warehouse = 'lake/toolformer.duckdb'")
     with locked(database.with_name(f".{database.name}.lock")), TemporaryDirectory() as scratch:
         found = sources(lake, lanes, partitions)
         # versions before rows: what is published while these are read makes the file outdated

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.settings.sections import Model
 from toolformer_dag.training.checkpoint import last_complete
@@ -48,9 +50,14 @@ def finetune(
     began = time.monotonic()
     prepared = prepare(base, texts, heldout, settings, folder, progress)
     checkpoint = last_complete(folder)
-    prepared.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    report = _report(prepared, name, time.monotonic() - began)
-    _finish(prepared.trainer, folder / "final", out, report, {"fingerprint": name, **identity})
+    try:
+        prepared.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        report = _report(prepared, name, time.monotonic() - began)
+        _finish(prepared.trainer, folder / "final", out, report, {"fingerprint": name, **identity})
+    except SafetensorError as error:
+        raise TrainingError(
+            f"weights in {folder} cannot be written or read ({error}); free space and run again"
+        ) from error
     return report
 
 

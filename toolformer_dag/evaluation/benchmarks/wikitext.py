@@ -10,9 +10,15 @@ TITLE = re.compile(rf"(?<={BLANK})(?= = [^=\n].*[^=] = {BLANK})")  # an equation
 
 
 def wikitext(file: Path) -> list[str]:
-    """The articles of a `.txt` file as they stand, tokenized words and `<unk>` included; each begins with its title."""
+    """The articles of a `.txt` file as they stand, tokenized words and `<unk>` included; each begins with its title.
+
+    Raises BenchmarkError for a file that cannot be read or holds no text.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")  # a byte-order mark is no content
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{file} cannot be read ({error}); give wiki.test.tokens or its like") from error
-    return [article for article in TITLE.split(BLANK + text) if article.strip()]
+    articles = [article for article in TITLE.split(BLANK + text) if article.strip()]
+    if not articles:
+        raise BenchmarkError(f"{file} holds no text; give wiki.test.tokens or its like")
+    return articles
