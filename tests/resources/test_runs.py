@@ -48,7 +48,7 @@ FIRST = {"raw": "1", "counted": "1", "kept": "1.0", "trained": "1", "other_lane"
 
 @pytest.fixture
 def instance():
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         keep_partitions(instance, ["a", "b"])
         yield instance
 

@@ -102,7 +102,7 @@ STEPS = [
 def test_what_read_a_partition_that_went_is_stale_at_once():
     """Dagster's resolver looks at new events alone."""
     definitions = graph_of(dict.fromkeys(DEPS, 0), DEPS)
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         keep_partitions(instance, ["a", "b"])
         run_what_is_stale(definitions, instance, ["a", "b"])
         keep_partitions(instance, ["a"])
@@ -113,7 +113,7 @@ def test_what_read_a_partition_that_went_is_stale_at_once():
 
 def test_it_agrees_with_dagsters_own_resolver():
     code, deps, shards, seen = dict.fromkeys(DEPS, 0), DEPS, ["a", "b"], []
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         keep_partitions(instance, shards)
         for step in STEPS:
             match step:
