@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -27,21 +28,28 @@ class Way:
     rows: int
 
 
-@torch.inference_mode()
+_WAYS: WeakKeyDictionary[LanguageModel, Way] = WeakKeyDictionary()
+
+
 def choose_way(language_model: LanguageModel) -> Way:
-    """Rows of unlike length together where that gives the model's own logits, else each alone, else without a cache."""
+    """Rows of unlike length together where that gives the model's own logits, else each alone, else without a cache.
+
+    A model is tried once.
+    """
+    if language_model not in _WAYS:
+        _WAYS[language_model] = _way(language_model)
+    return _WAYS[language_model]
+
+
+@torch.inference_mode()
+def _way(language_model: LanguageModel) -> Way:
     if _right(language_model, UNLIKE):
         return Way(CachedBatch, BATCH_ROWS)
     if all(_right(language_model, [sequence]) for sequence in UNLIKE):
         return Way(CachedBatch, 1)
-    _tell_slow(language_model.name)
-    return Way(RecomputedBatch, BATCH_ROWS)
-
-
-@cache
-def _tell_slow(name: str) -> None:
-    """Once per model."""
+    name = language_model.name
     _log.warning("a cache does not give the numbers of %r; it is run whole for every token, which is slow", name)
+    return Way(RecomputedBatch, BATCH_ROWS)
 
 
 def _right(language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> bool:

@@ -87,7 +87,8 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
     fit_threads(model)
-    check_causal(model.eval())
+    model.eval()
+    check_causal(model)
     config = model.config
     return LanguageModel(name, model, tokenizer, Encoding(tokenizer), positions(config), context_length(config))
 
