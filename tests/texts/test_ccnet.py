@@ -96,7 +96,7 @@ def test_what_nothing_is_decided_by_may_be_missing_or_no_number(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["a.zst", "a.json.gz", "a.json"])
 def test_another_compression_is_named(tmp_path: Path, name: str) -> None:
-    for compressed in (bz2.compress(record(1)), lzma.compress(record(1)), b"\x28\xb5\x2f\xfd..."):
+    for compressed in (*(bz2.compress(b"{}", level) for level in (1, 9)), lzma.compress(b"{}"), b"\x28\xb5\x2f\xfd..."):
         (tmp_path / name).write_bytes(compressed)
         assert read(tmp_path / name) == ([], [(0, "unsupported_compression")])
 

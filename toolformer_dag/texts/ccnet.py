@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 8 << 20
 """Common Crawl cuts pages at 1 MB, so CCNet's records stay far below this."""
 BUFFER_BYTES = 1 << 18
 GZIP_MAGIC = b"\x1f\x8b"
-OTHER_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh9": "bzip2"}
+OTHER_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
 FIELDS = ("digest", "url", "source_domain", "title", "language", "raw_content")
 OPTIONAL = {"source_domain": "", "title": "", "language": ""}
 """Nothing is decided by these; other corpora lack them."""
@@ -59,8 +59,8 @@ def read_shard(path: Path | UPath | str, shard: str) -> Iterator[Document | Reje
         if head[:2] == GZIP_MAGIC:
             gunzip = Gunzip(raw)
             yield from _records(BufferedReader(gunzip, BUFFER_BYTES), shard, gunzip)
-        elif head in OTHER_MAGIC:
-            detail = f"the file is {OTHER_MAGIC[head]}; unpack it or compress it with gzip"
+        elif other := next((name for magic, name in OTHER_MAGIC.items() if head.startswith(magic)), None):
+            detail = f"the file is {other}; unpack it or compress it with gzip"
             yield Rejection(shard, 0, "unsupported_compression", detail)
         elif head and str(path).endswith(".gz"):
             yield Rejection(shard, 0, "not_gzip", f"the file is named .gz but begins with {head[:2]!r}")
