@@ -1,0 +1,132 @@
+"""The README's demo at reduced size: what every table holds, what the filter keeps, and that a second run is free.
+
+Expected figures lie in demo.json, the warehouse's tables in tables.json; see conftest.py for writing them anew.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import NOTHING, PUBLIC, Expected, World
+
+LANES = ("calculator", "calendar", "machine_translation", "question_answering", "wiki_search")
+SETTINGS = """
+profile = "embedded"
+[corpus]
+texts_per_shard = 12
+small_web = { shards = 2, documents = 60 }
+[tools.calculator]
+tau_f = 0.5
+[tools.calendar]
+[tools.wiki_search]
+[tools.question_answering]
+[tools.machine_translation]
+[training]
+max_steps = 8
+[evaluation]
+questions = 1
+[model]
+device = "cpu"
+[execution]
+workers = 1
+"""
+LOSSES = ("loss_empty", "loss_call", "loss_result", "delta")
+SUMS = ", ".join(f"sum({name})" for name in LOSSES)
+FIGURES = {
+    **{f"rows of {name}": f"select count(*) from {name}" for name in PUBLIC},
+    "samples": "select tool, count(*), count(input), count(distinct input) from candidates group by tool order by tool",
+    "losses": f"select tool, count(*), {SUMS} from loss_deltas group by tool order by tool",
+    "losses of the control": f"select tool, count(*), {SUMS} from swapped_results group by tool order by tool",
+    **{
+        f"kept at {tau}": f"select tool, count(*), sum(delta) from kept_at({tau}) group by tool order by tool"
+        for tau in (0.5, 1.0, 2.0)
+    },
+    "kept": "select tool, count(*), sum(delta) from filtered_calls group by tool order by tool",
+    "filter_statistics": "select tool, tau_f, calls, examples from filter_statistics order by all",
+    "swapped_statistics": "select tool, tau_f, calls, sampled, kept, kept_swapped from swapped_statistics order by all",
+    "funnel": "select tool, step, stage, what, count from funnel order by tool, step",
+    "rejections": "select stage, tool, reason, sum(count)::bigint from rejections group by all order by all",
+    "lanes": "select tool, tau_f from lanes order by tool",
+    "augmented_corpus": "select split, count(*), sum(calls)::bigint, sum(length(text_with_calls))::bigint, "
+    "sum(length(text))::bigint from augmented_corpus group by split order by split",
+}
+COLUMNS = """
+select table_name, column_name, data_type from duckdb_columns()
+where not internal and table_name <> 'sources' order by all
+"""
+DEMO = Expected("demo")
+TABLES = Expected("tables")
+
+
+@pytest.fixture(scope="module")
+def demo(once: Callable[..., Path]) -> World:
+    """A world that `run` has been through, evaluation included."""
+
+    def fill(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "toolformer.toml").write_text(SETTINGS)
+        spent = World(folder).run()
+        assert spent.tokens > 0 and spent.calls > 0
+
+    return World(once("demo", fill))
+
+
+def flat(rows: list) -> list:
+    return [value for row in rows for value in row]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_demo_gives_the_figures_that_it_gave(demo, name):
+    found = [list(row) for row in demo.sql(FIGURES[name])]
+    expected = DEMO.of(name, found)
+    assert [len(row) for row in found] == [len(row) for row in expected]
+    for one, other in zip(flat(found), flat(expected), strict=True):
+        assert one == (pytest.approx(other, rel=1e-4) if isinstance(other, float) else other)
+
+
+def test_every_lane_of_the_demo_scores_calls(demo):
+    assert {tool for (tool,) in demo.sql("select distinct tool from loss_deltas")} == set(LANES)
+
+
+def test_the_delta_is_what_the_losses_make_it(demo):
+    wrong = "abs(delta - (least(loss_empty, loss_call) - loss_result)) > 1e-4 or loss_plus <> loss_result"
+    assert demo.sql(f"select count(*) from loss_deltas where {wrong}") == [(0,)]
+
+
+def test_what_is_kept_follows_from_the_deltas_and_the_thresholds(demo):
+    key = "tool, digest, segment, position, sample"
+    for tool, tau_f in demo.sql("from lanes"):
+        kept = demo.sql(f"select {key} from filtered_calls where tool = '{tool}' order by all")
+        assert kept == demo.sql(f"select {key} from kept_at({tau_f}) where tool = '{tool}' order by all")
+
+
+def test_a_second_run_of_the_demo_does_nothing(demo):
+    assert demo.stale() == set()
+    assert demo.run() == NOTHING
+
+
+def test_the_demo_prints_its_tables_and_where_to_go_next(demo):
+    done = demo.cli("demo")
+    assert done.code == 0, done.err
+    assert "nothing ran" in done.out
+    for word in ("Funnel", "Table 2", "by chance", "Held-out questions", *LANES):
+        assert word in done.out
+
+
+def test_the_finetuned_model_lies_where_the_readme_says(demo):
+    model = demo.folder / "lake" / "training" / "finetuned_checkpoint" / "model"
+    assert {"config.json", "model.safetensors"} <= {file.name for file in model.iterdir()}
+
+
+def test_the_warehouse_has_its_tables_with_their_columns_and_types(demo):
+    found = {f"{table}.{column}": kind for table, column, kind in demo.sql(COLUMNS)}
+    expected = TABLES.of("columns", found)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_the_warehouse_has_its_views_and_its_macro(demo):
+    views = [name for (name,) in demo.sql("select view_name from duckdb_views() where not internal order by all")]
+    macros = demo.sql("select function_name, parameters from duckdb_functions() where not internal order by all")
+    assert set(TABLES.of("views", views)) <= set(views)
+    assert all(macro in [list(one) for one in macros] for macro in TABLES.of("macros", macros))
