@@ -254,7 +254,7 @@ def command(*arguments: str, stdin: str = "") -> Done:
 
 @contextmanager
 def _in(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Stands in a folder, with these variables and no settings in others; then forgets modules and paths found there."""
+    """Stands in a folder with these variables; then forgets the modules and paths that were found there."""
     path, modules = list(sys.path), set(sys.modules)
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -339,7 +339,7 @@ def _lines(generator: random.Random) -> list[str]:
 
 
 def make_model(folder: Path, seed: int = 0) -> Path:
-    """Saves a GPT-2 whose head holds how often a token follows another in a few lines, calls and bad ones among them."""
+    """Saves a GPT-2 whose head holds how often a token follows another in a few lines, calls among them."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
