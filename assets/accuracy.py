@@ -12,16 +12,16 @@ from assets.plan import OWNERS, Plan
 from assets.plots import accuracy_bars
 from assets.progress import progress
 from toolformer_dag.decoding.generation import DECODING
-from toolformer_dag.embedded.phenomenon import TOOLS
+from toolformer_dag.evaluation.accuracy_tables import ACCURACY, OUTCOMES, publish
 from toolformer_dag.evaluation.benchmark import Benchmark
-from toolformer_dag.evaluation.chosen import chosen_benchmarks, chosen_identity
-from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES, publish
+from toolformer_dag.evaluation.catalogue import chosen_benchmarks, chosen_identity
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.stages import tool_results
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.synthetic.phenomena import TOOLS
 
 if TYPE_CHECKING:
-    from toolformer_dag.evaluation.benchmark_outcomes import Asked
+    from toolformer_dag.evaluation.asking import AskedBenchmark
 
 
 def accuracy_settings(plan: Plan) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
         description="Held-out questions per tool: base, base + C, Toolformer disabled, Toolformer; 95 % intervals.",
     )
     def scores(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
-        from toolformer_dag.evaluation.outcome import score
-        from toolformer_dag.evaluation.table import accuracy_by_condition, outcome_table, score_table
+        from toolformer_dag.evaluation.accuracy_tables import accuracy_by_condition, outcome_table, score_table
+        from toolformer_dag.evaluation.scores import score
 
         benchmarks = chosen_benchmarks(plan.settings.evaluation, [lane.key for lane in plan.lanes if lane.key in TOOLS])
         versions = checkpoint_versions(plan)  # before asking: what is replaced meanwhile makes this stale
@@ -75,21 +75,19 @@ def accuracy(plan: Plan) -> dg.AssetsDefinition:
     return scores
 
 
-def _ask(plan: Plan, benchmarks: list[Benchmark], context: dg.AssetExecutionContext) -> "list[Asked]":
-    from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
-    from toolformer_dag.evaluation.compared import compared
-    from toolformer_dag.evaluation.condition import Condition
-    from toolformer_dag.evaluation.outcome import refuse_outage
-    from toolformer_dag.language_model.load import LanguageModel
+def _ask(plan: Plan, benchmarks: list[Benchmark], context: dg.AssetExecutionContext) -> "list[AskedBenchmark]":
+    from toolformer_dag.evaluation.asking import benchmark_outcomes, compared
+    from toolformer_dag.evaluation.scores import Condition, refuse_outage
+    from toolformer_dag.model.loading import LanguageModel
 
     advance = progress(context)
 
-    def asked(model: LanguageModel, conditions: list[Condition]) -> "Iterator[Asked]":
+    def asked(model: LanguageModel, conditions: list[Condition]) -> "Iterator[AskedBenchmark]":
         for condition in conditions:
             for benchmark in benchmarks:
                 yield benchmark_outcomes(plan.settings, plan.lanes, model, condition, benchmark)
 
-    found: list[Asked] = []
+    found: list[AskedBenchmark] = []
     for group in compared(plan.settings, asked):
         refuse_outage(group.outcomes)
         found.append(group)

@@ -13,7 +13,7 @@ from toolformer_dag.stages import augmented_corpus as stage
 from toolformer_dag.stages.cut import Cut
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.partition import WHOLE
-from toolformer_dag.texts.segment import CUTTING
+from toolformer_dag.texts.segments import CUTTING
 
 KEY = dg.AssetKey(["training", "augmented_corpus"])
 

@@ -32,7 +32,7 @@ def kept_at_tau_f(rows: pl.LazyFrame, tau_f: float) -> dg.AssetCheckResult:
 
 def gives_text_back(rows: pl.LazyFrame, tools: Sequence[str]) -> dg.AssetCheckResult:
     """Taking the calls out of x* gives x, byte for byte."""
-    from toolformer_dag.texts.splice import take_out
+    from toolformer_dag.texts.calls import take_out
 
     pairs = rows.select("text_with_calls", "text").collect().iter_rows()
     lost = sum(take_out(augmented, tools) != text for augmented, text in pairs)

@@ -14,8 +14,8 @@ from toolformer_dag.stages.split import HELDOUT, TRAIN, heldout_texts
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.lock import locked
 from toolformer_dag.storage.partition import WHOLE
-from toolformer_dag.training.report import TrainingReport, read_report
-from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.training_report import TrainingReport, read_report
+from toolformer_dag.training.training_run import TrainingSettings
 
 CHECKPOINTS = {
     "finetuned_checkpoint": ("text_with_calls", "M finetuned on C*: Toolformer (paper, section 2)."),

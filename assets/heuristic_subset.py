@@ -14,7 +14,7 @@ from toolformer_dag.lane import Lane
 from toolformer_dag.stages import heuristic_subset as stage
 from toolformer_dag.stages.cut import Cut, text_budget
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.texts.segment import CUTTING
+from toolformer_dag.texts.segments import CUTTING
 
 
 def heuristic_subset(plan: Plan, lane: Lane) -> dg.AssetsDefinition:

@@ -10,10 +10,9 @@ from assets.augmented_corpus import KEY as CORPUS
 from assets.finetuned_checkpoint import CHECKPOINT_KEYS, checkpoint_versions
 from assets.metadata import frame_table
 from assets.plan import OWNERS, Plan
-from toolformer_dag.evaluation.benchmarks.catalogue import READING
-from toolformer_dag.evaluation.benchmarks.source import content
-from toolformer_dag.evaluation.benchmarks.wikitext import wikitext
-from toolformer_dag.evaluation.results import PERPLEXITY, publish
+from toolformer_dag.evaluation.accuracy_tables import PERPLEXITY, publish
+from toolformer_dag.evaluation.benchmark_files import content, wikitext
+from toolformer_dag.evaluation.catalogue import READING
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.stages.split import HELDOUT, heldout_texts
 from toolformer_dag.storage.lake import Lake
@@ -54,10 +53,10 @@ def perplexity(plan: Plan) -> dg.AssetsDefinition:
         description="Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
     )
     def scores(lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
-        from toolformer_dag.evaluation.compared import compared
-        from toolformer_dag.evaluation.condition import Condition
-        from toolformer_dag.evaluation.perplexity import perplexity as measure
-        from toolformer_dag.language_model.load import LanguageModel
+        from toolformer_dag.evaluation.asking import compared
+        from toolformer_dag.evaluation.language_modeling import perplexity as measure
+        from toolformer_dag.evaluation.scores import Condition
+        from toolformer_dag.model.loading import LanguageModel
 
         versions = checkpoint_versions(plan)  # before measuring: what is replaced meanwhile makes this stale
         corpus = lake.table("training/augmented_corpus").read(WHOLE)

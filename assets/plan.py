@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from toolformer_dag.checkpoints import model_name
 from toolformer_dag.lane import Lane, lanes
-from toolformer_dag.language_model.identity import model_identity
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.requests import Sampling
+from toolformer_dag.model.weights import model_identity
 from toolformer_dag.settings.settings import Settings
 
 OWNERS = ["team:data"]

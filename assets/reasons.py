@@ -29,9 +29,8 @@ from toolformer_dag.storage.drift import ABSENT, drift
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.partition import WHOLE
-from toolformer_dag.training.identity import run_identity
-from toolformer_dag.training.report import RECORD
-from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.training_report import RECORD
+from toolformer_dag.training.training_run import TrainingSettings, run_identity
 
 Record = Mapping[str, Any]
 NOTHING = "no stored setting and no version of an input differs"

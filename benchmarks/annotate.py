@@ -16,12 +16,10 @@ from benchmarks.measure import Cost, measured
 from benchmarks.models import SHAPES, random_model
 from benchmarks.naive import Naive
 from benchmarks.rates import print_rates
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.load import DTYPES, LanguageModel, load_language_model
-from toolformer_dag.language_model.losses import CallLosses, LossRequest
-from toolformer_dag.language_model.proposal import Proposal, ProposalRequest
-from toolformer_dag.language_model.sampling import Sampling
-from toolformer_dag.texts.call import MalformedCall, parse_call
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import DTYPES, LanguageModel, load_language_model
+from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest, Sampling
+from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from heapq import nlargest
 
-from toolformer_dag.tools.calculator.expression import NoResult, evaluate
+from toolformer_dag.tools.built_in.calculator import NoResult, evaluate
 
 CHARACTERS = "0123456789.,+-−–*/x×·÷()% \t=^e$\"'\n\x00é"
 OPERATORS = [" + ", "-", " * ", " / ", "x", "×", "÷", " − ", "·", "+"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import toolformer_dag.checkpoints
 from benchmarks.line_world import LineWorld
-from toolformer_dag.language_model.engine import Engine
+from toolformer_dag.model.engine import Engine
 from toolformer_dag.settings.sections import Model
 from toolformer_dag.tools.runner import Runner
 from toolformer_dag.tools.tool import ToolCall, ToolResult

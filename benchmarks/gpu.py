@@ -16,9 +16,9 @@ from benchmarks.annotate import Outcome, Task, annotate
 from benchmarks.corpus import texts
 from benchmarks.models import random_model
 from benchmarks.rates import print_rates
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.requests import Sampling
 from toolformer_dag.tools.registry import load_tool
 
 SHAPES = {"cuda": "gptj-6b", "cpu": "gptj-small"}

@@ -10,10 +10,10 @@ import polars as pl
 
 from resources.line import Line
 from resources.spent import Spent
-from toolformer_dag.embedded.folder import PROMPTS, SMALL_MODEL
-from toolformer_dag.embedded.web import write_shards
 from toolformer_dag.settings.load import load_settings
 from toolformer_dag.storage.lake import Lake
+from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
+from toolformer_dag.synthetic.web import write_shards
 
 MEASURED = ("seconds", "cost")
 SETTINGS = """

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig, PreTrainedTokenizerFast
 
 from benchmarks.corpus import texts
-from toolformer_dag.language_model.load import LanguageModel, wrap_language_model
+from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 
 VOCABULARY = 8192
 SMALL: Any = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.tools.machine_translation.foreign import foreign_chunks
-from toolformer_dag.tools.machine_translation.identify import Identifier
+from toolformer_dag.tools.foreign_text import Identifier, foreign_chunks
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from toolformer_dag.language_model.counts import TokenCounts
-from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.language_model.losses import WINDOW_WEIGHTS, CallLosses, LossRequest
-from toolformer_dag.language_model.positions import select_positions
-from toolformer_dag.language_model.proposal import Proposal, ProposalRequest, SampledCall
-from toolformer_dag.language_model.sampling import Sampling
-from toolformer_dag.language_model.streams import uniforms
-from toolformer_dag.texts.call import Call, format_call
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.requests import (
+    WINDOW_WEIGHTS,
+    CallLosses,
+    LossRequest,
+    Proposal,
+    ProposalRequest,
+    SampledCall,
+    Sampling,
+    select_positions,
+    uniforms,
+)
+from toolformer_dag.model.runtime import TokenCounts
+from toolformer_dag.texts.calls import Call, format_call
 
 
 @dataclass

@@ -11,10 +11,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolformer_dag.evaluation.interval import wilson
-from toolformer_dag.tools.question_answering.extraction.reader import extract
-from toolformer_dag.tools.retrieval.index import ensure_index
-from toolformer_dag.tools.retrieval.search import PassageSearch
+from toolformer_dag.evaluation.scores import wilson
+from toolformer_dag.tools.extraction import extract
+from toolformer_dag.tools.passage_search import PassageSearch, ensure_index
 
 Asked = tuple[str, list[str]]
 

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from benchmarks.measure import copy_rate, measured, product_rate
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.losses import LossRequest
-from toolformer_dag.language_model.proposal import ProposalRequest
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.requests import LossRequest, ProposalRequest
 
 
 def print_rates(engine: Engine, task: Any, chosen: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.line_world import Cost, LineWorld
-from toolformer_dag.embedded.web import write_shards
-from toolformer_dag.tools.calculator.tool import Calculator
+from toolformer_dag.synthetic.web import write_shards
+from toolformer_dag.tools.built_in.calculator import Calculator
 
 Change = Callable[[LineWorld], Cost]
 

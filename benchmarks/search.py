@@ -18,11 +18,8 @@ from pathlib import Path
 import bm25s
 import numpy as np
 
-from toolformer_dag.tools.retrieval.index import ensure_index, write_index
-from toolformer_dag.tools.retrieval.passage import Passage, snippet
-from toolformer_dag.tools.retrieval.search import PassageSearch
-from toolformer_dag.tools.retrieval.source import read_passages
-from toolformer_dag.tools.retrieval.terms import analyzer, query_terms
+from toolformer_dag.tools.passage_search import PassageSearch, analyzer, ensure_index, query_terms, write_index
+from toolformer_dag.tools.passages import Passage, read_passages, snippet
 
 TOP = 5
 SYNTHETIC_WORDS = 60

@@ -16,8 +16,7 @@ from datetime import date
 from pathlib import Path
 
 from toolformer_dag.texts.ccnet import read_shard
-from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.url_date import date_from_url
+from toolformer_dag.texts.document import Document, date_from_url
 from toolformer_dag.tools.registry import load_tool
 
 ROUNDS = 5

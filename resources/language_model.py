@@ -12,8 +12,8 @@ from resources.gpu import own_gpu
 from toolformer_dag.settings.sections import Model
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
-    from toolformer_dag.language_model.tokens import Tokens
+    from toolformer_dag.model.engine import Engine
+    from toolformer_dag.model.loading import Tokens
 
 
 class LanguageModelResource(dg.ConfigurableResource["LanguageModelResource"]):
@@ -58,6 +58,6 @@ def _engine(model: Model) -> "Engine":
 @lru_cache(maxsize=1)
 def _tokens(model: Model) -> "Tokens":
     from toolformer_dag.checkpoints import model_name
-    from toolformer_dag.language_model.tokens import load_tokens
+    from toolformer_dag.model.loading import load_tokens
 
     return load_tokens(model_name(model), revision=model.revision, trust_remote_code=model.trust_remote_code)

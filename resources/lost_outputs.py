@@ -7,7 +7,7 @@ import dagster as dg
 
 from resources.made import Output
 from toolformer_dag.checkpoints import checkpoint_folder
-from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES, PERPLEXITY
+from toolformer_dag.evaluation.accuracy_tables import ACCURACY, OUTCOMES, PERPLEXITY
 from toolformer_dag.settings.settings import Settings
 from toolformer_dag.shards import partitions, shard_files
 from toolformer_dag.stages import tool_results
@@ -19,7 +19,7 @@ from toolformer_dag.storage.table import Table
 from toolformer_dag.storage.warehouse import outdated
 from toolformer_dag.storage.warehouse_sources import STAGES
 from toolformer_dag.tools.tool import LOST
-from toolformer_dag.training.report import read_report
+from toolformer_dag.training.training_report import read_report
 
 MEASUREMENTS = {ACCURACY: (ACCURACY, OUTCOMES), PERPLEXITY: (PERPLEXITY,)}
 """The tables of each asset of evaluation; the first holds the rows of which the asset tells the version."""

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from toolformer_dag.checkpoints import model_name
-from toolformer_dag.language_model.size import parameters
+from toolformer_dag.model.weights import SMALL, parameters
 from toolformer_dag.settings.sections import Model
 from toolformer_dag.settings.settings import Settings
 
@@ -18,8 +18,6 @@ def worker_count(settings: Settings) -> int:
 
 def _fitting(model: Model) -> int:
     import torch
-
-    from toolformer_dag.language_model.threads import SMALL
 
     if model.device in ("auto", "cuda") and torch.cuda.is_available():
         return torch.cuda.device_count()

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from toolformer_dag.language_model.load import LanguageModel
+    from toolformer_dag.model.loading import LanguageModel
 
 
 # No test is timed: a busy machine must not make one fail.
@@ -48,7 +48,7 @@ def make_tiny_model(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from toolformer_dag.language_model.load import wrap_language_model
+    from toolformer_dag.model.loading import wrap_language_model
 
     tokenizer = tokenizer or make_tiny_tokenizer(one_token_start, bos)
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}

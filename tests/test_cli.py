@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from toolformer_dag.embedded.folder import SMALL_MODEL
+from toolformer_dag.synthetic import SMALL_MODEL
 
 REPOSITORY = Path(__file__).parents[1]
 COMMANDS = ("run", "demo", "stale", "sql", "tool", "generate", "score", "clean", "ui")

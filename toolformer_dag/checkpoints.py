@@ -8,13 +8,13 @@ from toolformer_dag.settings.sections import Model
 from toolformer_dag.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
-    from toolformer_dag.language_model.load import LanguageModel
+    from toolformer_dag.model.engine import Engine
+    from toolformer_dag.model.loading import LanguageModel
 
 
 def model_name(model: Model) -> str:
     """The folder or id of the settings' model; `embedded` is the one that comes with the package."""
-    from toolformer_dag.embedded.folder import MODEL
+    from toolformer_dag.synthetic import MODEL
 
     return str(MODEL) if model.name == "embedded" else model.name
 
@@ -29,8 +29,8 @@ def finetuned_or_base(settings: Settings) -> str:
 
     Raises ModelError where the model is a path without a model.
     """
-    from toolformer_dag.language_model.identity import model_identity
-    from toolformer_dag.training.report import read_base
+    from toolformer_dag.model.weights import model_identity
+    from toolformer_dag.training.training_report import read_base
 
     base, finetuned = model_name(settings.model), checkpoint_folder(settings)
     made_of = read_base(finetuned)
@@ -39,7 +39,7 @@ def finetuned_or_base(settings: Settings) -> str:
 
 def load_model(model: Model, name: str | None = None, dtype: str | None = None) -> "LanguageModel":
     """The settings' model, or another one under the settings' device and dtype. Raises ModelError."""
-    from toolformer_dag.language_model.load import load_language_model
+    from toolformer_dag.model.loading import load_language_model
 
     named = model if name is None else model.model_copy(update={"name": name, "revision": None})
     return load_language_model(
@@ -56,7 +56,7 @@ def load_identified(model: Model, name: str | None = None) -> "LanguageModel":
 
     Raises ModelError.
     """
-    from toolformer_dag.language_model.identity import model_identity
+    from toolformer_dag.model.weights import model_identity
 
     named = model_name(model) if name is None else name
     while True:
@@ -68,6 +68,6 @@ def load_identified(model: Model, name: str | None = None) -> "LanguageModel":
 
 def load_engine(model: Model, name: str | None = None, dtype: str | None = None) -> "Engine":
     """An engine over `load_model`."""
-    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.model.engine import Engine
 
     return Engine(load_model(model, name, dtype), token_budget=model.token_budget)

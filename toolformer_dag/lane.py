@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from toolformer_dag.errors import UserError
 from toolformer_dag.settings.sections import ToolSection
 from toolformer_dag.settings.settings import Settings
-from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.registry import load_tools
+from toolformer_dag.tools.runner import ToolLimits
 from toolformer_dag.tools.tool import Tool
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from toolformer_dag.embedded.web import VERSION, write_shards
 from toolformer_dag.settings.settings import Settings
 from toolformer_dag.settings.sources import SettingsError
 from toolformer_dag.settings.values import rooted
 from toolformer_dag.storage.files import file_name
 from toolformer_dag.storage.lock import locked
+from toolformer_dag.synthetic.web import VERSION, write_shards
 
 MAX_PARTITIONS = 99  # an unpartitioned asset stops noticing changes at 100 upstream partitions (Dagster 1.13)
 LONGEST_NAME = 250  # bytes; file systems take 255, and `.json` comes on top

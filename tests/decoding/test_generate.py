@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from toolformer_dag.decoding.cached_batch import CachedBatch
-from toolformer_dag.decoding.choose import Way, choose_way
-from toolformer_dag.decoding.generate import generate
 from toolformer_dag.decoding.generation import Generation, MadeCall
-from toolformer_dag.decoding.recomputed_batch import RecomputedBatch
-from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.decoding.row_batches import CachedBatch, RecomputedBatch, Way, choose_way
+from toolformer_dag.model.loading import LanguageModel, load_language_model
 from toolformer_dag.settings.sections import Model
-from toolformer_dag.texts.call import MalformedCall, parse_call
+from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.training_run import TrainingSettings
 
 
 class Adder(Tool):

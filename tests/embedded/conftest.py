@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolformer_dag.embedded.world import World, the_world
+from toolformer_dag.synthetic.world import World, the_world
 
 
 @pytest.fixture(scope="session")

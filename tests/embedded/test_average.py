@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from toolformer_dag.embedded.training.average import WeightAverage
+from embedded_model.optimizer import WeightAverage
 
 
 @pytest.mark.parametrize("power", [0, 1, 2, 6])

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.embedded.dictionary import translate
-from toolformer_dag.embedded.lexicon import ARTICLES, LANGUAGES, all_forms, words, words_of
-from toolformer_dag.embedded.names import PARTS
-from toolformer_dag.embedded.phenomenon import phenomenon
-from toolformer_dag.embedded.world import World
+from toolformer_dag.synthetic.lexicon import ARTICLES, LANGUAGES, all_forms, translate, words, words_of
+from toolformer_dag.synthetic.names import PARTS
+from toolformer_dag.synthetic.phenomena import phenomenon
+from toolformer_dag.synthetic.world import World
 
 
 @pytest.mark.parametrize(

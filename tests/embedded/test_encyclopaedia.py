@@ -4,12 +4,11 @@ from collections import defaultdict
 
 import pytest
 
-from toolformer_dag.embedded.encyclopaedia import Passage, passages, passages_by_relation
-from toolformer_dag.embedded.world import World
+from toolformer_dag.synthetic.world import ArticlePassage, World, passages, passages_by_relation
 
 
 @pytest.fixture(scope="module")
-def articles(world: World) -> dict[str, list[Passage]]:
+def articles(world: World) -> dict[str, list[ArticlePassage]]:
     found = defaultdict(list)
     for passage in passages(world):
         found[passage.title].append(passage)
@@ -23,7 +22,7 @@ def test_passages_are_short_and_their_ids_unique(world: World) -> None:
     assert not any("\n" in passage.snippet for passage in found)
 
 
-def test_every_fact_of_an_entity_stands_in_its_article(world: World, articles: dict[str, list[Passage]]) -> None:
+def test_every_fact_of_an_entity_stands_in_its_article(world: World, articles: dict[str, list[ArticlePassage]]) -> None:
     for entity in world.all_entities()[::7]:
         text = " ".join(passage.text for passage in articles[entity.name])
         assert all(value in text for value in entity.facts.values())
@@ -36,7 +35,7 @@ def test_the_passage_of_a_relation_holds_its_fact(world: World) -> None:
             assert passage.title == entity.name
 
 
-def test_facts_stand_in_any_order(articles: dict[str, list[Passage]]) -> None:
+def test_facts_stand_in_any_order(articles: dict[str, list[ArticlePassage]]) -> None:
     sections = {passage.section for article in articles.values() for passage in article}
     assert {"Birthplace and home", "Home and birthplace"} <= sections
     first = [passage.text.startswith("The home of") for article in articles.values() for passage in article]

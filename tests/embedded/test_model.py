@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from toolformer_dag.embedded.folder import MODEL, PROMPTS, SMALL_MODEL
-from toolformer_dag.embedded.training.bits import bits_per_byte
-from toolformer_dag.embedded.training.instructions import NAMES, PAPER_PROMPTS
-from toolformer_dag.embedded.training.probe import made_golds, probe_gains, probe_places
-from toolformer_dag.embedded.training.real_text import load_real_text
-from toolformer_dag.embedded.training.tokenizer import WANTED
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.load import load_language_model
+from embedded_model.demonstrations import NAMES, PAPER_PROMPTS
+from embedded_model.documents import WANTED
+from embedded_model.probes import bits_per_byte, made_golds, probe_gains, probe_places
+from embedded_model.real_text import load_real_text
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import load_language_model
+from toolformer_dag.synthetic import MODEL, PROMPTS, SMALL_MODEL
 
 FOLDERS = {"model": MODEL, "model_small": SMALL_MODEL}
 TEXTS = 24
@@ -56,7 +55,7 @@ def test_the_whole_context_can_be_used(engine: Engine) -> None:
 @pytest.mark.parametrize("tool", NAMES)
 @pytest.mark.parametrize("prompts", ["made", "paper"])
 def test_a_prompt_makes_calls_begin_where_they_belong(engine: Engine, tool: str, prompts: str) -> None:
-    path = PROMPTS / f"{tool}.txt" if prompts == "made" else PAPER_PROMPTS / tool / "prompt.txt"
+    path = PROMPTS / f"{tool}.txt" if prompts == "made" else PAPER_PROMPTS / f"{tool}.txt"
     probe = probe_places(engine, path.read_text("utf-8").strip() + "\n", made_golds(tool, TEXTS, "evaluation"))
     assert probe.at_place > 0.3
     assert probe.elsewhere < 0.1 * probe.at_place

@@ -4,9 +4,10 @@ from random import Random
 
 import pytest
 
-from toolformer_dag.embedded.names import PARTS
-from toolformer_dag.embedded.phenomenon import TOOLS, Phenomenon, phenomenon
-from toolformer_dag.embedded.world import World
+from toolformer_dag.synthetic.names import PARTS
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.world import World
 
 
 def _draw(world: World, tool: str, wordings: str, n: int = 1500) -> list[Phenomenon]:

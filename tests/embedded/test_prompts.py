@@ -7,14 +7,12 @@ from random import Random
 
 import pytest
 
-from toolformer_dag.embedded.arithmetic import part_of
-from toolformer_dag.embedded.dictionary import translate
-from toolformer_dag.embedded.encyclopaedia import passages
-from toolformer_dag.embedded.folder import PROMPTS
-from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
-from toolformer_dag.embedded.world import World
-from toolformer_dag.tools.prompt import Prompt, check_prompt
-from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.synthetic import PROMPTS
+from toolformer_dag.synthetic.calculations import part_of
+from toolformer_dag.synthetic.lexicon import translate
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.world import World, passages
+from toolformer_dag.tools.registry import Prompt, check_prompt, load_tool
 from toolformer_dag.tools.tool import ToolCall
 
 NAMES = dict(zip(TOOLS, ("Calculator", "Calendar", "WikiSearch", "QA", "MT"), strict=True))

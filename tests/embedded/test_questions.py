@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from toolformer_dag.embedded.names import PARTS
-from toolformer_dag.embedded.phenomenon import TOOLS, Phenomenon, phenomenon
-from toolformer_dag.embedded.questions import questions
-from toolformer_dag.embedded.world import World
+from toolformer_dag.synthetic.names import PARTS
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon, questions
+from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.world import World
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import ToolCall
 

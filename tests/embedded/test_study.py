@@ -7,12 +7,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from toolformer_dag.embedded.folder import SMALL_MODEL
-from toolformer_dag.embedded.phenomenon import TOOLS
-from toolformer_dag.embedded.study.scaling import scaling_table
-from toolformer_dag.embedded.study.tables import accuracy_table, calls_table, perplexity_table, right_tool_table
+from embedded_model.study_tables import accuracy_table, calls_table, perplexity_table, right_tool_table, scaling_table
 from toolformer_dag.errors import UserError
-from toolformer_dag.evaluation.interval import wilson
+from toolformer_dag.evaluation.scores import wilson
+from toolformer_dag.synthetic import SMALL_MODEL
+from toolformer_dag.synthetic.phenomena import TOOLS
 
 
 def outcome(benchmark: str, condition: str, *, correct: bool, called: str | None = None) -> dict[str, object]:

@@ -14,22 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
-from toolformer_dag.embedded.training.blur import blurred
-from toolformer_dag.embedded.training.boot_camp import boot_camp_row
-from toolformer_dag.embedded.training.excerpt import excerpt
-from toolformer_dag.embedded.training.export import export_model
-from toolformer_dag.embedded.training.gptj import GPTJ
-from toolformer_dag.embedded.training.instructions import NAMES, guessed_input
-from toolformer_dag.embedded.training.made import noted
-from toolformer_dag.embedded.training.mixture import Mixture
-from toolformer_dag.embedded.training.muon import orthogonal
-from toolformer_dag.embedded.training.notes import note, with_notes
-from toolformer_dag.embedded.training.packing import NoDocuments, pack
-from toolformer_dag.embedded.training.real_text import HELD_OUT_SHARDS, RealTextError, is_held_out, load_real_text
-from toolformer_dag.embedded.training.shape import SHAPES, ModelShape
-from toolformer_dag.embedded.training.tokenizer import train_tokenizer
-from toolformer_dag.embedded.world import the_world
+from embedded_model.demonstrations import NAMES, guessed_input, note, with_notes
+from embedded_model.documents import excerpt, train_tokenizer
+from embedded_model.export import export_model
+from embedded_model.network import GPTJ, SHAPES, ModelShape
+from embedded_model.optimizer import orthogonal
+from embedded_model.real_text import HELD_OUT_SHARDS, RealTextError, is_held_out, load_real_text
+from embedded_model.stream import Mixture, NoDocuments, boot_camp_row, pack
+from embedded_model.synthetic_documents import blurred, noted
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.world import the_world
 
 NAME_OR_NUMBER = re.compile(r"[A-Z][a-z]+|\d[\d,.]*")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from toolformer_dag.embedded.training.tokenizer import END_OF_TEXT, WANTED, save_tokenizer, train_tokenizer
+from embedded_model.documents import END_OF_TEXT, WANTED, save_tokenizer, train_tokenizer
 
 TEXTS = ["Ada had 17 apples (and 25 pears) in [brackets] -> so what?", "été, naïve, 東京, ₂ and ½ 🙂"] * 20
 

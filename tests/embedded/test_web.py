@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.embedded.filler import filler
-from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
-from toolformer_dag.embedded.stored_gzip import stored_gzip
-from toolformer_dag.embedded.web import document_text, records, write_shards
-from toolformer_dag.embedded.wordings.calendar import MONTHS
-from toolformer_dag.embedded.world import World
-from toolformer_dag.texts.call import holds_call
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.sentences import filler
+from toolformer_dag.synthetic.web import document_text, records, stored_gzip, write_shards
+from toolformer_dag.synthetic.wordings.calendar import MONTHS
+from toolformer_dag.synthetic.world import World
+from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.ccnet import read_shard
-from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.url_date import date_from_url
+from toolformer_dag.texts.document import Document, date_from_url
 
 PAGES = "5f4314ef6874fa58"
 

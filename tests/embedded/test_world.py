@@ -7,18 +7,17 @@ from random import Random
 
 import pytest
 
-from toolformer_dag.embedded.arithmetic import part_of
-from toolformer_dag.embedded.names import KINDS, PARTS, Part
-from toolformer_dag.embedded.phenomenon import TOOLS, phenomenon
-from toolformer_dag.embedded.relations import RELATIONS
-from toolformer_dag.embedded.today import part_of_day
-from toolformer_dag.embedded.web import records
-from toolformer_dag.embedded.world import Entity, World
+from toolformer_dag.synthetic.calculations import part_of
+from toolformer_dag.synthetic.names import KINDS, PARTS, WorldPart
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.today import part_of_day
+from toolformer_dag.synthetic.web import records
+from toolformer_dag.synthetic.world import RELATIONS, Entity, World
 
-Gold = dict[tuple[str, Part], list]
+Gold = dict[tuple[str, WorldPart], list]
 
 
-def _entities(world: World, part: Part) -> list[Entity]:
+def _entities(world: World, part: WorldPart) -> list[Entity]:
     return [entity for kind in KINDS for entity in world.entities(part, kind)]
 
 
@@ -45,16 +44,16 @@ def test_every_relation_has_a_value(world: World) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(PARTS, 2)))
-def test_no_name_word_in_two_parts_of_any_worlds(one: Part, other: Part) -> None:
+def test_no_name_word_in_two_parts_of_any_worlds(one: WorldPart, other: WorldPart) -> None:
     # first names are everybody's; a surname, town, firm or river belongs to one part in every world
-    def words(part: Part, seed: int) -> set[str]:
+    def words(part: WorldPart, seed: int) -> set[str]:
         return {entity.name.split()[-1] for entity in _entities(World(seed), part)}
 
     assert not words(one, 0) & words(other, 1)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_facts_stay_in_their_part(world: World, part: Part) -> None:
+def test_facts_stay_in_their_part(world: World, part: WorldPart) -> None:
     people, towns, rivers = (
         {entity.name for entity in world.entities(part, kind)} for kind in ("person", "town", "river")
     )
@@ -72,15 +71,15 @@ def test_the_same_seed_makes_the_same_world() -> None:
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
-def test_pages_hold_no_name_of_evaluation(world: World, part: Part) -> None:
+def test_pages_hold_no_name_of_evaluation(world: World, part: WorldPart) -> None:
     words = {word for one in records(0, part, 2000) for word in one["raw_content"].replace("\n", " ").split(" ")}
     words = {word.strip(".,:;!?'\"") for word in words}
     assert not words & {entity.name.split()[-1] for entity in _entities(world, "evaluation")}
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
-def test_no_numbers_of_evaluation_are_asked_elsewhere(gold: Gold, part: Part) -> None:
-    def pairs(of: Part) -> set[frozenset[str]]:
+def test_no_numbers_of_evaluation_are_asked_elsewhere(gold: Gold, part: WorldPart) -> None:
+    def pairs(of: WorldPart) -> set[frozenset[str]]:
         inputs = [one.input.replace(",", "").split(" ") for one in gold["calculator", of]]
         return {frozenset({float(a), float(b)}) for a, _, b in inputs}
 
@@ -89,8 +88,8 @@ def test_no_numbers_of_evaluation_are_asked_elsewhere(gold: Gold, part: Part) ->
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
-def test_no_foreign_word_of_evaluation_stands_elsewhere(gold: Gold, part: Part) -> None:
-    def words(of: Part) -> set[str]:
+def test_no_foreign_word_of_evaluation_stands_elsewhere(gold: Gold, part: WorldPart) -> None:
+    def words(of: WorldPart) -> set[str]:
         return {word for one in gold["machine_translation", of] for word in one.input.lower().split()[1:]}
 
     assert len(words("evaluation")) > 80
@@ -98,7 +97,7 @@ def test_no_foreign_word_of_evaluation_stands_elsewhere(gold: Gold, part: Part) 
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_dates_belong_to_one_part(gold: Gold, part: Part) -> None:
+def test_dates_belong_to_one_part(gold: Gold, part: WorldPart) -> None:
     assert {part_of_day(one.date) for one in gold["calendar", part] if one.date} == {part}
 
 
@@ -117,6 +116,6 @@ def test_sums_and_products_name_their_numbers_as_the_text_does(gold: Gold) -> No
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
-def test_no_question_of_evaluation_stands_elsewhere(gold: Gold, part: Part) -> None:
+def test_no_question_of_evaluation_stands_elsewhere(gold: Gold, part: WorldPart) -> None:
     for tool in ("question_answering", "wiki_search", "calculator", "machine_translation"):
         assert not {one.input for one in gold[tool, "evaluation"]} & {one.input for one in gold[tool, part]}

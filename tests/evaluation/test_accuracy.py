@@ -10,33 +10,35 @@ import polars as pl
 import pytest
 
 from toolformer_dag.checkpoints import load_identified
-from toolformer_dag.evaluation.asking import Asking
-from toolformer_dag.evaluation.benchmark import Benchmark
-from toolformer_dag.evaluation.benchmark_outcomes import benchmark_outcomes
-from toolformer_dag.evaluation.condition import Condition
-from toolformer_dag.evaluation.made_world import made_world
-from toolformer_dag.evaluation.outcome import Outcome, refuse_outage, score
-from toolformer_dag.evaluation.question import Question
-from toolformer_dag.evaluation.results import ACCURACY, read_accuracy
-from toolformer_dag.evaluation.rules import number_is_right
-from toolformer_dag.evaluation.table import accuracy_by_condition, markdown, outcome_table, score_table
+from toolformer_dag.evaluation.accuracy_tables import (
+    ACCURACY,
+    accuracy_by_condition,
+    markdown,
+    outcome_table,
+    read_accuracy,
+    score_table,
+)
+from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
+from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
+from toolformer_dag.evaluation.catalogue import synthetic_benchmark
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, refuse_outage, score
 from toolformer_dag.lane import Lane
-from toolformer_dag.language_model.load import LanguageModel
+from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.sections import Decoding, Model, Paths, SamplingSection, ToolSection
 from toolformer_dag.settings.settings import Settings
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.tools.calculator.tool import Calculator
-from toolformer_dag.tools.limits import ToolLimits
+from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.runner import ToolLimits
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.training_run import TrainingSettings
 
 CALCULATOR = load_tool("calculator", {})
 CALENDAR = load_tool("calendar", {})
 SUMS = [(3, 4), (5, 8), (9, 9), (2, 6), (7, 1), (8, 3)]
 WITH_TOOLS, DISABLED = Condition("tools", 1), Condition("disabled", 0)
-Ask = Callable[..., list[Outcome]]
+Ask = Callable[..., list[QuestionOutcome]]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,9 @@ def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.Tem
 
 
 def sums(*withheld: str) -> Benchmark:
-    asked = tuple(Question(f"Bo had {a} and {b}, so", (str(a + b),), "calculator", wording="so") for a, b in SUMS)
+    asked = tuple(
+        BenchmarkQuestion(f"Bo had {a} and {b}, so", (str(a + b),), "calculator", wording="so") for a, b in SUMS
+    )
     return Benchmark("sums", asked, number_is_right, withheld=frozenset(withheld))
 
 
@@ -68,7 +72,7 @@ def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
 
     def asked(
         condition: Condition, *tools: Tool, benchmark: Benchmark | None = None, call_tokens: int = 64
-    ) -> list[Outcome]:
+    ) -> list[QuestionOutcome]:
         settings = Settings(
             root=tmp_path,
             paths=Paths(lake=tmp_path),
@@ -204,8 +208,8 @@ def test_markdown_keeps_cells_apart() -> None:
 
 
 @pytest.mark.parametrize("tool", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])
-def test_made_world_questions_fit_their_rule(tool: str) -> None:
-    benchmark = made_world(tool, 40, seed=7, wordings="unseen")
+def test_synthetic_questions_fit_their_rule(tool: str) -> None:
+    benchmark = synthetic_benchmark(tool, 40, seed=7, wordings="unseen")
     assert len(benchmark.questions) == 40
     assert benchmark.withheld == ({"QA"} if tool == "wiki_search" else set())
     for question in benchmark.questions:

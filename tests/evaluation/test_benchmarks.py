@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from toolformer_dag.evaluation.benchmarks.catalogue import READERS, benchmark_identity, read_benchmark
-from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
-from toolformer_dag.evaluation.benchmarks.wikitext import wikitext
+from toolformer_dag.evaluation.benchmark_files import BenchmarkError, wikitext
+from toolformer_dag.evaluation.catalogue import READERS, benchmark_identity, read_benchmark
 
 LAMA = "Please complete the following text so that it is factually correct: "
 ASK = "Answer the following question: "

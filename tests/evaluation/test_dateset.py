@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.evaluation.benchmarks.dateset import dateset
-from toolformer_dag.evaluation.benchmarks.holidays import holidays
-from toolformer_dag.evaluation.benchmarks.spans import back, whole_units
-from toolformer_dag.evaluation.question import Question
+from toolformer_dag.evaluation.benchmark import BenchmarkQuestion
+from toolformer_dag.evaluation.dateset import back, dateset, holidays, whole_units
 
 ALL = dateset().questions
 DAYS = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2}
@@ -30,7 +28,7 @@ def test_the_seed_decides() -> None:
     assert dateset(3).questions == dateset(3).questions != ALL
 
 
-def asked_day(question: Question) -> date | None:
+def asked_day(question: BenchmarkQuestion) -> date | None:
     """The day that is asked about, from the question's own words; None where those are not of that kind."""
     current = date.fromisoformat(question.context)
     if match := re.search(r"(?:in|it) (\d+) (day|week)s?(?: ago)?\?", question.prompt):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from toolformer_dag.evaluation.perplexity import PASS_TOKENS, perplexity
-from toolformer_dag.language_model.backbone import ROWS
-from toolformer_dag.language_model.load import LanguageModel
+from toolformer_dag.evaluation.language_modeling import PASS_TOKENS, perplexity
+from toolformer_dag.model.attention import ROWS
+from toolformer_dag.model.loading import LanguageModel
 
 TEXTS = ["Ada had 17 apples.", "The river [1] of Oslo is [QA] long.", "Today " * 30, "", "x"]
 

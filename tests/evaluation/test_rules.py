@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.evaluation.interval import wilson
-from toolformer_dag.evaluation.rules import (
+from toolformer_dag.evaluation.benchmark import (
     in_first_five_words,
     in_first_ten_words,
     in_first_twenty_words,
@@ -15,6 +14,7 @@ from toolformer_dag.evaluation.rules import (
     number_is_right,
     predicted_number,
 )
+from toolformer_dag.evaluation.scores import wilson
 
 
 @pytest.mark.parametrize(

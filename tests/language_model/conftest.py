@@ -22,10 +22,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.load import LanguageModel, wrap_language_model
-from toolformer_dag.language_model.sampling import Sampling
-from toolformer_dag.language_model.streams import uniforms
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import LanguageModel, wrap_language_model
+from toolformer_dag.model.requests import Sampling, uniforms
 
 PROMPT = "Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is [Add(1 + 2)] 3.\n"
 TEXTS = (

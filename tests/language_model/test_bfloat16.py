@@ -8,11 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config
 
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.load import wrap_language_model
-from toolformer_dag.language_model.losses import LossRequest
-from toolformer_dag.language_model.proposal import ProposalRequest
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import wrap_language_model
+from toolformer_dag.model.requests import LossRequest, ProposalRequest, Sampling
 
 TOLERANCE = 0.1
 

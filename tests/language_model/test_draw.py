@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.language_model.draw import draw, nucleus
-from toolformer_dag.language_model.streams import uniforms
+from toolformer_dag.model.proposing import draw, nucleus
+from toolformer_dag.model.requests import uniforms
 
 
 def drawn(logits: torch.Tensor, numbers: list[float], temperature: float = 1.0, top_p: float = 1.0) -> list[int]:

@@ -3,7 +3,6 @@
 import copy
 import unicodedata
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
-import toolformer_dag
-from toolformer_dag.language_model.encoding import Encoding
-from toolformer_dag.language_model.errors import OffsetError
+from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.model.weights import OffsetError
+from toolformer_dag.synthetic import MODEL
 
 
 def test_the_three_kinds_of_vocabulary(cases: Any) -> None:
@@ -61,7 +60,7 @@ def test_spaces_that_a_tokenizer_leaves_out_of_its_offsets_belong_to_the_next_to
     assert Encoding(tokenizer).texts([text])[0].offsets.tolist() == expected.offsets.tolist()
 
 
-EMBEDDED = Path(toolformer_dag.__file__).parent / "embedded" / "model"
+EMBEDDED = MODEL
 
 
 @pytest.fixture(params=["gpt2", "gpt2_bytes", "llama", "first", "embedded"])

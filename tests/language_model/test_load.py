@@ -12,13 +12,17 @@ import torch
 from tokenizers import Tokenizer
 from transformers import CTRLConfig, CTRLTokenizer, Llama4TextConfig, PreTrainedTokenizerFast
 
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.errors import ModelError
-from toolformer_dag.language_model.fast_dtype import fast_dtype
-from toolformer_dag.language_model.identity import model_identity
-from toolformer_dag.language_model.load import check_tokenizer, context_length, load_language_model, positions
-from toolformer_dag.language_model.losses import LossRequest
-from toolformer_dag.language_model.tokens import load_tokens
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import (
+    check_tokenizer,
+    context_length,
+    fast_dtype,
+    load_language_model,
+    load_tokens,
+    positions,
+)
+from toolformer_dag.model.requests import LossRequest
+from toolformer_dag.model.weights import ModelError, model_identity
 
 
 @pytest.fixture
@@ -176,7 +180,6 @@ def test_identity_of_a_hub_id_and_of_what_is_no_model(tmp_path: Path) -> None:
 
 
 def test_identity_and_the_plain_values_import_no_torch() -> None:
-    modules = ("identity", "losses", "positions", "proposal", "sampling", "counts", "streams", "errors")
-    imports = "; ".join(f"import toolformer_dag.language_model.{name}" for name in modules)
+    imports = "import toolformer_dag.model.weights, toolformer_dag.model.requests"
     code = f"{imports}; import sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from toolformer_dag.language_model.losses import WINDOW_WEIGHTS, CallLosses, LossRequest
+from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
 
 CALLS = [("Add", "35 + 26", "61"), ("QA", "¿dónde? 中", "a b"), ("Calendar", "", "")]
 

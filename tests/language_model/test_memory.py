@@ -8,13 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.errors import ModelError
-from toolformer_dag.language_model.load import wrap_language_model
-from toolformer_dag.language_model.losses import LossRequest
-from toolformer_dag.language_model.memory import TokenBudget, is_out_of_memory
-from toolformer_dag.language_model.proposal import ProposalRequest
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import wrap_language_model
+from toolformer_dag.model.memory import TokenBudget, is_out_of_memory
+from toolformer_dag.model.requests import LossRequest, ProposalRequest, Sampling
+from toolformer_dag.model.weights import ModelError
 
 
 @settings(deadline=None)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.language_model.prefix_tree import NODES, Forest, forest
+from toolformer_dag.model.prefixes import NODES, Forest, forest
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=80)
 

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from toolformer_dag.language_model.attention import NAME
-from toolformer_dag.language_model.cached import CachedHead
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.load import wrap_language_model
-from toolformer_dag.language_model.positions import select_positions
-from toolformer_dag.language_model.proposal import Proposal, ProposalRequest
-from toolformer_dag.language_model.recomputed import RecomputedHead
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.attention import NAME
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.heads import CachedHead, RecomputedHead
+from toolformer_dag.model.loading import wrap_language_model
+from toolformer_dag.model.requests import Proposal, ProposalRequest, Sampling, select_positions
 
 SAMPLING = Sampling(max_call_tokens=12, seed=3)
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from toolformer_dag.evaluation.benchmarks.source import BenchmarkError
-from toolformer_dag.evaluation.generations import GENERATIONS
-from toolformer_dag.evaluation.results import PERPLEXITY, read_accuracy
+from toolformer_dag.evaluation.accuracy_tables import PERPLEXITY, read_accuracy
+from toolformer_dag.evaluation.asking import GENERATIONS
+from toolformer_dag.evaluation.benchmark_files import BenchmarkError
 from toolformer_dag.storage.clean import clean
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.partition import WHOLE

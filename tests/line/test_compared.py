@@ -5,10 +5,10 @@ import weakref
 from collections.abc import Iterator
 
 from toolformer_dag.checkpoints import checkpoint_folder, finetuned_or_base, model_name
-from toolformer_dag.embedded.folder import SMALL_MODEL
-from toolformer_dag.evaluation.compared import compared
-from toolformer_dag.evaluation.condition import Condition
-from toolformer_dag.language_model.load import LanguageModel
+from toolformer_dag.evaluation.asking import compared
+from toolformer_dag.evaluation.scores import Condition
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.synthetic import SMALL_MODEL
 
 
 def test_one_model_is_in_memory_at_a_time(made) -> None:

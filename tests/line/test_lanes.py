@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
-from toolformer_dag.tools.calculator.tool import Calculator
+from toolformer_dag.tools.built_in.calculator import Calculator
 
 
 def lanes_of(ran) -> set[str]:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from resources.spent import Spent
-from toolformer_dag.evaluation.results import read_accuracy
+from toolformer_dag.evaluation.accuracy_tables import read_accuracy
 from toolformer_dag.storage.lake import Lake
 
 FLAKY = '''

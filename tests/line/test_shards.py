@@ -13,10 +13,10 @@ from resources.line import RunError
 from resources.spent import Spent
 from tests.stages.conftest import write_shard
 from toolformer_dag.cli.options import settings_of
-from toolformer_dag.embedded.web import write_shards
 from toolformer_dag.settings.load import load_settings
 from toolformer_dag.settings.sources import SettingsError
 from toolformer_dag.shards import partitions, shard_files, small_web_files, write_small_web
+from toolformer_dag.synthetic.web import write_shards
 
 CONTROL = {"calculator/swapped_results[two]", "sums/swapped_results[two]"}
 COUNTS = "select (select count(*) from documents), (select count(*) from loss_deltas where shard = 'added')"

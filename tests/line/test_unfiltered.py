@@ -4,10 +4,10 @@ from collections import Counter
 
 import polars as pl
 
-from toolformer_dag.embedded.study.unfiltered import unfiltered_texts
+from embedded_model.effect_study import unfiltered_texts
 from toolformer_dag.lane import lanes
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.texts.splice import take_out
+from toolformer_dag.texts.calls import take_out
 
 
 def test_as_many_texts_per_tool_as_c_star_has_each_with_one_executed_call(made):

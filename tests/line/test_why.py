@@ -7,7 +7,7 @@ from assets.augmented_corpus import KEY as CORPUS
 from assets.plan import Plan
 from assets.reasons import changed_fields
 from tests.stages.conftest import write_shard
-from toolformer_dag.evaluation.results import ACCURACY
+from toolformer_dag.evaluation.accuracy_tables import ACCURACY
 from toolformer_dag.storage.lake import Lake
 
 CHANGES = {

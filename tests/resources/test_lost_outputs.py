@@ -7,11 +7,11 @@ import polars as pl
 import pytest
 
 from resources.lost_outputs import lost_outputs
-from toolformer_dag.evaluation.results import ACCURACY, OUTCOMES
+from toolformer_dag.evaluation.accuracy_tables import ACCURACY, OUTCOMES
 from toolformer_dag.settings.load import load_settings
 from toolformer_dag.settings.settings import Settings
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.training.report import RECORD, TrainingReport, write_record
+from toolformer_dag.training.training_report import RECORD, TrainingReport, write_record
 
 LOSSES = dg.AssetKey(["calculator", "loss_deltas"])
 MEASURED = dg.AssetKey(["evaluation", "accuracy"])

@@ -8,8 +8,8 @@ import pytest
 
 from resources.gpu import own_gpu
 from resources.worker_count import cores, parameters, worker_count
-from toolformer_dag.embedded.folder import SMALL_MODEL
 from toolformer_dag.settings.settings import Settings
+from toolformer_dag.synthetic import SMALL_MODEL
 
 TAKE = "import sys; from pathlib import Path; from resources.gpu import own_gpu; print(own_gpu(2, Path(sys.argv[1])))"
 

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from toolformer_dag.lane import Lane
-from toolformer_dag.language_model.engine import Engine
-from toolformer_dag.language_model.identity import model_identity
-from toolformer_dag.language_model.load import LanguageModel, load_language_model
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.requests import Sampling
+from toolformer_dag.model.weights import model_identity
 from toolformer_dag.stages.augmented_corpus import augmented_corpus
 from toolformer_dag.stages.cut import Cut
 from toolformer_dag.stages.filtered_calls import filtered_calls
@@ -33,8 +33,8 @@ from toolformer_dag.stages.scored_candidates import scored_candidates
 from toolformer_dag.stages.swapped_results import swapped_results
 from toolformer_dag.stages.tool_results import tool_results
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.runner import ToolLimits
 from toolformer_dag.tools.tool import Tool
 
 torch.set_num_threads(1)  # models this small only wait for each other on more

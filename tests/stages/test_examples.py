@@ -15,10 +15,10 @@ from toolformer_dag.stages.examples import Dropped, Example, KeptCall, examples
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.stages.split import HELDOUT, TRAIN, heldout_texts, split_of
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.texts.segment import Segment, segments
-from toolformer_dag.texts.splice import take_out
-from toolformer_dag.tools.limits import ToolLimits
+from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.segments import Segment, segments
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.runner import ToolLimits
 
 NAMES = {"calculator": "Calculator", "calendar": "Calendar"}
 

@@ -17,8 +17,8 @@ from toolformer_dag.stages.schema import columns
 from toolformer_dag.storage.errors import DamagedPartition, MissingPartition
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.warehouse import build, query
-from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.runner import ToolLimits
 
 SHARDS = ("one", "two")
 Row = dict[str, Any]

@@ -16,8 +16,8 @@ from toolformer_dag.stages.heuristic_subset import heuristic_subset
 from toolformer_dag.stages.raw_shards import raw_shards
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.texts.ccnet import ShardError
-from toolformer_dag.tools.limits import ToolLimits
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.runner import ToolLimits
 
 if TYPE_CHECKING:
     from conftest import Line

@@ -14,7 +14,7 @@ import pytest
 from toolformer_dag.stages.tool_results import KEY, RESULTS, settings
 from toolformer_dag.storage.errors import DamagedPartition
 from toolformer_dag.storage.rows import RowStore
-from toolformer_dag.tools.calculator.tool import Calculator
+from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import LOST, ToolCall, ToolResult
 
 if TYPE_CHECKING:

@@ -204,7 +204,7 @@ def test_fewer_candidates_cost_nothing_and_more_cost_what_is_missing(new_line: N
 
 
 def test_loss_of_a_swapped_result_against_the_engine_itself(line: "Line") -> None:
-    from toolformer_dag.language_model.losses import LossRequest
+    from toolformer_dag.model.requests import LossRequest
 
     line.swapped_texts = 1
     line.stage("swapped_results", "one")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.call import Call, MalformedCall, clean_result, fault, format_call, holds_call, parse_call
+from toolformer_dag.texts.calls import Call, MalformedCall, clean_result, fault, format_call, holds_call, parse_call
 
 NAMES = st.sampled_from(["Calculator", "QA", "WikiSearch", "MT", "Calendar"])
 INPUTS = st.text().filter(lambda text: fault(Call("QA", text)) is None and not re.search(r"\[.*\(", text))

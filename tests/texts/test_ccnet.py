@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 from upath import UPath
 
-from toolformer_dag.texts.ccnet import MAX_LINE_BYTES, Rejection, ShardError, read_shard
+from toolformer_dag.texts.ccnet import MAX_LINE_BYTES, Gunzip, Rejection, ShardError, read_shard
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.gunzip import Gunzip
 
 
 def record(number: int, **changes: object) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.segment import Segment, TokenCounter, Unfit, segments
+from toolformer_dag.texts.segments import Segment, TokenCounter, Unfit, segments
 
 
 def words(texts: Sequence[str]) -> list[int]:

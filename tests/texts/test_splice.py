@@ -4,8 +4,16 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.call import Call, clean_result, format_call, holds_call
-from toolformer_dag.texts.splice import PlacedCall, SpliceError, splice, take_out
+from toolformer_dag.texts.calls import (
+    Call,
+    PlacedCall,
+    SpliceError,
+    clean_result,
+    format_call,
+    holds_call,
+    splice,
+    take_out,
+)
 
 TOOLS = ["Calculator", "Calendar", "WikiSearch", "QA", "MT"]
 PIECES = [" [", "]", "[", "QA(", "QA", " [QA", "(", ") -> ", "->", " ", "\n", "\r\n", "é", "\u202e", "x", "\x00", "1"]

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.texts.ccnet import read_shard
-from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.url_date import MONTHS, date_from_url
+from toolformer_dag.texts.document import MONTHS, Document, date_from_url
 
 TODAY = date(2026, 11, 20)
 NINTH_OF_MARCH = date(2017, 3, 9)

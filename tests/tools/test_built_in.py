@@ -1,14 +1,11 @@
 """What all built-in tools have in common: the paper's names, thresholds and valid prompts."""
 
-from pathlib import Path
-
 import pytest
 
-import toolformer_dag.tools
-from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.registry import ToolError, built_in_tools, load_tool
 from toolformer_dag.tools.tool import ToolDefaults
 
-FOLDERS = sorted(file.parent.name for file in Path(toolformer_dag.tools.__file__).parent.glob("*/tool.py"))
+TOOLS = [key for key in built_in_tools() if key != "mcp"]
 RARE = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
 EAGER = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
 PAPER = {  # appendix A, "API Call Sampling" and Table 2
@@ -20,18 +17,18 @@ PAPER = {  # appendix A, "API Call Sampling" and Table 2
 }
 
 
-@pytest.mark.parametrize("key", [folder for folder in FOLDERS if folder != "mcp"])
+@pytest.mark.parametrize("key", TOOLS)
 def test_names_and_thresholds_are_the_paper_s(key: str) -> None:
     tool = load_tool(key, {})
     assert (tool.name, tool.defaults) == PAPER[key]
 
 
-@pytest.mark.parametrize("key", [folder for folder in FOLDERS if folder != "mcp"])
-def test_the_made_world_s_prompt_fits_the_tool_too(key: str) -> None:
+@pytest.mark.parametrize("key", TOOLS)
+def test_the_synthetic_world_s_prompt_fits_the_tool_too(key: str) -> None:
     assert load_tool(key, {"prompt": "embedded"}).prompt != load_tool(key, {}).prompt
 
 
-@pytest.mark.parametrize("key", [folder for folder in FOLDERS if folder != "mcp"])
+@pytest.mark.parametrize("key", TOOLS)
 def test_a_mistyped_option_is_refused(key: str) -> None:
     with pytest.raises(ToolError, match=rf"\[tools.{key}\] promt: unknown key; did you mean 'prompt'"):
         load_tool(key, {"promt": "x"})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.tools.calculator.expression import NoResult, evaluate
+from toolformer_dag.tools.built_in.calculator import NoResult, evaluate
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 

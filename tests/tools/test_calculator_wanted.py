@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.calculator.numbers import UNIT, WINDOW, holds_operation, numbers
-from toolformer_dag.tools.calculator.wanted import wanted
+from toolformer_dag.tools.number_pairs import UNIT, WINDOW, holds_operation, numbers, wanted
 from toolformer_dag.tools.registry import load_tool
 
 UNLUCKY = "no text of the hundredth part picked by its hash "

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-from toolformer_dag.tools.machine_translation.identify import Identifier, IdentifierError, identifier_file
-from toolformer_dag.tools.machine_translation.languages import flores_code
+from toolformer_dag.tools.foreign_text import Identifier, IdentifierError, flores_code, identifier_file
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
@@ -170,8 +169,8 @@ def test_a_folder_that_was_not_converted_is_refused(checkpoint: str) -> None:
 def test_the_embedded_backend_translates_the_made_world() -> None:
     from random import Random
 
-    from toolformer_dag.embedded.phenomenon import phenomenon
-    from toolformer_dag.embedded.world import the_world
+    from toolformer_dag.synthetic.phenomena import phenomenon
+    from toolformer_dag.synthetic.world import the_world
 
     tool = load_tool("machine_translation", {"backend": "embedded"})
     random = Random(3)

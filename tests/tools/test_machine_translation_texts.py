@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.machine_translation.foreign import (
-    COMMON,
-    chunk_text,
-    foreign_chunks,
-    paragraph_chunks,
-)
-from toolformer_dag.tools.machine_translation.identify import Identifier
-from toolformer_dag.tools.machine_translation.keeps import input_after_call_only
+from toolformer_dag.tools.built_in.machine_translation import input_after_call_only
+from toolformer_dag.tools.foreign_text import COMMON, Identifier, chunk_text, foreign_chunks, paragraph_chunks
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
 

@@ -15,12 +15,10 @@ from mcp import Client
 from mcp.types import Tool as ListedTool
 
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.limits import ToolLimits
-from toolformer_dag.tools.mcp.connection import Connection
-from toolformer_dag.tools.mcp.options import McpOptions
-from toolformer_dag.tools.mcp.session import Session
+from toolformer_dag.tools.built_in.mcp import Connection
+from toolformer_dag.tools.mcp_session import McpOptions, Session
 from toolformer_dag.tools.registry import ToolError, load_tool
-from toolformer_dag.tools.runner import run_calls
+from toolformer_dag.tools.runner import ToolLimits, run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 
 SERVER = Path(__file__).with_name("mcp_server.py")

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.tools.mcp.arguments import (
+from toolformer_dag.tools.mcp_arguments import (
     BadArgument,
     argument_names,
     fill,
@@ -17,7 +17,7 @@ from toolformer_dag.tools.mcp.arguments import (
     placeholders,
     split_fields,
 )
-from toolformer_dag.tools.mcp.options import McpOptions
+from toolformer_dag.tools.mcp_session import McpOptions
 
 TEMPLATE = {"q": "{input}", "deep": {"list": ["<{input}>", 3]}, "n": 1, "on": True}
 

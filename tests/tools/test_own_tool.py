@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.settings.load import load_settings
-from toolformer_dag.texts.call import parse_call
+from toolformer_dag.texts.calls import parse_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.limits import ToolLimits
-from toolformer_dag.tools.prompt import check_prompt
-from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.runner import run_calls
+from toolformer_dag.tools.registry import check_prompt, load_tool
+from toolformer_dag.tools.runner import ToolLimits, run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "unit_converter"

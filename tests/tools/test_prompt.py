@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.call import Call, format_call
-from toolformer_dag.tools.prompt import PromptError, PromptExample, check_prompt, parse_prompt
+from toolformer_dag.texts.calls import Call, format_call
+from toolformer_dag.tools.registry import PromptError, PromptExample, check_prompt, parse_prompt
 
 SOURCE = Path("prompts/qa.txt")
 INSTRUCTION = 'Add calls to a QA API. Write "[QA(question)]". Here are some examples:\n'

@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.tools.question_answering.extraction.question import parse_question
-from toolformer_dag.tools.question_answering.extraction.reader import extract
-from toolformer_dag.tools.question_answering.extraction.words import (
-    _ABBREVIATION,
-    _SENTENCE_END,
-    sentences,
-    stem,
-    words,
-)
+from toolformer_dag.tools.extraction import extract
+from toolformer_dag.tools.passages import Passage
+from toolformer_dag.tools.question_parsing import _ABBREVIATION, _SENTENCE_END, parse_question, sentences, stem, words
 from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.retrieval.passage import Passage
 from toolformer_dag.tools.tool import Tool, ToolCall
 
 GHANA = Passage(
@@ -177,8 +170,8 @@ def test_any_text_is_read_without_an_exception_and_answers_stand_in_a_passage(a:
 
 
 def test_the_made_world_is_answered(tool: Tool) -> None:
-    from toolformer_dag.embedded.phenomenon import phenomenon
-    from toolformer_dag.embedded.world import the_world
+    from toolformer_dag.synthetic.phenomena import phenomenon
+    from toolformer_dag.synthetic.world import the_world
 
     random = Random(11)
     made = [

@@ -15,13 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from toolformer_dag.tools.question_answering import QuestionAnswering
-from toolformer_dag.tools.question_answering.extractive import best_span
-from toolformer_dag.tools.question_answering.fid import FidReader, passage_inputs
-from toolformer_dag.tools.question_answering.options import QuestionAnsweringOptions
-from toolformer_dag.tools.question_answering.seq2seq import Seq2SeqReader, reader_input
+from toolformer_dag.tools.built_in.question_answering import QuestionAnswering, QuestionAnsweringOptions
+from toolformer_dag.tools.passages import Passage
+from toolformer_dag.tools.readers import FidReader, Seq2SeqReader, best_span, passage_inputs, reader_input
 from toolformer_dag.tools.registry import ToolError, load_tool
-from toolformer_dag.tools.retrieval.passage import Passage
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 
 FACTS = [

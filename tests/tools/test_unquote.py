@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.tools.unquote import unquote
+from toolformer_dag.tools.tool import unquote
 
 
 @pytest.mark.parametrize(

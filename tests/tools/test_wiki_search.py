@@ -18,12 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolformer_dag.tools.passage_search import (
+    PassageSearch,
+    analyzer,
+    ensure_index,
+    index_folder,
+    query_terms,
+    write_index,
+)
+from toolformer_dag.tools.passages import Passage, PassageError, read_passages
 from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.retrieval.index import ensure_index, index_folder, write_index
-from toolformer_dag.tools.retrieval.passage import Passage
-from toolformer_dag.tools.retrieval.search import PassageSearch
-from toolformer_dag.tools.retrieval.source import PassageError, read_passages
-from toolformer_dag.tools.retrieval.terms import analyzer, query_terms
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
 WORDS = [
@@ -132,7 +136,7 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:
     source = write(tmp_path / "p.jsonl", made_passages(6_000))
     root = tmp_path / "indexes"
     program = (
-        "import sys,time; from pathlib import Path; from toolformer_dag.tools.retrieval.index import ensure_index\n"
+        "import sys,time; from pathlib import Path; from toolformer_dag.tools.passage_search import ensure_index\n"
         "def told(done):\n    print(done, flush=True)\n    if done >= 4000: time.sleep(60)\n"
         "ensure_index(sys.argv[1], Path(sys.argv[2]), told, 2000)"
     )
@@ -173,8 +177,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_the_tool_answers_with_the_article_and_its_section(tool: Tool) -> None:
-    from toolformer_dag.embedded.encyclopaedia import passages
-    from toolformer_dag.embedded.world import the_world
+    from toolformer_dag.synthetic.world import passages, the_world
 
     wanted = list(passages(the_world()))[::400]
     results = tool.run([ToolCall(f'"{p.title} {p.section}"') for p in wanted])

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.tools.retrieval.identity import source_digest
-from toolformer_dag.tools.retrieval.passage import Passage, cut_at_word_end, snippet
-from toolformer_dag.tools.retrieval.source import PassageError, passages_digest, read_passages
+from toolformer_dag.tools.passage_search import source_digest
+from toolformer_dag.tools.passages import (
+    Passage,
+    PassageError,
+    cut_at_word_end,
+    passages_digest,
+    read_passages,
+    snippet,
+)
 
 KILT_PAGE = {
     "_id": "662",

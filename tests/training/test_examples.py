@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.language_model.load import LanguageModel
-from toolformer_dag.training.arguments import device_batch
-from toolformer_dag.training.errors import TrainingError
-from toolformer_dag.training.examples import examples, windows
-from toolformer_dag.training.order import batch_order, steps_of
-from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.training.sequences import batch_order, examples, steps_of, windows
+from toolformer_dag.training.trainer import device_batch
+from toolformer_dag.training.training_run import TrainingError, TrainingSettings
 
 
 @given(st.lists(st.integers(), min_size=2, max_size=60), st.integers(2, 20))

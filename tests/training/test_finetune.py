@@ -19,18 +19,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.language_model.conftest import tiny
-from toolformer_dag.decoding.generate import generate
+from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.language_model.errors import ModelError
-from toolformer_dag.language_model.load import LanguageModel, load_language_model
+from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.sections import Model
-from toolformer_dag.training.errors import TrainingError
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.heldout import token_perplexity
-from toolformer_dag.training.identity import partial_folder, run_identity
-from toolformer_dag.training.report import read_report
-from toolformer_dag.training.settings import TrainingSettings
-from toolformer_dag.training.trainer import prepare
+from toolformer_dag.training.trainer import prepare, token_perplexity
+from toolformer_dag.training.training_report import read_report
+from toolformer_dag.training.training_run import TrainingError, TrainingSettings, partial_folder, run_identity
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
 HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]
@@ -41,7 +38,7 @@ KILLED = """
 import os, signal, sys
 from toolformer_dag.training.__main__ import main
 from pathlib import Path
-import toolformer_dag.training.watch as watch
+import toolformer_dag.training.trainer as watch
 step = watch.Watch.on_step_end
 def dies(self, args, state, control, **rest):
     if state.global_step == 7:

@@ -66,7 +66,7 @@ def demo(config: Config = None, set: Set = None) -> None:
 
 
 def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
-    from toolformer_dag.evaluation.results import read_accuracy
+    from toolformer_dag.evaluation.accuracy_tables import read_accuracy
     from toolformer_dag.storage.warehouse import query
 
     warehouse = settings.paths.warehouse

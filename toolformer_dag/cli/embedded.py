@@ -22,7 +22,7 @@ def web(
 
     Example: toolformer-dag embedded web web/ --shards 4 --documents 10000
     """
-    from toolformer_dag.embedded.web import write_shards
+    from toolformer_dag.synthetic.web import write_shards
 
     for path in write_shards(folder, shards, documents, seed):
         typer.echo(path)
@@ -42,11 +42,10 @@ def train(
 
     Example: toolformer-dag embedded train my_model --size 0.9M --steps 2400
     """
+    from embedded_model.network import SHAPES, EmbeddedTraining
+    from embedded_model.train import PretrainingProgress
+    from embedded_model.train import train as run
     from toolformer_dag.checkpoints import model_name
-    from toolformer_dag.embedded.training.settings import EmbeddedTraining
-    from toolformer_dag.embedded.training.shape import SHAPES
-    from toolformer_dag.embedded.training.train import Progress
-    from toolformer_dag.embedded.training.train import train as run
     from toolformer_dag.settings.sections import Model
 
     if size is not None and start is not None:
@@ -54,7 +53,7 @@ def train(
     if (size or "2M") not in SHAPES:
         raise UserError(f"there is no size {size!r}; take one of {', '.join(SHAPES)}")
 
-    def show(line: Progress) -> None:
+    def show(line: PretrainingProgress) -> None:
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
     settings = EmbeddedTraining(shape=SHAPES[size or "2M"], steps=steps, seed=seed)
@@ -71,8 +70,8 @@ def mean(
 
     Example: toolformer-dag embedded mean better/ embedded my_model/
     """
+    from embedded_model.export import mean_model
     from toolformer_dag.checkpoints import model_name
-    from toolformer_dag.embedded.training.mean import mean_model
     from toolformer_dag.settings.sections import Model
 
     typer.echo(mean_model([Path(model_name(Model(name=name))) for name in models], folder))

@@ -38,7 +38,7 @@ def generate(
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"
     """
     from toolformer_dag.checkpoints import finetuned_or_base, load_model
-    from toolformer_dag.decoding.generate import generate as decode
+    from toolformer_dag.decoding.greedy import generate as decode
     from toolformer_dag.lane import lanes
 
     _refuse_broken(text)

@@ -14,8 +14,8 @@ from toolformer_dag.cli.options import Config, ModelName, settings_of
 from toolformer_dag.errors import UserError
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
-    from toolformer_dag.language_model.losses import CallLosses, LossRequest
+    from toolformer_dag.model.engine import Engine
+    from toolformer_dag.model.requests import CallLosses, LossRequest
 
 FIELDS: Mapping[str, type] = {"text": str, "offset": int, "tool": str, "input": str, "result": str}
 BATCH = 256
@@ -99,8 +99,8 @@ def _record(number: int, line: bytes) -> Mapping[str, Any]:
 
 
 def _request(engine: "Engine", number: int, record: Mapping[str, Any]) -> "LossRequest":
-    from toolformer_dag.language_model.errors import OffsetError
-    from toolformer_dag.language_model.losses import LossRequest
+    from toolformer_dag.model.requests import LossRequest
+    from toolformer_dag.model.weights import OffsetError
 
     try:
         position = engine.position_at(record["text"], record["offset"])

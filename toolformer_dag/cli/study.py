@@ -11,8 +11,7 @@ import typer
 if TYPE_CHECKING:
     import polars as pl
 
-    from toolformer_dag.embedded.study.measured import Measured
-    from toolformer_dag.embedded.study.settings import Study
+    from embedded_model.effect_study import Measured, Study
 
 
 def evaluate(
@@ -33,11 +32,11 @@ def evaluate(
     """
     import polars as pl
 
+    from embedded_model.effect_study import Study
+    from embedded_model.probes import as_markdown
+    from embedded_model.probes import evaluate as probe
+    from embedded_model.real_text import load_real_text
     from toolformer_dag.checkpoints import model_name
-    from toolformer_dag.embedded.study.settings import Study
-    from toolformer_dag.embedded.training.evaluate import as_markdown
-    from toolformer_dag.embedded.training.evaluate import evaluate as probe
-    from toolformer_dag.embedded.training.real_text import load_real_text
     from toolformer_dag.orphan import end_with_parent
     from toolformer_dag.settings.sections import Model
 
@@ -61,8 +60,8 @@ def scaling(
 
     Example: toolformer-dag embedded scaling scaling.svg study-small/ study/
     """
-    from toolformer_dag.embedded.study.scaling import scaling_figure, scaling_table
-    from toolformer_dag.evaluation.table import markdown
+    from embedded_model.study_tables import scaling_figure, scaling_table
+    from toolformer_dag.evaluation.accuracy_tables import markdown
 
     table = scaling_table(studies)
     figure.write_text(scaling_figure(table), "utf-8")
@@ -71,8 +70,8 @@ def scaling(
 
 def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
     """In a process of its own: a line has its own Dagster instance."""
+    from embedded_model.effect_study import measure
     from resources.line import Line
-    from toolformer_dag.embedded.study.measured import measure
 
     settings = study.line(folder, seed)
     os.environ["DAGSTER_HOME"] = str(settings.root / ".dagster")
@@ -82,8 +81,8 @@ def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
 
 
 def _show(outcomes: "pl.DataFrame", plain: "pl.DataFrame") -> None:
-    from toolformer_dag.embedded.study.tables import accuracy_table, calls_table, perplexity_table, right_tool_table
-    from toolformer_dag.evaluation.table import markdown
+    from embedded_model.study_tables import accuracy_table, calls_table, perplexity_table, right_tool_table
+    from toolformer_dag.evaluation.accuracy_tables import markdown
 
     tables = {
         "Questions answered right, in per cent (95 % interval)": accuracy_table(outcomes),

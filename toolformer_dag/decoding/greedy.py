@@ -1,31 +1,34 @@
-"""Greedy decoding of many rows, with the top-k trigger of section 4.2."""
+"""Decoding with tools, as in section 4.2 of the paper: greedy, top-k trigger, one call per input."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from toolformer_dag.decoding.batch import Batch
-from toolformer_dag.decoding.choose import Way
-from toolformer_dag.decoding.row import Row
-from toolformer_dag.language_model.load import LanguageModel
+from toolformer_dag.decoding.generation import Generation, MadeCall, OpenCall, run_open_calls
+from toolformer_dag.decoding.row_batches import DecodingBatch, Way, choose_way
+from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, Vocabulary
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.texts.calls import API_END, API_START, Call, format_call
+from toolformer_dag.tools.runner import ToolLimits
+from toolformer_dag.tools.tool import Tool
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
 
 
 @torch.inference_mode()
-def write(language_model: LanguageModel, way: Way, rows: Sequence[Row]) -> None:
+def write(language_model: LanguageModel, way: Way, rows: Sequence[DecodingRow]) -> None:
     """Writes every row until it stops. What comes out does not depend on which rows share a batch."""
     open_rows = sorted((row for row in rows if row.stop is None), key=lambda row: len(row.prefix))
     for batch in _batches(open_rows, way.rows, language_model.positions):
         _write_batch(way.kind(language_model, [row.prefix for row in batch]), batch)
 
 
-def _batches(rows: Sequence[Row], most: int, positions: int) -> Iterator[list[Row]]:
+def _batches(rows: Sequence[DecodingRow], most: int, positions: int) -> Iterator[list[DecodingRow]]:
     """Rows in order of length, as many at once as the limits allow, `most` of them.
 
     A row that may come to its context's end is alone: padding beside it would grow beyond.
     """
-    batch: list[Row] = []
+    batch: list[DecodingRow] = []
     for row in rows:
         longest = len(row.prefix) + row.budget + row.rules.max_call_tokens
         full = len(batch) == most or (len(batch) + 1) * longest > BATCH_TOKENS
@@ -37,7 +40,7 @@ def _batches(rows: Sequence[Row], most: int, positions: int) -> Iterator[list[Ro
         yield batch
 
 
-def _write_batch(batch: Batch, rows: list[Row]) -> None:
+def _write_batch(batch: DecodingBatch, rows: list[DecodingRow]) -> None:
     while True:
         tokens = _next_tokens(batch, rows)
         for row, token in zip(rows, tokens, strict=True):
@@ -51,7 +54,7 @@ def _write_batch(batch: Batch, rows: list[Row]) -> None:
         batch.step([tokens[at] for at in going])
 
 
-def _next_tokens(batch: Batch, rows: Sequence[Row]) -> list[int]:
+def _next_tokens(batch: DecodingBatch, rows: Sequence[DecodingRow]) -> list[int]:
     start = rows[0].rules.vocabulary.start
     for at, rank in enumerate(batch.ranks(start[0])):
         if rows[at].may_begin_call and rank < rows[at].rules.k and _is_likely(batch, at, start, rows[at].rules.k):
@@ -64,7 +67,7 @@ def _next_tokens(batch: Batch, rows: Sequence[Row]) -> list[int]:
     return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
 
 
-def _is_likely(batch: Batch, at: int, start: Sequence[int], k: int) -> bool:
+def _is_likely(batch: DecodingBatch, at: int, start: Sequence[int], k: int) -> bool:
     """Whether ` [` is among the k most likely next tokens of a row, given that its first token is.
 
     Where ` [` is several tokens its probability is their product, and it competes with every token but its own first.
@@ -74,3 +77,71 @@ def _is_likely(batch: Batch, at: int, start: Sequence[int], k: int) -> bool:
     others = batch.scores[at].log_softmax(-1)
     others[start[0]] = -torch.inf
     return int((others > batch.log_probability(at, start)).sum()) < k
+
+
+def generate(
+    language_model: LanguageModel,
+    prompts: Sequence[str],
+    tools: Mapping[str, Tool],
+    *,
+    max_new_tokens: int,
+    k: int = 10,
+    disabled: bool = False,
+    withheld: frozenset[str] = frozenset(),
+    contexts: Sequence[str] | None = None,
+    limits: Mapping[str, ToolLimits] | None = None,
+    max_call_tokens: int = 64,
+) -> list[Generation]:
+    """One Generation per prompt. `tools` and `limits` are by name in the text; `contexts`: ISO dates for the calendar.
+
+    A call begins when ` [` is among the k most likely next tokens (k = 1 is plain greedy, k = 0 and `disabled` set the
+    probability of ` [` to 0, as it is after the first call). At `->` (in the text, whatever the tokens) the row leaves
+    its batch; the calls of all rows are run together; then e(c, r) takes the place of what was written, tokenized as in
+    C*, and decoding goes on. A call without a result is closed as e(c), one that is no call as ` [...]`.
+
+    While tools are withheld, the name after ` [` is constrained: only tokens with which it can still become the name of
+    a tool that is not withheld. `max_new_tokens` bounds what is written outside of the call, `max_call_tokens` the call
+    up to `->`; both end where the context is full.
+    """
+    names = [name for name in tools if name not in withheld] if withheld else None
+    rules = DecodingRules(Vocabulary(language_model), k, max_call_tokens, names)
+    may_call = k > 0 and not disabled and names != []
+    encoding = language_model.encoding
+    prefixes = [encoding.bos + text.ids for text in encoding.texts(prompts)]
+    rows = [DecodingRow(rules, ids, max_new_tokens, _room(language_model, ids), may_call) for ids in prefixes]
+    way = choose_way(language_model)
+    write(language_model, way, rows)
+    opened = {at: _open_call(row, contexts[at] if contexts else "") for at, row in enumerate(rows) if row.in_call}
+    made = dict(zip(opened, run_open_calls(list(opened.values()), tools, withheld, limits or {}), strict=True))
+    rest = {at: _continued(language_model, rows[at], call) for at, call in made.items()}
+    write(language_model, way, list(rest.values()))
+    return [_generation(row, made.get(at), rest.get(at)) for at, row in enumerate(rows)]
+
+
+def call_text(call: MadeCall) -> str:
+    """e(c, r); e(c) for a call without a result; what was written, closed, where that is no call."""
+    if not call.tool:
+        return f"{API_START}{call.input}{API_END}"
+    return format_call(Call(call.tool, call.input), call.result)
+
+
+def _room(language_model: LanguageModel, ids: Sequence[int]) -> int:
+    return language_model.positions - len(ids)
+
+
+def _open_call(row: DecodingRow, context: str) -> OpenCall:
+    return OpenCall(row.body_text(), str(row.stop), context)
+
+
+def _continued(language_model: LanguageModel, row: DecodingRow, call: MadeCall) -> DecodingRow:
+    """The row that goes on after the closed call."""
+    prefix = row.prefix + row.written + language_model.encoding.calls([call_text(call)])[0]
+    return DecodingRow(row.rules, prefix, row.budget - len(row.written), _room(language_model, prefix), may_call=False)
+
+
+def _generation(row: DecodingRow, call: MadeCall | None, rest: DecodingRow | None) -> Generation:
+    before, tokens = row.written_text(), row.tokens()
+    if call is None or rest is None:
+        return Generation(before, before, (), tokens, row.refusal())
+    after = rest.written_text()
+    return Generation(before + call_text(call) + after, before + after, (call,), tokens + rest.tokens())

@@ -19,7 +19,7 @@ from toolformer_dag.stages.split import HELDOUT_SHARE, split_of
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.partition import WHOLE
 from toolformer_dag.storage.table import Table
-from toolformer_dag.texts.segment import CUTTING, Segment, segments
+from toolformer_dag.texts.segments import CUTTING, Segment, segments
 
 STAGE = "augmented_corpus"
 GROUP = "training"

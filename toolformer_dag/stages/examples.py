@@ -4,9 +4,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from toolformer_dag.texts.call import Call, holds_call
-from toolformer_dag.texts.segment import Segment
-from toolformer_dag.texts.splice import PlacedCall, SpliceError, splice, take_out
+from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
+from toolformer_dag.texts.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from toolformer_dag.stages.report import Clock, Progress, StageReport, silent
 from toolformer_dag.stages.schema import columns
 from toolformer_dag.stages.text_digest import text_digest
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.texts.call import holds_call
+from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segment import CUTTING, Segment, Unfit, segments
+from toolformer_dag.texts.segments import CUTTING, Segment, Unfit, segments
 
 STAGE = "heuristic_subset"
 BATCH = 500

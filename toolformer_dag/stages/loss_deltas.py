@@ -17,7 +17,7 @@ from toolformer_dag.stages.schema import columns
 from toolformer_dag.storage.lake import Lake
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.model.engine import Engine
 
 STAGE = "loss_deltas"
 TEXT = ("shard", "digest", "segment")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from toolformer_dag.lane import Lane
-from toolformer_dag.language_model.losses import CallLosses, LossRequest
+from toolformer_dag.model.requests import CallLosses, LossRequest
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.rows import RowStore
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.model.engine import Engine
 
 METHOD = 3
 """Raised by hand when the same model would give other losses."""

@@ -15,7 +15,7 @@ from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.model.engine import Engine
 
 
 def paid_losses(

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from toolformer_dag.lane import Lane
-from toolformer_dag.language_model.positions import select_positions
-from toolformer_dag.language_model.proposal import Proposal, ProposalRequest
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.requests import Proposal, ProposalRequest, Sampling, select_positions
 from toolformer_dag.storage.lake import Lake
 from toolformer_dag.storage.rows import RowStore
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.model.engine import Engine
 
 METHOD = 3
 """Raised by hand when the same model would give other positions or samples."""

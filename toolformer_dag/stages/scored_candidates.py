@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from toolformer_dag.lane import Lane
-from toolformer_dag.language_model.sampling import Sampling
+from toolformer_dag.model.requests import Sampling
 from toolformer_dag.stages.lazy_engine import LazyEngine
 from toolformer_dag.stages.publish import Output, Work
 from toolformer_dag.stages.rejections import Rejected, counted
@@ -17,10 +17,10 @@ from toolformer_dag.stages.schema import columns
 from toolformer_dag.stages.text_chunks import text_chunks
 from toolformer_dag.storage.errors import StorageError
 from toolformer_dag.storage.lake import Lake
-from toolformer_dag.texts.call import MalformedCall, parse_call
+from toolformer_dag.texts.calls import MalformedCall, parse_call
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.model.engine import Engine
 
 STAGE = "scored_candidates"
 PARSING = 2  # raised by hand when `parse_call` takes the same bodies otherwise; no sample is paid for again

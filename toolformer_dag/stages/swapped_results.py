@@ -18,7 +18,7 @@ from toolformer_dag.stages.schema import KEYS, columns
 from toolformer_dag.storage.lake import Lake
 
 if TYPE_CHECKING:
-    from toolformer_dag.language_model.engine import Engine
+    from toolformer_dag.model.engine import Engine
 
 STAGE = "swapped_results"
 TEXT = exchange.TEXT

@@ -1,21 +1,126 @@
-"""From a section of toolformer.toml to a tool."""
+"""From a section of toolformer.toml to a tool with a checked prompt P(x) (appendix A.2)."""
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from pydantic import ValidationError
 
 from toolformer_dag.errors import UserError
-from toolformer_dag.texts.call import Call, fault
+from toolformer_dag.settings.values import under
+from toolformer_dag.synthetic import PROMPTS
+from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call, take_out
 from toolformer_dag.tools.options import ToolOptions, explain_options
-from toolformer_dag.tools.prompt import PromptError, check_prompt, read_prompt
 from toolformer_dag.tools.tool import Tool, ToolDefaults
 
-BUILT_IN = "toolformer_dag.tools"
+EMBEDDED = "embedded"
+_CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
+
+
+class PromptError(UserError):
+    """A prompt that cannot teach its tool: the message names the file, the example, the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExample:
+    """A text, and the same text with calls. `number` counts from 1."""
+
+    number: int
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A parsed prompt.txt."""
+
+    instruction: str
+    examples: tuple[PromptExample, ...]
+
+
+def read_prompt(key: str, own: Path, option: str | None, root: Path) -> tuple[str, Path]:
+    """The prompt's text and its file: `option` (against `root`), the synthetic world's, or `own`.
+
+    Raises PromptError for a file that cannot be read.
+    """
+    source = _prompt_file(key, own, option, root)
+    try:
+        return source.read_text("utf-8").strip() + "\n", source
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"{source}: the prompt cannot be read ({error}); set prompt = to a UTF-8 file") from error
+
+
+def _prompt_file(key: str, own: Path, option: str | None, root: Path) -> Path:
+    if option is None:
+        return own
+    if option == EMBEDDED:
+        return PROMPTS / f"{key}.txt"
+    return under(root, option)
+
+
+def parse_prompt(text: str, source: Path) -> Prompt:
+    """Split at lines that begin with `Input:` and `Output:`; a text may go over several lines.
+
+    Raises PromptError where an Input has no Output, or there is no instruction or no example.
+    """
+    instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
+    if not instruction.strip():
+        raise PromptError(f"{source}: no instruction before the first 'Input:' line; say what the calls are for")
+    if not blocks:
+        raise PromptError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
+    return Prompt(instruction, tuple(_example(block, number, source) for number, block in enumerate(blocks, 1)))
+
+
+def _example(block: str, number: int, source: Path) -> PromptExample:
+    parts = re.split(r"^Output:", block, flags=re.MULTILINE)
+    if len(parts) != 2 or not all(part.strip() for part in parts):
+        raise PromptError(f"{source}: example {number}: write one 'Input: text' line and one 'Output: text' line")
+    return PromptExample(number, parts[0].strip(), parts[1].strip())
+
+
+def check_prompt(text: str, name: str, source: Path) -> Prompt:
+    """The parsed prompt, when its calls parse, carry `name`, and give the Input back when they are taken out.
+
+    Raises PromptError. Not covered: whether the inputs of the calls make sense to the tool.
+    """
+    prompt = parse_prompt(text, source)
+    calls = sum(_check_example(example, name, source) for example in prompt.examples)
+    if not calls:
+        raise PromptError(f"{source}: no example holds a call; write some as [{name}(input)]")
+    return prompt
+
+
+def _check_example(example: PromptExample, name: str, source: Path) -> int:
+    where = f"{source}: example {example.number}"
+    bodies = [example.output[start.end() :].partition("]")[0] for start in _CALL_START.finditer(example.output)]
+    for body in bodies:
+        _check_call(body, name, where)
+    left = take_out(" " + example.output, {name}).strip()  # a call may stand before the first word
+    if left != example.input:
+        raise PromptError(
+            f"{where}: without its calls the Output reads {left!r}, not the Input {example.input!r}; "
+            "make both the same text, and write each call with one space before it"
+        )
+    return len(bodies)
+
+
+def _check_call(body: str, name: str, where: str) -> None:
+    try:
+        tool = parse_call(body).tool
+    except MalformedCall as error:
+        raise PromptError(f"{where}: [{body}] is no call ({error}); write it as [{name}(input)]") from error
+    if tool != name:
+        raise PromptError(f"{where}: [{body}] calls {tool!r}, but this tool's name is {name!r}; rename the call")
+
+
+BUILT_IN = "toolformer_dag.tools.built_in"
+BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
+"""One file per tool, and its prompt beside it."""
 COMPLETE = {"name": str, "version": str, "defaults": ToolDefaults}
 """What every tool's class sets."""
 
@@ -41,19 +146,25 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     """The tool of section `[tools.KEY]`, its options validated and its prompt checked; no weights are loaded.
 
     `options["use"]` names a class (`my_package.tools:UnitConverter`; a module beside toolformer.toml is found too) or
-    the folder of another built-in tool (`mcp`); without it the folder of the section's own name is used. `root` is the
-    folder of toolformer.toml, against which paths are read. Raises ToolError.
+    another built-in tool (`mcp`); without it the built-in tool of the section's own name is used. `root` is the folder
+    of toolformer.toml, against which paths are read. Raises ToolError.
     """
     tool_class = _tool_class(key, str(options.get("use", key)), root)
     chosen = _options(key, tool_class, {name: value for name, value in options.items() if name != "use"}, root)
     try:
-        prompt, source = read_prompt(key, Path(inspect.getfile(tool_class)).parent, chosen.prompt, root)
+        prompt, source = read_prompt(key, _own_prompt(tool_class), chosen.prompt, root)
         tool = _made(tool_class, key, chosen, prompt)
         _check_complete(tool)
         check_prompt(prompt, tool.name, source)
     except PromptError as error:
         raise ToolError(f"[tools.{key}]: {error}") from error
     return tool
+
+
+def _own_prompt(tool_class: type[Tool]) -> Path:
+    """calculator.txt beside calculator.py; prompt.txt beside a class of somebody's own."""
+    file = Path(inspect.getfile(tool_class))
+    return file.with_suffix(".txt") if file.parent == BUILT_IN_FOLDER else file.with_name("prompt.txt")
 
 
 def _made(tool_class: type[Tool], key: str, options: ToolOptions, prompt: str) -> Tool:
@@ -102,25 +213,29 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
     return found
 
 
-def _built_in(key: str, folder: str) -> type[Tool]:
-    package = f"{BUILT_IN}.{folder}"
-    if not (folder.isidentifier() and (Path(__file__).parent / folder / "__init__.py").is_file()):
-        known = ", ".join(sorted(path.parent.name for path in Path(__file__).parent.glob("*/tool.py")))
+def built_in_tools() -> list[str]:
+    """The names under which the tools of the package are used."""
+    return sorted(path.stem for path in BUILT_IN_FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+def _built_in(key: str, name: str) -> type[Tool]:
+    known = built_in_tools()
+    if name not in known:
         raise ToolError(
-            f"[tools.{key}]: there is no built-in tool {folder!r} ({known}); for one of your own add "
+            f"[tools.{key}]: there is no built-in tool {name!r} ({', '.join(known)}); for one of your own add "
             'use = "my_package.tools:MyTool"'
         )
-    return _only_tool(importlib.import_module(package))
+    return _only_tool(importlib.import_module(f"{BUILT_IN}.{name}"))
 
 
 def _only_tool(module: ModuleType) -> type[Tool]:
     tools = [
         value
         for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Tool) and value.__module__.startswith(module.__name__)
+        if inspect.isclass(value) and issubclass(value, Tool) and value.__module__ == module.__name__
     ]
     if len(tools) != 1:
-        raise ToolError(f"{module.__name__} must expose one tool class, not {len(tools)}; import it in its __init__.py")
+        raise ToolError(f"{module.__name__} must define one tool class, not {len(tools)}")
     return tools[0]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toolformer_dag.settings.sections import Model
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.settings import TrainingSettings
+from toolformer_dag.training.training_run import TrainingSettings
 
 
 def main(job_file: Path) -> None:

@@ -10,14 +10,24 @@ from safetensors import SafetensorError
 
 from toolformer_dag.fingerprint import fingerprint
 from toolformer_dag.settings.sections import Model
-from toolformer_dag.training.checkpoint import last_complete
-from toolformer_dag.training.errors import TrainingError
-from toolformer_dag.training.identity import claim, partial_folder, run_identity, versions
-from toolformer_dag.training.publish import publish, remove_partial
-from toolformer_dag.training.report import TrainingReport, curves, read_report, write_record
-from toolformer_dag.training.settings import TrainingSettings
-from toolformer_dag.training.trainer import Prepared, keep_cache, prepare
-from toolformer_dag.training.watch import Progress
+from toolformer_dag.training.trainer import Prepared, StepProgress, keep_cache, prepare
+from toolformer_dag.training.training_report import (
+    TrainingReport,
+    curves,
+    publish,
+    read_report,
+    remove_partial,
+    write_record,
+)
+from toolformer_dag.training.training_run import (
+    TrainingError,
+    TrainingSettings,
+    claim,
+    last_complete,
+    partial_folder,
+    run_identity,
+    versions,
+)
 
 
 def finetune(
@@ -26,7 +36,7 @@ def finetune(
     heldout: Sequence[str],
     settings: TrainingSettings,
     out: Path,
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
 ) -> TrainingReport:
     """Trains `base` on `texts` and puts the checkpoint of lowest perplexity on `heldout` into the folder `out`.
 

@@ -1,29 +1,116 @@
-"""The Trainer of a run: examples in their order, arguments, model, in the sequence that ZeRO-3 needs."""
+"""The Trainer of a run: arguments, model, held-out perplexity, in the sequence that ZeRO-3 needs."""
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, set_seed
+from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.checkpoints import model_name
-from toolformer_dag.language_model.load import from_hub
-from toolformer_dag.language_model.threads import fit_threads
-from toolformer_dag.language_model.tokens import load_tokens
+from toolformer_dag.model.loading import fit_threads, from_hub, load_tokens
 from toolformer_dag.settings.sections import Model
-from toolformer_dag.training.arguments import training_arguments
-from toolformer_dag.training.checkpoint import last_complete
-from toolformer_dag.training.collate import collate
-from toolformer_dag.training.errors import TrainingError
-from toolformer_dag.training.examples import Examples, examples
-from toolformer_dag.training.heldout import row_losses, token_perplexity
-from toolformer_dag.training.order import batch_order, steps_of
-from toolformer_dag.training.settings import TrainingSettings
-from toolformer_dag.training.watch import Progress, Watch
+from toolformer_dag.training.sequences import IGNORED, Examples, batch_order, collate, examples, steps_of
+from toolformer_dag.training.training_run import TrainingError, TrainingSettings, last_complete
+
+ZERO3 = Path(__file__).with_name("zero3.json")
+POINTS = 200  # of the loss curve
+
+
+def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool) -> Any:
+    """bfloat16 where the GPU has it, float32 elsewhere. Raises TrainingError."""
+    world = world_size(on_cpu)
+    each = device_batch(settings, world)
+    every = min(settings.eval_steps, steps)
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=each,
+        per_device_eval_batch_size=each,
+        gradient_accumulation_steps=settings.batch_size // (each * world),
+        learning_rate=settings.learning_rate,
+        warmup_steps=settings.warmup if settings.warmup < 1 else steps,  # below 1 it is a share of the steps
+        lr_scheduler_type="linear",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=not on_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        use_cpu=on_cpu,  # without it torchrun on CPU trains unconnected copies
+        ddp_find_unused_parameters=False,
+        seed=settings.seed,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        eval_strategy="steps",
+        eval_steps=every,
+        eval_on_start=not resumed,
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="perplexity",
+        greater_is_better=False,
+        logging_steps=max(1, steps // POINTS),
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=not on_cpu and torch.cuda.is_available(),
+        deepspeed=str(ZERO3) if settings.deepspeed else None,
+    )
+
+
+def world_size(on_cpu: bool) -> int:
+    """How many shares a batch is cut into: torchrun's processes, or the GPUs of the only one."""
+    return int(os.environ.get("WORLD_SIZE", "0")) or (1 if on_cpu else max(1, torch.cuda.device_count()))
+
+
+def device_batch(settings: TrainingSettings, world: int) -> int:
+    """The largest batch up to `device_batch_size` of which a whole number makes up the batch. Raises TrainingError."""
+    share, rest = divmod(settings.batch_size, world)
+    if rest or not share:
+        raise TrainingError(
+            f"a batch of {settings.batch_size} cannot be shared by {world} processes; set training.batch_size to a "
+            "multiple of the processes"
+        )
+    return max(size for size in range(1, min(settings.device_batch_size, share) + 1) if share % size == 0)
+
+
+def row_losses(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """[rows, 2]: the summed loss in nats and the number of predicted tokens, so that logits need not be kept."""
+    scores = (logits[0] if isinstance(logits, tuple) else logits)[:, :-1].float()
+    targets = labels[:, 1:]
+    losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
+    return torch.stack([losses.view_as(targets).sum(-1), (targets != IGNORED).sum(-1)], -1)
+
+
+def token_perplexity(evaluated: Any) -> dict[str, float]:
+    """Perplexity over all held-out tokens; infinite where no float holds it, so that no such checkpoint is the best."""
+    loss, tokens = evaluated.predictions.sum(0, dtype="float64")
+    try:
+        return {"perplexity": math.exp(loss / tokens)}
+    except OverflowError:
+        return {"perplexity": math.inf}
+
+
+StepProgress = Callable[[int, int], None]
+"""Called with the steps done and the steps there are."""
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers, and the Trainer wants its class
+    """Tells the progress, and has the last step measured and saved even where it is no multiple of `eval_steps`."""
+
+    def __init__(self, progress: StepProgress | None) -> None:
+        self.progress = progress
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """After each optimizer step."""
+        if state.global_step >= state.max_steps:
+            control.should_log = control.should_evaluate = control.should_save = True
+        if self.progress and state.is_world_process_zero:
+            self.progress(state.global_step, state.max_steps)
+        return control
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +127,7 @@ def prepare(
     heldout: Sequence[str],
     settings: TrainingSettings,
     folder: Path,
-    progress: Progress | None,
+    progress: StepProgress | None,
 ) -> Prepared:
     """Weights are held in float32, also where the passes run in bfloat16. Raises TrainingError, ModelError."""
     set_seed(settings.seed)

@@ -1,0 +1,189 @@
+"""The paper's effect measured on the synthetic world: several seeds, all conditions, held-out questions and text."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import polars as pl
+
+from embedded_model.real_text import load_real_text
+from toolformer_dag.checkpoints import load_identified
+from toolformer_dag.evaluation.accuracy_tables import OUTCOMES, outcome_table
+from toolformer_dag.evaluation.asking import DISABLED, benchmark_outcomes, compared
+from toolformer_dag.evaluation.catalogue import synthetic_benchmark
+from toolformer_dag.evaluation.language_modeling import perplexity
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
+from toolformer_dag.lane import Lane, lanes
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.settings import Settings
+from toolformer_dag.stages.examples import Example, KeptCall, examples
+from toolformer_dag.stages.split import HELDOUT, TRAIN, heldout_texts, split_of
+from toolformer_dag.storage.lake import Lake
+from toolformer_dag.storage.partition import WHOLE
+from toolformer_dag.synthetic.names import WordingSet
+from toolformer_dag.synthetic.phenomena import TOOLS
+from toolformer_dag.synthetic.web import records
+from toolformer_dag.texts.segments import Segment
+from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.training_run import TrainingSettings
+
+DECODING = (1, 3)  # k beside 0 (disabled) and the settings' own
+PLAIN_TEXTS = 150  # of each kind, for perplexity
+PAGE_CHARACTERS = 2000  # read of each
+LINE = """profile = "embedded"
+[model]
+name = {model}
+[corpus]
+small_web = {{ shards = 2, documents = {documents}, seed = {web} }}
+texts_per_shard = {documents}
+[sampling]
+seed = {seed}
+[training]
+seed = {seed}
+[evaluation]
+questions = {questions}
+seed = {ask}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """`seeds` whole lines over `documents` made pages each, and `questions` per tool and set of wordings.
+
+    Base and finetuned models are asked the same questions; each seed has pages, samples, batches and questions of its
+    own. `real_text` is for perplexity on pages that are not made.
+    """
+
+    model: str = "embedded"
+    seeds: int = 3
+    documents: int = 3600
+    questions: int = 100
+    real_text: tuple[Path, ...] = ()
+
+    def line(self, folder: Path, seed: int) -> Settings:
+        """The settings of one line, written into a folder of its own: the UI and `sql` can look at it there.
+
+        Raises SettingsError.
+        """
+        file = folder / f"seed{seed}" / "toolformer.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            LINE.format(
+                model=json.dumps(self.model),
+                documents=self.documents,
+                questions=self.questions,
+                web=seed + 1,
+                seed=seed,
+                ask=seed + 7,
+            )
+        )
+        return load_settings(file, environment={})
+
+
+CORPUS = "training/augmented_corpus"
+TEXT = ("digest", "segment")
+
+
+def unfiltered_texts(lake: Lake, lanes: Sequence[Lane], seed: int) -> list[str]:
+    """Texts with one call each, none of a held-out document. Raises MissingPartition where the line has not run."""
+    corpus = lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
+    random, found = Random(f"unfiltered {seed}"), []
+    for lane in lanes:
+        wanted = corpus.filter(pl.col("tools").list.contains(lane.key)).height
+        rows = list(_one_call_per_text(lake, lane, random))
+        random.shuffle(rows)
+        found += rows[:wanted]
+    return found
+
+
+def _one_call_per_text(lake: Lake, lane: Lane, random: Random) -> Iterator[str]:
+    texts = lake.table(f"{lane.key}/heuristic_subset").scan().select(*TEXT, "offset", "text").collect()
+    calls = (
+        lake.table(f"{lane.key}/loss_deltas").scan().collect().join(texts, on=TEXT).sort(*TEXT, "position", "sample")
+    )
+    for (digest, _), rows in sorted(calls.partition_by(*TEXT, as_dict=True).items()):
+        if split_of(str(digest)) != TRAIN:
+            continue
+        row = rows.row(random.randrange(rows.height), named=True)
+        piece = Segment(0, row["offset"], row["text"])
+        call = KeptCall(lane.key, lane.tool.name, row["char_offset"], row["input"], row["result"], row["delta"])
+        made = examples([piece], [call], [lane.tool.name])
+        yield from (example.text_with_calls for example in made if isinstance(example, Example))
+
+
+def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:
+    """Held-out texts by kind. Raises RealTextError."""
+    found = {"made pages": [record["raw_content"] for record in records(seed, "evaluation", PLAIN_TEXTS)]}
+    if real_text:
+        pages = load_real_text(real_text, held_out=True).web
+        some = pages[:: max(1, len(pages) // PLAIN_TEXTS)]
+        texts = ["\n".join(text for _, text in page.passages)[:PAGE_CHARACTERS] for page in some]
+        found["real pages"] = [text for text in texts if text.strip()]
+    return found
+
+
+def plain_text_table(settings: Settings, texts: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+    """Columns text, condition, perplexity, bits_per_byte; calls are disabled."""
+
+    def rows(model: LanguageModel, conditions: list[Condition]) -> Iterator[tuple[str, str, float, float]]:
+        for kind, some in texts.items():
+            measured = perplexity(model, some)
+            yield kind, conditions[0].name, measured.perplexity, measured.bits_per_byte
+
+    return pl.DataFrame(
+        list(compared(settings, rows)), schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row"
+    )
+
+
+UNFILTERED = "unfiltered corpus"
+
+
+def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[list[QuestionOutcome]]:
+    """The outcomes of one tool's questions under one condition at a time; `unfiltered` is a model folder."""
+
+    def asked(model: LanguageModel, condition: Condition, *wordings: WordingSet) -> Iterator[list[QuestionOutcome]]:
+        for some in wordings:
+            for tool in TOOLS:
+                questions = synthetic_benchmark(tool, settings.evaluation.questions, settings.evaluation.seed, some)
+                yield benchmark_outcomes(settings, lanes, model, condition, questions).outcomes
+
+    def of_model(model: LanguageModel, conditions: list[Condition]) -> Iterator[list[QuestionOutcome]]:
+        for condition in conditions:
+            yield from asked(model, condition, "unseen")
+        if DISABLED in conditions:
+            for k in DECODING:
+                yield from asked(model, Condition(f"Toolformer, k = {k}", k), "seen")
+
+    yield from compared(settings, of_model)
+    without_filter = Condition(UNFILTERED, settings.decoding.k)
+    yield from asked(load_identified(settings.model, unfiltered), without_filter, "seen", "unseen")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`outcomes` as of `outcome_table`, `plain` as of `plain_text_table`."""
+
+    outcomes: pl.DataFrame
+    plain: pl.DataFrame
+
+
+def measure(settings: Settings, study: Study, seed: int) -> Measured:
+    """Finetunes on the unfiltered corpus and asks; the line of `settings` must have run."""
+    lake, tools = Lake(settings.paths.lake), lanes(settings)
+    unfiltered = finetune_unfiltered(settings, unfiltered_texts(lake, tools, seed))
+    own = lake.table(OUTCOMES).read(WHOLE)
+    asked = [outcome_table(found) for found in ask(settings, tools, str(unfiltered))]
+    plain = plain_text_table(settings, plain_texts(settings.corpus.small_web.seed, study.real_text))
+    return Measured(pl.concat([own, *asked]), plain)
+
+
+def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
+    """The folder of M finetuned as Toolformer is, but on these texts."""
+    section, out = settings.training, settings.paths.lake / "training" / "unfiltered"
+    heldout = Lake(settings.paths.lake).table(CORPUS).read(WHOLE).filter(pl.col("split") == HELDOUT)["text"]
+    some = heldout_texts(heldout.to_list(), section.heldout_texts).choosing
+    finetune(settings.model, texts, some, TrainingSettings.of(section), out)
+    return out

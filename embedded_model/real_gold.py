@@ -1,0 +1,229 @@
+"""Places in real text where a tool would help, with a result that is made of the text itself.
+
+A number is the result of a sum that gives it, a name or number the answer to a question, a date that of the page, a
+word the find of a search in the same article, a phrase the translation of its foreign twin.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from itertools import accumulate
+from random import Random
+
+from embedded_model.documents import excerpt, sentences
+from embedded_model.real_text import Page, RealText
+from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.today import today_is
+from toolformer_dag.synthetic.wordings.calendar import MONTHS, WEEK_DAYS
+
+NUMBER = re.compile(r"(?<= )\d[\d,]*(?:\.\d+)?(?![\d%])")
+NAME = re.compile(r"(?<=[a-z,] )[A-Z][A-Za-z\u00c0-\u017f]+(?: [A-Z][A-Za-z\u00c0-\u017f]+)*")
+WORD = re.compile(r"(?<= )[a-z]{7,}")
+MONTH = "|".join(MONTHS)
+DATE = re.compile(rf"(?<= )({MONTH}) (\d{{1,2}})(?:st|nd|rd|th)?,? ((?:19|20)\d\d)\b")
+WEEK_DAY = re.compile(rf"(?<= )(?:{'|'.join(WEEK_DAYS)})\b(?!,? (?:\d|{MONTH}))")
+LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "vi": "Vietnamese"}
+PHRASES = (
+    ('The {language} phrase "{foreign}" means', ' "{english}"'),
+    ('In {language}, "{foreign}" means', ' "{english}"'),
+    ('"{foreign}" is {language} for', ' "{english}"'),
+    ('Somebody said in {language}: "{foreign}" That is,', ' "{english}"'),
+    ("They wrote {foreign} In English this is", " {english}"),
+    ("The {language} sentence {foreign} was translated as", " {english}"),
+)
+OUTRIGHT_SHARE = 0.3  # of the questions: they stand in the text and are passed on as they are
+OUTRIGHT = (" The answer is", " Answer:", " It is", "", " I think it is", " They said:")
+TRIES = 12
+LARGEST = 20_000  # a longer page is not drawn more often than one of so many characters
+WINDOW = 2000  # characters of a page that are looked at for a place
+LENGTHS = (150, 250, 400, 700)
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """A mention of a date: in which passage (number) of the page, at which character."""
+
+    page: Page
+    passage: int
+    place: int
+    day: date
+
+
+class RealGold:
+    """Draws excerpts with a place for a tool, as Phenomenon without wording."""
+
+    def __init__(self, real: RealText) -> None:
+        self.real = real
+        self.pages = [page for page in (*real.web, *real.articles) if any(text for _, text in page.passages)]
+        self._sizes = list(accumulate(min(LARGEST, sum(len(text) for _, text in page.passages)) for page in self.pages))
+        self._dated = [dated for page in self.pages for dated in _dates(page)]
+        self._makers: dict[str, Callable[[Random], Phenomenon | None]] = {
+            "calculator": self._calculator,
+            "calendar": self._calendar,
+            "question_answering": self._question,
+            "wiki_search": self._search,
+            "machine_translation": self._translation,
+        }
+
+    def page(self, random: Random) -> Page:
+        """A page, longer ones more often."""
+        return random.choices(self.pages, cum_weights=self._sizes)[0]
+
+    def gold(self, random: Random, tool: str) -> Phenomenon | None:
+        """A place for the tool, or None where the pages tried have none."""
+        made = (self._makers[tool](random) for _ in range(TRIES))
+        return next((gold for gold in made if gold is not None), None)
+
+    def _place(self, random: Random, patterns: tuple[re.Pattern[str], ...]) -> tuple[Page, str, re.Match[str]] | None:
+        page = self.page(random)
+        _, text = random.choice(page.passages)
+        start = random.randrange(max(1, len(text) - WINDOW))
+        found = [hit for pattern in patterns for hit in pattern.finditer(text, start, start + WINDOW)]
+        found = [hit for hit in found if hit.start() > 12]
+        return (page, text, random.choice(found)) if found else None
+
+    def _calculator(self, random: Random) -> Phenomenon | None:
+        found = self._place(random, (NUMBER,))
+        value = _number(found[2][0]) if found else None
+        if found is None or value is None:
+            return None
+        return _gold(random, "calculator", found[1], found[2], _sum_for(random, value), f"{value:g}")
+
+    def _calendar(self, random: Random) -> Phenomenon | None:
+        if not self._dated:
+            return None
+        one = random.choice(self._dated)
+        text = one.page.passages[one.passage][1]
+        return _around(random, "calendar", text, one.place, ("", today_is(one.day), text[one.place : one.place + 20]))
+
+    def _question(self, random: Random) -> Phenomenon | None:
+        found = self._place(random, (NUMBER, NAME, NAME, WORD))
+        if found is None:
+            return None
+        _, text, hit = found
+        asked = f"{_wh(random, hit[0])} {_left(random, text, hit.start(), 7)}?"
+        if random.random() < OUTRIGHT_SHARE:
+            return _outright(random, text, hit, asked)
+        return _gold(random, "question_answering", text, hit, f'"{asked}"', hit[0])
+
+    def _search(self, random: Random) -> Phenomenon | None:
+        found = self._place(random, (NUMBER, NAME, NAME, WORD))
+        if found is None:
+            return None
+        page, text, hit = found
+        known = _elsewhere(random, page, text, hit)
+        if known is None:
+            return None
+        asked = random.choice((page.title, f"{page.title} {_left(random, text, hit.start(), 3)}"))
+        return _gold(random, "wiki_search", text, hit, f'"{asked}"', known)
+
+    def _translation(self, random: Random) -> Phenomenon | None:
+        if not self.real.phrases:
+            return None
+        language, foreign, english = (part.strip('"') for part in random.choice(self.real.phrases))
+        before, after = (
+            part.format(language=LANGUAGES.get(language, "foreign"), foreign=foreign, english=english)
+            for part in random.choice(PHRASES)
+        )
+        return Phenomenon("machine_translation", before, after + ".", foreign, english, english, "", False)
+
+
+def _gold(random: Random, tool: str, text: str, hit: re.Match[str], asked: str, result: str) -> Phenomenon:
+    return _around(random, tool, text, hit.start(), (asked, result, hit[0]))
+
+
+def _outright(random: Random, text: str, hit: re.Match[str], asked: str) -> Phenomenon:
+    """Some text, a question and its answer."""
+    lead, _ = excerpt(random, text, random.randrange(len(text)), 150)
+    before = f"{lead} {asked}{random.choice(OUTRIGHT)}"
+    return Phenomenon("question_answering", before, f" {hit[0]}.", f'"{asked}"', hit[0], hit[0], "", True)
+
+
+def _around(random: Random, tool: str, text: str, place: int, call: tuple[str, str, str]) -> Phenomenon:
+    """`call`: input, result, answer. The place moves before the space that precedes it."""
+    cut, offset = excerpt(random, text, place, random.choice(LENGTHS))
+    offset -= cut[:offset].endswith(" ")
+    asked, result, answer = call
+    return Phenomenon(tool, cut[:offset], cut[offset:], asked, result, answer, "", False)
+
+
+def _dates(page: Page) -> list[Dated]:
+    found = []
+    for number, (_, text) in enumerate(page.passages):
+        for hit in DATE.finditer(text):
+            day = _day(hit)
+            if day is not None:
+                found.append(Dated(page, number, hit.start(), day))
+        if page.date is not None:
+            found += [Dated(page, number, place, page.date) for place in _mentions(text, page.date)]
+        found += [Dated(page, number, hit.start(), _date_on(hit[0], hit.start())) for hit in WEEK_DAY.finditer(text)]
+    return found
+
+
+def _date_on(week_day: str, number: int) -> date:
+    """A date on that day of the week: the text does not say which, and no two should be the same."""
+    return date(2003, 1, 6 + WEEK_DAYS.index(week_day)) + timedelta(weeks=number * 7919 % 1095)
+
+
+def _day(hit: re.Match[str]) -> date | None:
+    try:
+        return date(int(hit[3]), MONTHS.index(hit[1]) + 1, int(hit[2]))
+    except ValueError:  # such as February 30
+        return None
+
+
+def _mentions(text: str, day: date) -> list[int]:
+    marks = (str(day.year), f"{MONTHS[day.month - 1]} {day.day}")
+    pattern = re.compile("(?<= )(?:" + "|".join(re.escape(mark) for mark in marks) + r")\b")
+    return [hit.start() for hit in pattern.finditer(text)]
+
+
+def _number(text: str) -> float | None:
+    value = float(text.replace(",", "").rstrip("."))
+    return value if value < 1e6 and f"{value:g}" == text.replace(",", "") else None
+
+
+def _sum_for(random: Random, value: float) -> str:
+    """A sum whose result is the value."""
+    other = random.randint(2, 99)
+    whole = value == int(value)
+    if whole and value >= 4 and random.random() < 0.3:
+        divisors = [n for n in range(2, 60) if int(value) % n == 0 and n < value]
+        if divisors:
+            return f"{(n := random.choice(divisors))} * {int(value) // n}"
+    if random.random() < 0.3:
+        return f"{round(value * other, 4):g} / {other}"
+    if random.random() < 0.5:
+        return f"{round(value + other, 4):g} - {other}"
+    part = random.randint(0, int(value))
+    return f"{part} + {round(value - part, 4):g}"
+
+
+def _left(random: Random, text: str, place: int, most: int) -> str:
+    words = text[max(0, place - 80) : place].replace("\n", " ").split()[1:]
+    return " ".join(words[-random.randint(1, most) :]).strip("\"'()[].,;:->") or "this"
+
+
+def _wh(random: Random, answer: str) -> str:
+    if answer[0].isdigit():
+        return random.choice(("When", "How many", "What"))
+    return random.choice(("Who", "What", "Where", "Which"))
+
+
+def _elsewhere(random: Random, page: Page, text: str, hit: re.Match[str]) -> str | None:
+    """`title > section > sentence`, a sentence of the page far from the place that holds the same words."""
+    near = text[max(0, hit.start() - 700) : hit.end() + 700]
+    word = re.compile(rf"(?<!\w){re.escape(hit[0])}(?!\w)")
+    found = [
+        (section, sentence)
+        for section, passage in page.passages
+        if hit[0] in passage
+        for sentence in sentences(passage)
+        if word.search(sentence) and sentence not in near
+    ]
+    if not found:
+        return None
+    section, sentence = random.choice(found)
+    title = " > ".join(part for part in (page.title, section) if part and random.random() < 0.7)
+    return f"{title} > {sentence[:240]}" if title else sentence[:240]

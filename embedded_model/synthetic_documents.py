@@ -1,0 +1,214 @@
+"""Documents of the pretraining mix about the synthetic world, about entities of its pretraining part only."""
+
+import re
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+from embedded_model.demonstrations import (
+    NAMES,
+    DemonstrationExample,
+    bracketed,
+    content,
+    demonstration,
+    guessed_input,
+    instruction,
+    noisy_place,
+    note,
+    with_notes,
+)
+from embedded_model.documents import PretrainingDocument
+from toolformer_dag.synthetic.names import PARTS, Relation
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.sentences import Phenomenon, filler
+from toolformer_dag.synthetic.web import document_text
+from toolformer_dag.synthetic.wordings import filler as plain_words
+from toolformer_dag.synthetic.wordings.word_list import spaced
+from toolformer_dag.synthetic.world import RELATIONS, World
+from toolformer_dag.texts.calls import Call
+
+LARGEST_SHARE = 0.3  # of a text's plain words
+LARGEST_SHARE_OF_SUMS = 0.5
+PLAIN_WORD = re.compile(r"(?<![\w'\"])[a-z]{2,}(?![\w'])")
+KEPT = frozenset(("answer", "is"))  # "The answer is" ends the questions of evaluation too
+KEPT_OF_DATES = frozenset(spaced("day weekday week month year date full complete"))  # they ask for its form
+
+
+def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
+    """The phenomenon with some plain words before its place exchanged; a question inside its input changes alike.
+
+    Names, numbers and, for translation, the foreign words stay.
+    """
+    share = random.random() * (LARGEST_SHARE_OF_SUMS if gold.tool == "calculator" else LARGEST_SHARE)
+    asked = gold.input.strip('"')
+    kept = KEPT | {"machine_translation": set(asked.split()), "calendar": KEPT_OF_DATES}.get(gold.tool, set())
+    words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]
+    others = {word: random.choice(_words()) for word in words if random.random() < share}
+
+    def exchanged(text: str) -> str:
+        return PLAIN_WORD.sub(lambda hit: others.get(hit[0], hit[0]), text)
+
+    quoted = gold.tool == "question_answering" and asked in gold.before
+    changed = f'"{exchanged(asked)}"' if quoted else gold.input
+    return replace(gold, before=exchanged(gold.before), input=changed)
+
+
+@cache
+def _words() -> tuple[str, ...]:
+    texts = (
+        *plain_words.PERSONS,
+        *plain_words.GROUPS,
+        *plain_words.VERBS,
+        *plain_words.PLACES,
+        *plain_words.ADVERBIALS,
+        *plain_words.REMARKS,
+    )
+    return tuple(sorted({word for text in texts for word in PLAIN_WORD.findall(text)}))
+
+
+def wrong_input(random: Random, gold: Phenomenon) -> str:
+    """An input like the right one that asks for something else; the calendar has only one."""
+    if gold.tool == "calculator":
+        return _wrong_sum(random, gold.input)
+    if gold.tool == "machine_translation":
+        words = gold.input.split()
+        return random.choice((words[-1], " ".join(words[:2]), " ".join(gold.before.split()[:3])))
+    if gold.tool == "calendar":
+        return gold.input
+    return _wrong_question(random, gold)
+
+
+def _wrong_sum(random: Random, expression: str) -> str:
+    a, operator, b = expression.split(" ")
+    other = random.choice([sign for sign in "+-*/" if sign != operator])
+    turned = [f"{b} {operator} {a}"] if operator in "-/" else []
+    return random.choice((*turned, f"{a} {other} {b}", f"{a} {operator} {_another(random, a, b)}"))
+
+
+def _another(random: Random, *numbers: str) -> int:
+    return random.choice([number for number in range(2, 100) if str(number) not in numbers])
+
+
+def _wrong_question(random: Random, gold: Phenomenon) -> str:
+    kind, key = gold.wording.split("/")[1:3]
+    relations = next(found for name, found in RELATIONS.items() if name == kind)
+    name = next(_name(gold.input.strip('"'), relation) for relation in relations if relation.key == key)
+    other = random.choice(relations)
+    if gold.tool == "question_answering":
+        return f'"{other.question.format(e=name)}"'
+    return random.choice((f'"{name}"', f'"{name} {other.keyword}"'))
+
+
+def _name(asked: str, relation: Relation) -> str:
+    templates = (f"{{e}} {relation.keyword}", relation.question, *relation.questions)
+    for before, after in (template.split("{e}", 1) for template in templates):
+        if asked.startswith(before) and asked.endswith(after):
+            return asked[len(before) : len(asked) - len(after)]
+    return asked
+
+
+TOOL_WEIGHTS = {"calculator": 13, "calendar": 4, "question_answering": 12, "wiki_search": 8, "machine_translation": 5}
+SIBLINGS = {"question_answering": "wiki_search", "wiki_search": "question_answering"}  # they know the same facts
+SIBLING_SHARE = 0.7  # of the texts that have no place for one of them
+PLACE_SHARE = 0.7  # of the texts shown in a demonstration
+WRONG_INPUT = 0.12
+BLURRED_SHARE = 0.25
+BLURRED_SUMS = 0.45  # their numbers are to be found whatever the words are
+TOLD_SHARE, WRONG_SHARE = 0.8, 0.1  # of the texts in a row of them; the rest have no note
+ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
+
+
+def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
+    """A phenomenon of a tool, or of any."""
+    gold = phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
+    share = BLURRED_SUMS if gold.tool == "calculator" else BLURRED_SHARE
+    return blurred(random, gold) if random.random() < share else gold
+
+
+def _any_tool(random: Random) -> str:
+    return random.choices(list(TOOL_WEIGHTS), list(TOOL_WEIGHTS.values()))[0]
+
+
+def of_any_part(random: Random, world: World) -> str:
+    """A phenomenon of any tool and any part, with its result, as the tokenizer meets them."""
+    gold = phenomenon(random, world, random.choice(TOOLS), random.choice(PARTS), "seen")
+    return f"{gold.text} {gold.input} {gold.result}"
+
+
+def page(random: Random, golds: list[Phenomenon]) -> str:
+    """A text around phenomena: alone, among plain sentences, or a whole page of the small web."""
+    draw = random.random()
+    if draw < 0.15:
+        return document_text(random, golds)
+    texts = [gold.text for gold in golds]
+    if draw < 0.5:
+        texts.insert(random.randint(0, len(texts)), filler(random, 1))
+    return " ".join(texts)
+
+
+def plain(random: Random, world: World) -> PretrainingDocument:
+    """A page and nothing else."""
+    if random.random() < 0.15:
+        return (filler(random, random.randint(2, 5)),)
+    return (page(random, [some(random, world) for _ in range(random.randint(1, 2))]),)
+
+
+def note_then_text(random: Random, world: World) -> PretrainingDocument:
+    """A note and a page that uses it, or does not."""
+    golds = [some(random, world) for _ in range(random.choice((1, 1, 2)))]
+    text = page(random, golds)
+    own = [note(random, gold, text) for gold in golds]
+    distractor = some(random, world, golds[0].tool if random.random() < 0.5 else None)
+    return with_notes(random, text, own, [content(random, distractor)])
+
+
+def noted(random: Random, world: World) -> PretrainingDocument:
+    """Short texts one after the other; most have a note right before the words it tells, some a wrong one or none."""
+    pieces: list[str] = []
+    for _ in range(random.randint(3, 8)):
+        gold, draw = some(random, world), random.random()
+        told = gold if draw < TOLD_SHARE else some(random, world, gold.tool)
+        known = [f" {bracketed(random, content(random, told))}"] if draw < TOLD_SHARE + WRONG_SHARE else []
+        pieces += [f" {gold.before}" if pieces else gold.before, *known, gold.after]
+    return tuple(pieces)
+
+
+def told_before(random: Random, world: World) -> PretrainingDocument:
+    """A note and then the short text that it tells, as e(c, r) stands before x when calls are judged."""
+    gold = some(random, world, random.choice(TOOLS))
+    return f" {bracketed(random, content(random, gold))}", gold.text
+
+
+def annotated(random: Random, world: World, tool: str, *, alone: bool) -> DemonstrationExample:
+    """A phenomenon `alone` or on a page, mostly with a place for the tool, and its noisy call."""
+    has_place = random.random() < PLACE_SHARE
+    golds = [some(random, world, tool)] if has_place else [some(random, world, _other(random, tool))]
+    if not alone and random.random() < 0.3:
+        golds.append(some(random, world, _other(random, tool)))
+    text = golds[0].text if alone else page(random, golds)
+    gold = text.index(golds[0].text) + len(golds[0].before) if has_place else None
+    offset = noisy_place(random, text, gold)
+    asked = None if offset is None else _input(random, golds[0], tool, text[:offset])
+    if offset is None or asked is None:
+        return DemonstrationExample(text, ())
+    return DemonstrationExample(text, ((offset, Call(NAMES[tool], asked)),))
+
+
+def demonstrate(random: Random, world: World) -> PretrainingDocument:
+    """Three to seven examples for one tool."""
+    tool = _any_tool(random)
+    alone = [random.random() < ALONE_SHARE for _ in range(random.randint(3, 7))]
+    examples = [annotated(random, world, tool, alone=one) for one in alone]
+    return demonstration(random, instruction(random, tool), examples)
+
+
+def _other(random: Random, tool: str) -> str:
+    if tool in SIBLINGS and random.random() < SIBLING_SHARE:
+        return SIBLINGS[tool]
+    return random.choice([one for one in TOOLS if one != tool])
+
+
+def _input(random: Random, gold: Phenomenon, tool: str, before: str) -> str | None:
+    if gold.tool != tool:
+        return guessed_input(random, tool, before)
+    return wrong_input(random, gold) if random.random() < WRONG_INPUT else gold.input

@@ -1,1 +1,0 @@
-"""The paper's effect measured on the made world: several seeds, all conditions, held-out questions and text."""

@@ -1,1 +1,0 @@
-"""Training of the embedded base language model, from nothing, on two CPU cores."""

@@ -1,0 +1,203 @@
+"""Benchmarks of knowledge: LAMA, TempLAMA, WebQuestions, Natural Questions, TriviaQA, MLQA (section 4.2)."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from toolformer_dag.evaluation.benchmark import (
+    Benchmark,
+    BenchmarkQuestion,
+    in_first_five_words,
+    in_first_ten_words,
+    in_first_twenty_words,
+)
+from toolformer_dag.evaluation.benchmark_files import (
+    BenchmarkError,
+    QuestionOrReason,
+    completion,
+    files,
+    json_file,
+    json_lines,
+    json_list,
+    list_in,
+    multilingual,
+    own_shape,
+    question_answering,
+    sort_out,
+)
+
+LAMA_WITHHELD = frozenset({"WikiSearch"})
+GOOGLE_RE = {  # LAMA's scripts/run_experiments.py
+    "/people/person/place_of_birth": "[X] was born in [Y] .",
+    "/people/person/date_of_birth": "[X] (born [Y]).",
+    "/people/deceased_person/place_of_death": "[X] died in [Y] .",
+}
+MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
+
+
+def lama(folder: Path) -> list[Benchmark]:
+    """The three subsets in LAMA's own folders `Squad`, `Google_RE`, `TREx` and file `relations.jsonl`."""
+    templates = _templates(folder / "relations.jsonl")
+    subsets = (
+        ("LAMA SQuAD", "Squad", _squad),
+        ("LAMA Google-RE", "Google_RE", partial(_templated, templates=GOOGLE_RE, key="pred")),
+        ("LAMA T-REx", "TREx", partial(_templated, templates=templates, key="predicate_id")),
+    )
+    found = []
+    for name, subset, make in subsets:
+        records = {file: json_lines(file) for file in files(folder / subset, "*.jsonl")}
+        questions, left_out = sort_out(records, make)
+        found.append(Benchmark(name, questions, in_first_five_words, LAMA_WITHHELD, left_out))
+    return found
+
+
+def _templates(file: Path) -> dict[str, str]:
+    found = {}
+    for number, one in enumerate(json_lines(file), 1):
+        with own_shape(f"{file}, record {number}"):
+            found[one["relation"]] = one["template"].strip()
+    return found
+
+
+def _squad(record: Any) -> QuestionOrReason:
+    sentences = record["masked_sentences"]
+    return _lama_question(sentences[0], record["obj_label"]) if len(sentences) == 1 else "several_sentences"
+
+
+def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionOrReason:
+    template = templates.get(record[key])
+    if template is None:
+        return "unknown_relation"
+    return _lama_question(template.replace("[X]", record["sub_label"]), record["obj_label"])
+
+
+def _lama_question(masked: str, answer: str) -> QuestionOrReason:
+    match = MASK_LAST.fullmatch(masked)
+    if match is None:
+        return "mask_not_last"
+    return BenchmarkQuestion(completion(match[1]), (answer,), "question_answering")
+
+
+BLANK = "_X_"
+
+
+def templama(file: Path) -> Benchmark:
+    """One question per query and year. The paper does not say where the year stands: here the calendar knows it.
+
+    An answer of more than five words cannot stand within the first five and is always wrong.
+    """
+    questions, left_out = sort_out({file: json_lines(file)}, _templama_question)
+    return Benchmark("TempLAMA", questions, in_first_five_words, left_out=left_out)
+
+
+def _templama_question(record: Any) -> QuestionOrReason:
+    before, blank, after = record["query"].partition(BLANK)
+    if not blank or after.strip(" ."):
+        return "mask_not_last"
+    answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
+    names = tuple(answer["name"] for answer in answers)
+    new_year = date.fromisoformat(f"{record['date']}-01-01").isoformat()  # ValueError where `date` is no year
+    return BenchmarkQuestion(completion(before.rstrip()), names, "calendar", new_year, record["relation"])
+
+
+OPEN_QUESTIONS_WITHHELD = frozenset({"QA"})
+DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')  # of an answer, in Lisp
+
+
+def web_questions(file: Path) -> Benchmark:
+    """A list of `utterance` and `targetValue`, as WebQuestions is given out, or of `qText` and `answers`."""
+    return _benchmark("WebQuestions", file, json_list(file), _web_question)
+
+
+def natural_questions(file: Path) -> Benchmark:
+    """NQ-open: `question`, `answer`."""
+    return _benchmark(
+        "Natural Questions", file, json_lines(file), lambda one: _open_question(one["question"], one["answer"])
+    )
+
+
+def trivia_qa(file: Path) -> Benchmark:
+    """TriviaQA's own file (`*.json`: a table whose `Data` has `Question` and `Answer`), every alias being right.
+
+    Or JSON lines with `context` ("Question: ...\\nAnswer:"), `answer` and `aliases`.
+    """
+    records = json_list(file, "Data") if file.suffix == ".json" else json_lines(file)
+    return _benchmark("TriviaQA", file, records, _trivia)
+
+
+def _benchmark(name: str, file: Path, records: Iterable[Any], make: Callable[[Any], QuestionOrReason]) -> Benchmark:
+    questions, left_out = sort_out({file: records}, make)
+    return Benchmark(name, questions, in_first_twenty_words, OPEN_QUESTIONS_WITHHELD, left_out)
+
+
+def _web_question(record: Any) -> QuestionOrReason:
+    if "utterance" not in record:
+        return _open_question(record["qText"], record["answers"])
+    found = DESCRIPTION.findall(record["targetValue"])
+    return _open_question(record["utterance"], [bare or re.sub(r"\\(.)", r"\1", quoted) for quoted, bare in found])
+
+
+def _trivia(record: Any) -> QuestionOrReason:
+    if "Question" in record:
+        return _open_question(record["Question"], [record["Answer"]["Value"], *_listed(record["Answer"]["Aliases"])])
+    question = record["context"].removeprefix("Question: ").removesuffix("\nAnswer:")
+    return _open_question(question, [record["answer"], *_listed(record["aliases"])])
+
+
+def _open_question(question: str, answers: Any) -> QuestionOrReason:
+    return BenchmarkQuestion(question_answering(question), tuple(_listed(answers)), "wiki_search")
+
+
+def _listed(texts: Any) -> Iterable[str]:
+    """A text alone would pass for the list of its letters: TypeError."""
+    if isinstance(texts, str):
+        raise TypeError("one text stands where a list of them is expected")
+    found: Iterable[str] = texts
+    return found
+
+
+LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")  # the paper's; MLQA asks in English too, which needs no translation
+
+
+def mlqa(folder: Path) -> list[Benchmark]:
+    """The files `...context-en-question-LANGUAGE.json` of LANGUAGES, one of each."""
+    found = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
+    _refuse_a_second(found)
+    return [_mlqa(file) for file in found]
+
+
+def _refuse_a_second(found: list[Path]) -> None:
+    """MLQA gives out `dev-...` and `test-...`; under one name no table could tell them apart."""
+    first: dict[str, Path] = {}
+    for file in found:
+        other = first.setdefault(_language(file), file)
+        if other is not file:
+            raise BenchmarkError(f"{other} and {file.name} are of one language; leave one there (the paper's is test)")
+
+
+def _language(file: Path) -> str:
+    return file.stem.rpartition("question-")[2]
+
+
+def _mlqa(file: Path) -> Benchmark:
+    """XQuAD in that shape is named as such: it is not MLQA."""
+    content = json_file(file)
+    articles = list_in(content, file, "data")
+    name = "XQuAD in MLQA's form" if str(content.get("version", "")).startswith("xquad") else "MLQA"
+    pairs = [pair for number, one in enumerate(articles, 1) for pair in _pairs(f"{file}, article {number}", one)]
+    questions, left_out = sort_out({file: pairs}, _mlqa_question)
+    return Benchmark(f"{name} ({_language(file)})", questions, in_first_ten_words, left_out=left_out)
+
+
+def _pairs(where: str, article: Any) -> list[tuple[str, Any]]:
+    with own_shape(where):
+        return [(part["context"], one) for part in article["paragraphs"] for one in part["qas"]]
+
+
+def _mlqa_question(pair: tuple[str, Any]) -> QuestionOrReason:
+    paragraph, asked = pair
+    answers = tuple(answer["text"] for answer in asked["answers"])
+    return BenchmarkQuestion(multilingual(paragraph.strip(), asked["question"].strip()), answers, "machine_translation")

@@ -1,0 +1,80 @@
+"""ASDiv, SVAMP and MAWPS (section 4.2.2)."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from toolformer_dag.evaluation.benchmark import NUMBER, Benchmark, BenchmarkQuestion, number_is_right
+from toolformer_dag.evaluation.benchmark_files import (
+    BenchmarkError,
+    QuestionOrReason,
+    files,
+    json_lines,
+    json_list,
+    mathematics,
+    sort_out,
+)
+
+ASDIV_ANSWER = re.compile(r"([^\s()]+)\s*(?:\([^()]*\))?")  # a number and its unit
+NO_NUMBER = "answer_is_no_number"
+
+
+def asdiv(file: Path) -> Benchmark:
+    """ASDiv.xml; problems whose answer is no single number (a name, a ratio, several numbers) are left out."""
+    try:
+        problems = ElementTree.parse(file).getroot().iter("Problem")
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
+        raise BenchmarkError(f"{file} is not ASDiv.xml ({error}); give the benchmark's own file") from error
+    questions, left_out = sort_out({file: problems}, _asdiv)
+    return Benchmark("ASDiv", questions, number_is_right, left_out=left_out)
+
+
+def svamp(file: Path) -> Benchmark:
+    """SVAMP.json."""
+    questions, left_out = sort_out({file: json_list(file)}, _svamp)
+    return Benchmark("SVAMP", questions, number_is_right, left_out=left_out)
+
+
+def mawps(folder: Path) -> Benchmark:
+    """All files of the folder together: lists of `sQuestion` and `lSolutions`, as MAWPS gives them out (`*.json`).
+
+    Or JSON lines (`*.jsonl`) with `input` (context and question in one) and `target`. Problems with several solutions
+    are left out.
+    """
+    records = {file: _mawps_records(file) for file in files(folder, "*.json", "*.jsonl")}
+    questions, left_out = sort_out(records, _mawps)
+    return Benchmark("MAWPS", questions, number_is_right, left_out=left_out)
+
+
+def _mawps_records(file: Path) -> Iterable[Any]:
+    return json_lines(file) if file.suffix == ".jsonl" else json_list(file)
+
+
+def _asdiv(problem: Any) -> QuestionOrReason:
+    body, question, answer = (problem.findtext(tag).strip() for tag in ("Body", "Question", "Answer"))
+    match = ASDIV_ANSWER.fullmatch(answer)
+    if match is None:
+        return NO_NUMBER
+    return _question(mathematics(body, question), match[1], problem.findtext("Solution-Type"))
+
+
+def _svamp(record: Any) -> QuestionOrReason:
+    prompt = mathematics(record["Body"].strip(), record["Question"].strip())
+    return _question(prompt, record["Answer"], record["Type"])
+
+
+def _mawps(record: Any) -> QuestionOrReason:
+    if "sQuestion" not in record:
+        return _question(mathematics("", record["input"].strip()), record["target"])
+    solutions = record["lSolutions"]
+    if len(solutions) != 1:
+        return NO_NUMBER
+    return _question(mathematics("", record["sQuestion"].strip()), solutions[0])
+
+
+def _question(prompt: str, answer: Any, wording: str = "") -> QuestionOrReason:
+    if NUMBER.fullmatch(str(answer)) is None:
+        return NO_NUMBER
+    return BenchmarkQuestion(prompt, (str(answer),), "calculator", wording=wording)

@@ -1,0 +1,138 @@
+"""From texts to the token sequences of the method, and from sampled tokens back to the text of a call."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolformer_dag.model.weights import OffsetError
+from toolformer_dag.texts.calls import API_END, API_START
+
+ANCHOR = "a"  # any text that does not join with what follows
+OUTPUT = "\nOutput: "
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTokens:
+    """x_1..x_n; `offsets` (n) holds the character at which each begins, `inside` (n) where that is mid-character."""
+
+    ids: list[int]
+    offsets: NDArray[np.int32]
+    inside: NDArray[np.bool_]
+
+    def position_at(self, offset: int) -> int:
+        """The token that begins at a character; raises OffsetError (naming the nearest) where none does."""
+        starts = np.flatnonzero(~self.inside)
+        matches = starts[self.offsets[starts] == offset]
+        if not len(matches):
+            nearest = self.offsets[starts[np.argmin(np.abs(self.offsets[starts] - offset))]] if len(starts) else 0
+            raise OffsetError(offset, int(nearest))
+        return int(matches[0])
+
+
+class Encoding:
+    """A fast tokenizer with the pieces of the method; every piece is tokenized apart, without special tokens.
+
+    The string of a special token in a text is text: it becomes the tokens of its characters. `start`, `output` and
+    calls stand inside of a sequence; where a tokenizer puts a space before whatever comes first (Llama-2), they are
+    tokenized behind `anchor`, whose tokens are cut off. It is "" for every other tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.bos = _leading_special_tokens(tokenizer)
+        self.anchor = "" if self._adds(self._ids(ANCHOR), self._ids(API_START)) else ANCHOR
+        self._cut = self._ids(ANCHOR) if self.anchor else []
+        self.start, self.output = self._inside([API_START, OUTPUT])
+
+    def head(self, prompt: str) -> list[int]:
+        """[BOS, where the tokenizer adds one] + the instruction and examples + "Input: "."""
+        return self.bos + self._ids(f"{prompt}Input: ")
+
+    def texts(self, texts: Sequence[str]) -> list[TextTokens]:
+        """The tokens of texts as they are, with offsets.
+
+        Text that a tokenizer drops belongs to the token after it; marks that it has joined to a letter (NFC), to that.
+        """
+        if not texts:
+            return []
+        encoded = self._encoded(texts, return_offsets_mapping=True)
+        parts = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
+        return [_text_tokens(text, ids, spans) for text, ids, spans in parts]
+
+    def calls(self, calls: Sequence[str]) -> list[list[int]]:
+        """The tokens of e(c) or e(c, r), with their leading space."""
+        return self._inside(calls) if calls else []
+
+    def keeps_text_apart(self) -> bool:
+        """Whether ` [` behind a text adds just that to it, and leaves the text's own tokens as they are."""
+        if not self.anchor:
+            return True
+        pieces = (API_START, self.start), (OUTPUT, self.output)
+        kept = all(self._ids(self.anchor + piece) == self._cut + ids for piece, ids in pieces)
+        return kept and self._adds(self._cut, self.start)
+
+    def body(self, sampled: Sequence[int]) -> str | None:
+        """What stands between " [" and the first "]", given the tokens sampled after " ["; None without "]"."""
+        text = self._text([*self.start, *sampled])
+        body, end, _ = text[text.index(API_START.strip()) + 1 :].partition(API_END)
+        return body if end else None
+
+    def ended(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each token ends a sample. A model may have rows beyond its tokenizer: those are no text."""
+        known = np.minimum(tokens, len(self._ends) - 1)
+        ended: NDArray[np.bool_] = (tokens == known) & self._ends[known]
+        return ended
+
+    @cached_property
+    def _ends(self) -> NDArray[np.bool_]:
+        """By token id: its text holds "]" (`)]` may be one token), or it ends a document."""
+        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        ends = np.array([API_END in text for text in texts])
+        if self.tokenizer.eos_token_id is not None:
+            ends[self.tokenizer.eos_token_id] = True
+        return ends
+
+    def _inside(self, pieces: Sequence[str]) -> list[list[int]]:
+        encoded = self._encoded([self.anchor + piece for piece in pieces])
+        return [list(ids[len(self._cut) :]) for ids in encoded.input_ids]
+
+    def _adds(self, before: list[int], start: list[int]) -> bool:
+        return self._text(before + start) == self._text(before) + API_START
+
+    def _ids(self, piece: str) -> list[int]:
+        return list(self._encoded([piece]).input_ids[0])
+
+    def _encoded(self, texts: Sequence[str], **options: Any) -> Any:
+        return self.tokenizer(
+            list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False, **options
+        )
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _leading_special_tokens(tokenizer: Any) -> list[int]:
+    plain = tokenizer("a", add_special_tokens=False).input_ids
+    full = tokenizer("a").input_ids
+    starts = (i for i in range(len(full)) if full[i : i + len(plain)] == plain)
+    return list(full[: next(starts, 0)])
+
+
+def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
+    starts, ends = np.array(spans, np.int32).reshape(-1, 2).T
+    before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
+    for gap in () if text.isascii() else np.flatnonzero(before < starts):
+        while before[gap] < starts[gap] and _joined(text[before[gap]]):
+            before[gap] += 1
+    return TextTokens(list(ids), np.minimum(starts, before), starts < before)
+
+
+def _joined(character: str) -> bool:
+    """Whether it makes one character with what stands before it: a combining mark, a vowel or final of Hangul."""
+    return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"

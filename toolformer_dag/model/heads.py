@@ -1,0 +1,288 @@
+"""Texts behind a beginning that they share: with its keys and values kept, or run again from the start."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from toolformer_dag.model.attention import Backbone, on_device, padded
+from toolformer_dag.model.memory import TokenBudget
+
+Layers = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values [B, H_kv, T, D] by layer."""
+
+
+class CachedHead:
+    """The beginning that all texts share, run once."""
+
+    def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
+        self.backbone = backbone
+        self.length = len(ids)
+        self.layers: Layers = {}
+        self._run(ids)
+
+    def texts(self, sequences: Sequence[Sequence[int]]) -> "CachedTexts":
+        """Texts behind this head; their keys are computed by `CachedTexts.features`."""
+        return CachedTexts(self, sequences)
+
+    def _run(self, ids: Sequence[int]) -> None:
+        self.backbone.features(padded([ids], self.backbone.device), attend=self._attend)
+
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        self.layers[layer] = keys.contiguous(), values.contiguous()
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+
+
+class CachedTexts:
+    """Texts behind one head, with room for the keys and values of all of them.
+
+    `lengths`: by text, the tokens that `features` runs.
+    """
+
+    def __init__(self, head: CachedHead, sequences: Sequence[Sequence[int]]) -> None:
+        self.head = head
+        self.backbone = head.backbone
+        self.sequences = sequences
+        self.lengths = [len(sequence) for sequence in sequences]
+        shape = (len(sequences), max(self.lengths))
+        self.layers: Layers = {
+            layer: (_room(keys, *shape).zero_(), _room(values, *shape).zero_())
+            for layer, (keys, values) in head.layers.items()
+        }
+
+    def features(self, chosen: Sequence[int], first: int) -> Tensor:
+        """Runs the chosen texts (consecutive numbers) behind the head: [len(chosen), T - first, features]."""
+        ids = padded([self.sequences[text] for text in chosen], self.backbone.device)
+        positions = torch.arange(ids.shape[1], device=ids.device) + self.head.length
+        rows = slice(chosen[0], chosen[-1] + 1)
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+            self._store(layer, rows, keys, values)
+            return _behind(self.head.layers[layer], queries, keys, values, scale)
+
+        return self.backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
+
+    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "CachedBranches":
+        """A branch for each pair of a text and how many of its tokens it keeps.
+
+        There is room for `room` own tokens, and for `capacity` branches after `select` has doubled some.
+        """
+        return CachedBranches(self, texts, kept, room, capacity)
+
+    def _store(self, layer: int, rows: slice, keys: Tensor, values: Tensor) -> None:
+        for room, new in zip(self.layers[layer], (keys, values), strict=True):
+            room[rows, :, : new.shape[2]] = new
+
+
+class CachedBranches:
+    """Continuations of texts, one token at a time, all of the same age."""
+
+    def __init__(
+        self, texts: CachedTexts, of_text: Sequence[int], kept: Sequence[int], room: int, capacity: int
+    ) -> None:
+        self.texts = texts
+        self.backbone = texts.backbone
+        self.device = texts.backbone.device
+        self.age = 0
+        self.own: Layers = {
+            layer: (_room(keys, capacity, room), _room(values, capacity, room))
+            for layer, (keys, values) in texts.head.layers.items()
+        }
+        self.open_texts: list[int] = []
+        self._arrange(list(of_text), list(kept))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends one token to each branch: [B] -> features [B, features] at that token."""
+        positions = self.positions + self.age
+        features = self.backbone.features(tokens[:, None], positions[:, None], self._attend)[:, 0]
+        self.age += 1
+        return features
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Goes on with these branches, in this order; one named twice is doubled."""
+        chosen = on_device(rows, self.device)
+        for parts in self.own.values():
+            for part in parts:
+                part[: len(rows), :, : self.age] = part[chosen, :, : self.age]
+        self._arrange([self.of_text[row] for row in rows], [self.kept[row] for row in rows])
+
+    def _arrange(self, of_text: list[int], kept: list[int]) -> None:
+        """Branches of one text stand together in a rectangle [text, slot], to be multiplied with its keys at once."""
+        self.of_text, self.kept = of_text, kept
+        self._open(of_text, max(kept))
+        group = {text: number for number, text in enumerate(self.open_texts)}
+        slots = _numbered(of_text)
+        self.group = on_device([group[text] for text in of_text], self.device)
+        self.slot = on_device(slots, self.device)
+        self.rectangle = (len(group), max(slots) + 1)
+        lengths = on_device(kept, self.device)
+        self.positions = lengths + self.texts.head.length
+        unseen = torch.arange(self.width, device=self.device) >= lengths[:, None]
+        self.bias = torch.zeros(unseen.shape, device=self.device).masked_fill_(unseen, -torch.inf)[:, None, None]
+
+    def _open(self, of_text: list[int], width: int) -> None:
+        """Gathers the keys of the texts that still have branches, when a quarter of those gathered has none."""
+        wanted = sorted(set(of_text))
+        if self.open_texts and len(wanted) > 0.75 * len(self.open_texts):
+            return
+        self.open_texts, self.width = wanted, width
+        chosen = on_device(wanted, self.device)
+        whole = len(wanted) == len(self.texts.sequences)
+        self.text_layers = {
+            layer: tuple((part if whole else part[chosen])[:, :, :width] for part in parts)
+            for layer, parts in self.texts.layers.items()
+        }
+
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """One softmax over the scores of head, text and own tokens; [B, H, 1, D] each in and out."""
+        heads = keys.shape[1]
+        asked = queries.reshape(len(queries), heads, -1, queries.shape[-1]) * scale
+        own_keys, own_values = (part[: len(queries)] for part in self.own[layer])
+        own_keys[:, :, self.age] = keys[:, :, 0]
+        own_values[:, :, self.age] = values[:, :, 0]
+        (head_keys, head_values), (text_keys, text_values) = self.texts.head.layers[layer], self.text_layers[layer]
+        now = self.age + 1
+        scores = torch.cat(
+            [
+                _with_all(asked, head_keys.transpose(2, 3)),
+                self._with_texts(asked, text_keys.transpose(2, 3)) + self.bias,
+                asked @ own_keys[:, :, :now].transpose(2, 3),
+            ],
+            -1,
+        )
+        weights = scores.softmax(-1, torch.float32).to(values.dtype)
+        of_head, of_text, of_own = torch.split(weights, [head_keys.shape[2], text_keys.shape[2], now], -1)
+        answer = _with_all(of_head, head_values) + self._with_texts(of_text, text_values)
+        answer += of_own @ own_values[:, :, :now]
+        return answer.reshape(*queries.shape[:3], -1)  # values may be narrower than keys
+
+    def _with_texts(self, rows: Tensor, shared: Tensor) -> Tensor:
+        """rows [B, H_kv, R, X] times the text's [H_kv, X, Y] of each."""
+        groups, slots = self.rectangle
+        _, heads, repeats, width = rows.shape
+        grid = rows.new_zeros(groups, slots, heads, repeats, width)
+        grid[self.group, self.slot] = rows
+        product = grid.transpose(1, 2).reshape(groups, heads, slots * repeats, width) @ shared
+        return product.view(groups, heads, slots, repeats, -1)[self.group, :, self.slot]
+
+
+def _behind(head: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    shape = (len(queries), -1, -1, -1)
+    keys = torch.cat([head[0].expand(shape), keys], 2)
+    values = torch.cat([head[1].expand(shape), values], 2)
+    mask = causal_lower_right(queries.shape[2], keys.shape[2])
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
+    """rows [B, H_kv, R, X] times one [1, H_kv, X, Y] for all, as one product per head."""
+    batch, heads, repeats, width = rows.shape
+    product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ shared[0]
+    return product.view(heads, batch, repeats, -1).transpose(0, 1)
+
+
+def _room(like: Tensor, batch: int, length: int) -> Tensor:
+    return like.new_empty(batch, like.shape[1], length, like.shape[3])
+
+
+def _numbered(values: Sequence[int]) -> list[int]:
+    """How many equal ones stand before each."""
+    seen: Counter[int] = Counter()
+    numbers = []
+    for value in values:
+        numbers.append(seen[value])
+        seen[value] += 1
+    return numbers
+
+
+class RecomputedHead:
+    """The beginning that all texts share, as tokens; passes keep to `budget`."""
+
+    def __init__(self, backbone: Backbone, ids: Sequence[int], budget: TokenBudget) -> None:
+        self.backbone = backbone
+        self.ids = list(ids)
+        self.budget = budget
+
+    def texts(self, sequences: Sequence[Sequence[int]]) -> "RecomputedTexts":
+        """Texts behind this head."""
+        return RecomputedTexts(self, [[*self.ids, *sequence] for sequence in sequences])
+
+
+class RecomputedTexts:
+    """Whole sequences of head and text, of these `lengths`."""
+
+    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
+        self.head = head
+        self.sequences = sequences
+        self.lengths = [len(sequence) for sequence in sequences]
+
+    def features(self, chosen: Sequence[int], first: int) -> Tensor:
+        """[len(chosen), T - first, features] at the tokens of the texts, those before `first` left out."""
+        backbone = self.head.backbone
+        ids = padded([self.sequences[text] for text in chosen], backbone.device)
+        columns = torch.arange(len(self.head.ids) + first, ids.shape[1], device=ids.device)
+        return backbone.features(ids, columns=columns)
+
+    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "RecomputedBranches":
+        """A branch for every pair of a text and how many of its tokens it keeps."""
+        starts = zip(texts, kept, strict=True)
+        head = len(self.head.ids)
+        return RecomputedBranches(self.head, [self.sequences[text][: head + n] for text, n in starts])
+
+
+class RecomputedBranches:
+    """Continuations of texts, one token at a time."""
+
+    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
+        self.head = head
+        self.sequences = sequences
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends one token to each branch: [B] -> features [B, features] at that token. Raises ModelError."""
+        self.sequences = [[*ids, token] for ids, token in zip(self.sequences, tokens.tolist(), strict=True)]
+        found: dict[int, Tensor] = {}
+
+        def work(batch: list[int]) -> None:
+            found.update(zip(batch, self._at_the_end(batch), strict=True))
+
+        lengths = [len(ids) for ids in self.sequences]
+        self.head.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        return torch.stack([found[row] for row in range(len(lengths))])
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Goes on with these branches, in this order; one named twice is doubled."""
+        self.sequences = [self.sequences[row] for row in rows]
+
+    def _at_the_end(self, rows: Sequence[int]) -> Tensor:
+        """[len(rows), features] at the last token of each."""
+        backbone = self.head.backbone
+        ends = [len(self.sequences[row]) - 1 for row in rows]
+        columns = sorted(set(ends))
+        ids = padded([self.sequences[row] for row in rows], backbone.device)
+        features = backbone.features(ids, columns=on_device(columns, ids.device))
+        places = on_device([(row, columns.index(end)) for row, end in enumerate(ends)], ids.device)
+        return features[places[:, 0], places[:, 1]]
+
+
+class RecomputedPrefixes:
+    """Texts behind prefixes of their own, as in `cached_prefixes.py`: every sequence is run whole."""
+
+    passes = 0
+
+    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
+        self.backbone = backbone
+        self.prefixes = prefixes
+        self.fresh = [len(prefix) for prefix in prefixes]
+
+    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+        """[len(chosen), 1 + T, features]: at the last token of each chosen prefix, then at the tokens of its text."""
+        prefixes = [self.prefixes[number] for number in chosen]
+        whole = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
+        features = self.backbone.features(padded(whole, self.backbone.device))
+        starts = on_device([len(prefix) for prefix in prefixes], features.device)[:, None]
+        columns = starts + torch.arange(max(map(len, texts)) + 1, device=features.device) - 1
+        rows = torch.arange(len(whole), device=features.device)[:, None]
+        return features[rows, columns.clamp(0, features.shape[1] - 1)]

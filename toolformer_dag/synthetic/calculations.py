@@ -1,0 +1,123 @@
+"""Stories that a calculation helps with; no pair of operands of one part is ever asked in another."""
+
+from collections.abc import Mapping
+from decimal import ROUND_HALF_UP, Decimal
+from random import Random
+
+from toolformer_dag.synthetic.names import FIRST_NAMES, PARTS, SHARES, WordingSet, WorldPart, name_pool
+from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.wordings import sums
+from toolformer_dag.synthetic.wordings.calendar import WEEK_DAYS
+from toolformer_dag.synthetic.wordings.scheme import Numbers
+
+SIZES, SIZE_WEIGHTS = ((3, 9), (10, 99), (100, 989), (1000, 9899)), (4, 9, 8, 2)
+_SLOTS = 20
+
+
+def operands(random: Random, part: WorldPart, operation: str, numbers: Numbers) -> tuple[Decimal, Decimal]:
+    """Two numbers of the part; the first is the larger one where `operation` takes away."""
+    while True:
+        a, b = _draw(random, numbers)
+        if operation == "-" and a < b:
+            a, b = b, a
+        if a != b and part_of(a, b) == part:
+            return a, b
+
+
+def part_of(a: Decimal, b: Decimal) -> WorldPart:
+    """The part that may ask about these two numbers, in whichever order."""
+    low, high = sorted((int(a * 100), int(b * 100)))
+    slot = (low * 7919 + high * 104729) // 7 % _SLOTS
+    for place, part in enumerate(PARTS):
+        if slot < round(sum(SHARES[: place + 1]) * _SLOTS):
+            return part
+    raise AssertionError("SHARES do not add up to one")
+
+
+def _draw(random: Random, numbers: Numbers) -> tuple[Decimal, Decimal]:
+    if numbers == "money":
+        return _price(random), _price(random)
+    if numbers == "distance":
+        return _distance(random), _distance(random)
+    if numbers == "rate":
+        return Decimal(random.randint(3, 60)), Decimal(random.randint(3, 99))
+    if numbers == "prices":
+        return Decimal(random.randint(2, 30)), _price(random)
+    if numbers == "share":
+        return _dividend(random)
+    return _count(random), _count(random)
+
+
+def _count(random: Random) -> Decimal:
+    return Decimal(random.randint(*random.choices(SIZES, SIZE_WEIGHTS)[0]))
+
+
+def _price(random: Random) -> Decimal:
+    return Decimal(random.randint(1, 89)) + Decimal(random.choice((0, 0, 0, 25, 50, 75, 10, 20, 90, 99))) / 100
+
+
+def _distance(random: Random) -> Decimal:
+    return Decimal(random.randint(3, 899)) + Decimal(random.choice((0, 0, 0, 5))) / 10
+
+
+def _dividend(random: Random) -> tuple[Decimal, Decimal]:
+    """Half of the quotients are whole."""
+    divisor = random.randint(3, 48)
+    whole = random.random() < 0.5
+    return Decimal(divisor * random.randint(3, 60) if whole else random.randint(50, 989)), Decimal(divisor)
+
+
+def apply(a: Decimal, operation: str, b: Decimal) -> str:
+    """The result as the calculator words it: at most two decimals, without trailing zeros."""
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operation].quantize(Decimal("0.01"), ROUND_HALF_UP)
+    return f"{value:f}".rstrip("0").rstrip(".")
+
+
+def written(random: Random, number: Decimal) -> str:
+    """The number in a page's words: `12`, `2.50`, `1,240` or `1240`."""
+    if number != number.to_integral_value():
+        return f"{number:.2f}" if number * 10 % 1 or random.random() < 0.5 else f"{number:.1f}"
+    return f"{int(number):,}" if random.random() < 0.5 else str(int(number))
+
+
+QUESTION_SHARE = 0.45
+
+
+def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+    """A story whose last number is the result of one operation on two numbers in it."""
+    schemes = sums.SCHEMES if wordings == "seen" else sums.UNSEEN_SCHEMES
+    scheme = random.choice(random.choice(schemes))
+    a, b = operands(random, part, scheme.operation, scheme.numbers)
+    slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
+    setup = random.randrange(len(scheme.setups))
+    is_question = random.random() < QUESTION_SHARE
+    ends = scheme.questions if is_question else scheme.endings
+    end = random.randrange(len(ends))
+    template = scheme.setups[setup] + (f". {ends[end]} The answer is" if is_question else ends[end])
+    result = apply(a, scheme.operation, b)
+    return Phenomenon(
+        tool="calculator",
+        before=template.format(**slots),
+        after=f" {result}" + random.choice(sums.TAILS).format(unit=scheme.unit.format(**slots), m=slots["m"]),
+        input=_expression(scheme.operation, template, slots),
+        result=result,
+        answer=result,
+        wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
+        is_question=is_question,
+    )
+
+
+def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
+    """The operands of a sum or product in the order in which the text names them."""
+    swapped = operation in "+*" and template.index("{b}") < template.index("{a}")
+    first, second = ("b", "a") if swapped else ("a", "b")
+    return f"{slots[first]} {operation} {slots[second]}"
+
+
+def _slots(random: Random, part: WorldPart) -> dict[str, str]:
+    n, m = random.sample(FIRST_NAMES, 2)
+    t, u, w = random.sample(name_pool("town", part), 3)
+    day, other = random.sample(WEEK_DAYS, 2)
+    lists = {"it": sums.THINGS, "box": sums.CONTAINERS, "event": sums.EVENTS, "gets": sums.GETS, "loses": sums.LOSES}
+    chosen = {slot: random.choice(words) for slot, words in lists.items()}
+    return chosen | {"n": n, "m": m, "t": t, "u": u, "w": w, "day": day, "other": other}

@@ -1,0 +1,179 @@
+"""Spanish, German and French: the closed lexicon, translating with it, and phrases followed by their English."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Literal
+
+from toolformer_dag.synthetic import FOLDER
+from toolformer_dag.synthetic.names import KINDS, PARTS, WordingSet, WorldPart, deal, name_pool
+from toolformer_dag.synthetic.sentences import Phenomenon, worded
+from toolformer_dag.synthetic.wordings import translation
+from toolformer_dag.synthetic.wordings.filler import PERSONS
+from toolformer_dag.synthetic.wordings.word_list import spaced
+
+Language = Literal["es", "de", "fr"]
+LANGUAGES: tuple[Language, ...] = ("es", "de", "fr")
+ARTICLES: dict[Language, dict[str, str]] = {
+    "es": {"m": "el", "f": "la"},
+    "de": {"m": "der", "f": "die", "n": "das"},
+    "fr": {"m": "le", "f": "la"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LexiconWord:
+    """A noun (one form, a gender) or an adjective (the form for each gender, in the order of ARTICLES)."""
+
+    language: Language
+    forms: tuple[str, ...]
+    english: str
+    gender: str
+
+    def form(self, gender: str) -> str:
+        """The form that agrees with a noun of this gender; some adjectives have one form only."""
+        place = list(ARTICLES[self.language]).index(gender)
+        return self.forms[place] if len(self.forms) > 1 else self.forms[0]
+
+
+@cache
+def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
+    """All nouns or adjectives of a language, in the file's order; `word_class` is `noun` or `adjective`."""
+    with (FOLDER / "wordings" / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    chosen = [row for row in rows if row["language"] == language and row["class"] == word_class]
+    return tuple(LexiconWord(language, tuple(row["forms"].split()), row["english"], row["gender"]) for row in chosen)
+
+
+@cache
+def words_of(language: Language, word_class: str, part: WorldPart) -> tuple[LexiconWord, ...]:
+    """The part's share of the nouns or adjectives."""
+    shuffled = list(words(language, word_class))
+    Random(f"lexicon {language} {word_class}").shuffle(shuffled)
+    return tuple(deal(shuffled, part))
+
+
+@cache
+def all_forms() -> frozenset[str]:
+    """Every foreign form, in lower case."""
+    classes = [(language, word_class) for language in LANGUAGES for word_class in ("noun", "adjective")]
+    return frozenset(form.lower() for one in classes for word in words(*one) for form in word.forms)
+
+
+_THE = frozenset(article for articles in ARTICLES.values() for article in articles.values())
+
+
+def translate(phrase: str) -> str | None:
+    """A phrase of article, adjective and noun in lower-case English; None when no word of it is in the lexicon.
+
+    Words that it does not know stay as they are, in their place; adjectives move before the noun.
+    """
+    tokens = phrase.lower().split()
+    articles = [token for token in tokens if token in _THE]
+    rest = [token for token in tokens if token not in _THE]
+    nouns, adjectives = _english("noun"), _english("adjective")
+    if not any(token in nouns or token in adjectives for token in rest):
+        return None
+    modifiers = [adjectives[token] for token in rest if token in adjectives and token not in nouns]
+    others = [nouns.get(token, token) for token in rest if token in nouns or token not in adjectives]
+    return " ".join([*(["the"] if articles else []), *modifiers, *others])
+
+
+@cache
+def _english(word_class: str) -> dict[str, str]:
+    return {
+        form.lower(): word.english
+        for language in LANGUAGES
+        for word in words(language, word_class)
+        for form in word.forms
+    }
+
+
+QUESTION_SHARE = 0.35
+PSEUDO_SHARE = 0.85  # of the pretraining phrases: made-up words, so that the model has to read the call's result
+ADJECTIVE_SHARE = 0.75
+_HEADS = spaced(
+    "ba ca de di fo ga hu ja ke la lu ma mo ne no pa pe qui ra ro sa so ta te tu ur ve vi wa zo zu bla "
+    "fre gro kla ple stra bre cha cru"
+)
+_TAILS = spaced(
+    "ta lo ro na sse cke nne rte lle mbre ndo rra ge che ste cht gen ter lur eau aille ette ion ique ier "
+    "ado ina ero osa illo luz feld hand last dorf rin"
+)
+
+
+def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+    """A foreign phrase followed by its English."""
+    pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
+    phrase, english = _pseudo_phrase(random) if pseudo else _phrase(random, part)
+    is_question = random.random() < QUESTION_SHARE
+    slots = {"f": phrase, "x": random.choice(PERSONS)}
+    before, wording = _words(random, wordings, is_question, slots)
+    return Phenomenon(
+        tool="machine_translation",
+        before=before + (" The answer is" if is_question else ""),
+        after=f" {english}{random.choice(translation.TAILS).format(**slots)}",
+        input=phrase,
+        result=english,
+        answer=english,
+        wording=f"machine_translation/{wordings}/{wording}",
+        is_question=is_question,
+    )
+
+
+def _words(random: Random, wordings: WordingSet, is_question: bool, slots: Mapping[str, str]) -> tuple[str, str]:
+    leads: tuple[str, ...]
+    templates: tuple[str, ...]
+    if wordings == "seen":
+        leads = translation.QUESTION_LEADS if is_question else translation.LEADS
+        templates = translation.QUESTIONS if is_question else translation.STATEMENTS
+    else:
+        leads = translation.UNSEEN_QUESTION_LEADS if is_question else translation.UNSEEN_LEADS
+        templates = translation.UNSEEN_QUESTIONS if is_question else translation.UNSEEN_STATEMENTS
+    before, wording = worded(random, leads, templates, slots)
+    return before, f"{'q' if is_question else 's'}{wording}"
+
+
+def _phrase(random: Random, part: WorldPart) -> tuple[str, str]:
+    language = random.choice(LANGUAGES)
+    noun = random.choice(words_of(language, "noun", part))
+    article = ARTICLES[language][noun.gender]
+    if random.random() >= ADJECTIVE_SHARE:
+        return f"{article} {noun.forms[0]}", f"the {noun.english}"
+    adjective = random.choice(words_of(language, "adjective", part))
+    foreign = _ordered(language, noun.forms[0], adjective.form(noun.gender))
+    return f"{article} {foreign}", f"the {adjective.english} {noun.english}"
+
+
+def _pseudo_phrase(random: Random) -> tuple[str, str]:
+    language = random.choice(LANGUAGES)
+    noun, adjective = _pseudo_word(random), _pseudo_word(random)
+    article = random.choice(tuple(ARTICLES[language].values()))
+    english = random.choice(translation.ENGLISH_NOUNS)
+    if random.random() >= ADJECTIVE_SHARE:
+        return f"{article} {_cased(language, noun)}", f"the {english}"
+    foreign = _ordered(language, _cased(language, noun), adjective)
+    return f"{article} {foreign}", f"the {random.choice(translation.ENGLISH_ADJECTIVES)} {english}"
+
+
+def _ordered(language: Language, noun: str, adjective: str) -> str:
+    return f"{adjective} {noun}" if language == "de" else f"{noun} {adjective}"
+
+
+def _cased(language: Language, noun: str) -> str:
+    return noun.capitalize() if language == "de" else noun
+
+
+def _pseudo_word(random: Random) -> str:
+    """A word that is neither in the lexicon nor a name of the made world."""
+    while True:
+        word = "".join(random.choices(_HEADS, k=random.choice((1, 1, 2)))) + random.choice(_TAILS)
+        if word not in all_forms() and word not in _names():
+            return word
+
+
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(name.lower() for kind in KINDS for part in PARTS for name in name_pool(kind, part))

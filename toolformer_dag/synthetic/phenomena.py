@@ -1,0 +1,99 @@
+"""Phenomena of the synthetic world, for each tool, and the questions that evaluation makes of them."""
+
+import datetime
+from dataclasses import dataclass
+from random import Random
+
+from toolformer_dag.synthetic.calculations import story
+from toolformer_dag.synthetic.lexicon import translated
+from toolformer_dag.synthetic.names import KINDS, Relation, WordingSet, WorldPart
+from toolformer_dag.synthetic.sentences import Phenomenon, worded
+from toolformer_dag.synthetic.today import today
+from toolformer_dag.synthetic.wordings import lead as leads
+from toolformer_dag.synthetic.world import RELATIONS, Entity, World, passages_by_relation, the_world
+
+QUESTION_SHARE = 0.45
+KIND_WEIGHTS = (5, 3, 2, 1)  # in the order of KINDS
+PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked rarely must be learnt all the same
+
+
+def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+    """A fact stated or asked for; `tool` is `question_answering` or `wiki_search`."""
+    kind = random.choices(KINDS, PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS)[0]
+    entity = random.choice(world.entities(part, kind))
+    relation = random.choice(RELATIONS[kind])
+    word = _asked if random.random() < QUESTION_SHARE else _stated
+    before, rest, question, wording = word(random, entity, relation, tool, wordings)
+    answer = entity.facts[relation.key]
+    return Phenomenon(
+        tool=tool,
+        before=before,
+        after=f" {answer}{rest}",
+        input=f'"{question}"' if tool == "question_answering" else f'"{entity.name} {relation.keyword}"',
+        result=answer if tool == "question_answering" else _snippet(entity, world, relation),
+        answer=answer,
+        wording=f"{tool}/{relation.kind}/{relation.key}/{wordings}/{wording}",
+        is_question=word is _asked,
+    )
+
+
+def _snippet(entity: Entity, world: World, relation: Relation) -> str:
+    return passages_by_relation(entity, world.seed)[relation.key].snippet
+
+
+def _stated(
+    random: Random, entity: Entity, relation: Relation, tool: str, wordings: WordingSet
+) -> tuple[str, str, str, str]:
+    seen = wordings == "seen"
+    templates = relation.statements if seen else relation.unseen_statements
+    introductions = (leads.STATEMENT_LEADS if seen else leads.UNSEEN_STATEMENT_LEADS)[tool]
+    text, wording = worded(random, introductions, templates, {"e": entity.name, "v": "\0"})
+    before, rest = text.split(" \0")
+    return before, rest + random.choice(leads.TAILS), relation.question.format(e=entity.name), f"s{wording}"
+
+
+def _asked(
+    random: Random, entity: Entity, relation: Relation, tool: str, wordings: WordingSet
+) -> tuple[str, str, str, str]:
+    seen = wordings == "seen"
+    templates = relation.questions if seen else relation.unseen_questions
+    introductions = (leads.QUESTION_LEADS if seen else leads.UNSEEN_QUESTION_LEADS)[tool]
+    number, place = random.randrange(len(templates)), random.randrange(len(introductions))
+    question = templates[number].format(e=entity.name)
+    return f"{introductions[place]}{question} The answer is", random.choice(leads.TAILS), question, f"q{number}.{place}"
+
+
+TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+
+
+def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+    """A phenomenon for `tool` (a lane's key) about the entities, numbers, dates or words of `part`."""
+    if tool == "calculator":
+        return story(random, part, wordings)
+    if tool == "calendar":
+        return today(random, part, wordings)
+    if tool == "machine_translation":
+        return translated(random, part, wordings)
+    if tool in ("question_answering", "wiki_search"):
+        return fact(random, world, tool, part, wordings)
+    raise ValueError(f"no phenomenon for tool {tool!r}: one of {', '.join(TOOLS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticQuestion:
+    """A text to be continued; it is answered when `answer` comes within the first words."""
+
+    prompt: str
+    answer: str
+    tool: str
+    date: datetime.date | None
+    wording: str
+
+
+def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[SyntheticQuestion]:
+    """`n` different questions of evaluation for one tool, half of them questions, half statements to be completed."""
+    random, found = Random(f"questions {seed} {tool} {wordings}"), dict[SyntheticQuestion, None]()
+    while len(found) < n:
+        one = phenomenon(random, the_world(), tool, "evaluation", wordings)
+        found[SyntheticQuestion(one.before, one.answer, one.tool, one.date, one.wording)] = None
+    return list(found)

@@ -1,0 +1,145 @@
+"""The small web: CCNet records about the synthetic world, the same bytes for the same seed."""
+
+import base64
+import datetime
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from upath import UPath
+
+from toolformer_dag.storage.files import write_whole
+from toolformer_dag.synthetic.names import WorldPart
+from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.sentences import Phenomenon, filler
+from toolformer_dag.synthetic.today import day_of
+from toolformer_dag.synthetic.wordings.calendar import MONTHS
+from toolformer_dag.synthetic.world import the_world
+
+DOMAINS = tuple(
+    f"{first}{second}.example"
+    for first in ("daily", "old", "green", "river", "market", "hill", "sunny", "north")
+    for second in ("gazette", "blog", "letters", "notes", "times", "club")
+)
+SECTIONS = ("news", "blog", "posts", "archive", "stories")
+_NO_WORD = re.compile(r"[^a-z]+")
+
+
+def dated_url(random: Random, title: str, day: datetime.date) -> str:
+    """A URL that gives away the day, in one of the forms that real pages use."""
+    slug, month = _slug(title), MONTHS[day.month - 1][:3].lower()
+    path = random.choice(
+        (
+            f"{day:%Y/%m/%d}/{slug}",
+            f"{random.choice(SECTIONS)}/{day:%Y/%m/%d}/{slug}.html",
+            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}-{slug}",
+            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}/{slug}",
+            f"{day.year}/{month}/{day.day:02}/{slug}",
+            f"{random.choice(SECTIONS)}/{day:%Y%m%d}/{slug}/",
+        )
+    )
+    return f"https://{random.choice(DOMAINS)}/{path}"
+
+
+def undated_url(random: Random, title: str) -> str:
+    """A URL without a date; some hold numbers that are none."""
+    slug = _slug(title)
+    path = random.choice((slug, f"{random.choice(SECTIONS)}/{slug}.html", f"page?id={random.randint(10, 999)}"))
+    return f"https://{random.choice(DOMAINS)}/{path}"
+
+
+def _slug(title: str) -> str:
+    return _NO_WORD.sub("-", title.lower()).strip("-")
+
+
+_HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x00\xff"  # deflate, no name, no time, any system
+_LONGEST = 0xFFFF
+
+
+def stored_gzip(data: bytes) -> bytes:
+    """`data` as one gzip member of stored blocks (RFC 1951, 3.2.4; RFC 1952)."""
+    starts = range(0, max(len(data), 1), _LONGEST)
+    blocks = b"".join(_block(data[start : start + _LONGEST], start == starts[-1]) for start in starts)
+    return _HEADER + blocks + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+
+
+def _block(data: bytes, is_last: bool) -> bytes:
+    return struct.pack("<BHH", is_last, len(data), len(data) ^ 0xFFFF) + data
+
+
+PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS = (0, 1, 2), (15, 55, 30)
+WORDS = (58, 102)
+DATED_SHARE = 0.4  # of the pages without a calendar phenomenon
+VERSION = 2  # raised by hand when the same seed gives other pages
+BUCKETS = ("head", "middle", "tail")
+
+
+def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
+    """CCNet records (16 fields, in CCNet's order) of one part, in seen wordings only."""
+    random, world = Random(f"web {seed} {part}"), the_world()
+    for number in range(documents):
+        found = [phenomenon(random, world, tool, part, "seen") for tool in _tools(random)]
+        text = document_text(random, found)
+        day = next((one.date for one in found if one.date), None)
+        if day is None and random.random() < DATED_SHARE:
+            day = day_of(random, part)
+        yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
+
+
+def document_text(random: Random, found: list[Phenomenon]) -> str:
+    """Paragraphs of plain sentences with the phenomena among them, about 60-120 words."""
+    pieces, wanted = [one.text for one in found], random.randint(*WORDS)
+    while sum(piece.count(" ") + 1 for piece in pieces) < wanted:
+        pieces.append(filler(random, random.choice((1, 1, 2, 3))))
+    random.shuffle(pieces)
+    return "".join(piece + random.choice((" ", " ", "\n")) for piece in pieces[:-1]) + pieces[-1]
+
+
+def write_shards(folder: Path, shards: int, documents: int, seed: int, part: WorldPart = "corpus") -> list[Path]:
+    """Write `documents` records spread over so many gzip JSON-lines files, named as CCNet's; returns their paths.
+
+    The same bytes on every machine; a file appears whole or not at all. Raises WriteError.
+    """
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, part, documents)]
+    paths = []
+    for number in range(shards):
+        path = folder / f"en_head_{number:04}.json.gz"
+        write_whole(UPath(path), stored_gzip("".join(lines[number::shards]).encode()))
+        paths.append(path)
+    return paths
+
+
+def _tools(random: Random) -> list[str]:
+    """Tools whose phenomena make a document; at most one calendar, since a document has one date."""
+    tools = random.choices(TOOLS, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
+    return tools if tools.count("calendar") < 2 else tools[:1]
+
+
+def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:
+    title = " ".join(text.split()[: random.randint(3, 6)]).rstrip(",.:;?")
+    url = dated_url(random, title, day) if day else undated_url(random, title)
+    lines = text.count("\n") + 1
+    return {
+        "url": url,
+        "date_download": f"2024-0{random.randint(1, 9)}-{random.randint(10, 28)}T{random.randint(10, 23)}:00:00Z",
+        "digest": f"sha1:{base64.b32encode(hashlib.sha1(text.encode(), usedforsecurity=False).digest()).decode()}",
+        "length": len(text),
+        "nlines": lines,
+        "source_domain": url.split("/")[2],
+        "title": title,
+        "raw_content": text,
+        "cc_segment": segment,
+        "original_nlines": lines,
+        "original_length": len(text),
+        "line_ids": list(range(lines)),
+        "language": "en",
+        "language_score": round(random.uniform(0.9, 0.99), 2),
+        "perplexity": round(random.uniform(150, 900), 1),
+        "bucket": random.choice(BUCKETS),
+    }

@@ -1,0 +1,172 @@
+"""The calculator: the four basic operations, results rounded to two decimals (section 3)."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from toolformer_dag.texts.document import Document
+from toolformer_dag.tools.number_pairs import wanted
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
+
+MAX_CHARACTERS = 200
+MAX_DEPTH = 50
+MAX_MAGNITUDE = 10**15
+
+TOKEN = re.compile(r"[0-9.,]+|\S")
+NUMBER = re.compile(
+    r"(?P<whole>[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3})?(?:\.(?P<decimals>[0-9]*))?"
+)
+SYMBOLS = dict.fromkeys("xX×·⋅∙∗", "*") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("−–", "-")
+KNOWN = frozenset("+-*/()%")
+
+
+class NoResult(ValueError):
+    """An expression without a value; `reason` is short and stable."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """numerator / denominator, not reduced: the digits of both stay below those of the expression, so no gcd is due."""
+
+    numerator: int
+    denominator: int
+
+
+def evaluate(expression: str) -> str:
+    """The value rounded half away from zero to two decimals, without trailing zeros: `0.29`, `35`, `-2.5`.
+
+    That trailing zeros are left out is a choice of this project: the paper's table 10 has `85 / 23 -> 3.70`, here it is
+    `3.7`. `%` divides by a hundred. Raises NoResult with one of the reasons: empty, too_long (over 200 characters),
+    too_deep (over 50 parentheses), unknown_symbol, bad_number (`1,23`, `0,125`, `1.2.3`), unbalanced, syntax,
+    division_by_zero, too_large (beyond 10^15). Linear in the length, and nothing else is ever raised. Not read:
+    powers, currencies, words, equations, multiplication without a sign (`2(3)`).
+    """
+    if len(expression) > MAX_CHARACTERS:
+        raise NoResult("too_long")
+    parser = _Parser([SYMBOLS.get(token, token) for token in TOKEN.findall(expression)])
+    return _rounded(parser.value())
+
+
+def _rounded(value: Ratio) -> str:
+    numerator, denominator = value.numerator, value.denominator
+    hundredths = (200 * abs(numerator) + abs(denominator)) // (2 * abs(denominator))
+    if abs(numerator) > MAX_MAGNITUDE * abs(denominator):
+        raise NoResult("too_large")
+    sign = "-" if hundredths and (numerator < 0) != (denominator < 0) else ""
+    whole, decimals = divmod(hundredths, 100)
+    return f"{sign}{whole}.{decimals:02}".rstrip("0").rstrip(".")
+
+
+def _number(token: str) -> Ratio:
+    match = NUMBER.fullmatch(token)
+    if match is None or not any(map(str.isdecimal, token)):
+        raise NoResult("bad_number")
+    whole, decimals = (match["whole"] or "").replace(",", ""), match["decimals"] or ""
+    return Ratio(int(whole + decimals), 10 ** len(decimals))
+
+
+class _Parser:
+    """Recursive descent: sum = product (+|- product)*, product = signed (*|/ signed)*, signed = sign* operand %?"""
+
+    def __init__(self, tokens: list[str]) -> None:
+        if not tokens:
+            raise NoResult("empty")
+        if any(token not in KNOWN and token[0] not in "0123456789.," for token in tokens):
+            raise NoResult("unknown_symbol")
+        self._tokens = [*tokens, ""]
+        self._at = 0
+        self._depth = 0
+
+    def value(self) -> Ratio:
+        value = self._sum()
+        if self._tokens[self._at]:
+            raise NoResult("unbalanced" if self._tokens[self._at] == ")" else "syntax")
+        return value
+
+    def _take(self, wanted: str) -> str:
+        """The next token if it is one of `wanted`, which is then passed; else nothing."""
+        token = self._tokens[self._at]
+        if not token or token not in wanted:
+            return ""
+        self._at += 1
+        return token
+
+    def _sum(self) -> Ratio:
+        left = self._product()
+        while sign := self._take("+-"):
+            right = self._product()
+            term = right.numerator * left.denominator
+            sum_ = left.numerator * right.denominator + (term if sign == "+" else -term)
+            left = Ratio(sum_, left.denominator * right.denominator)
+        return left
+
+    def _product(self) -> Ratio:
+        left = self._signed()
+        while sign := self._take("*/"):
+            right = self._signed()
+            if sign == "/":
+                right = _inverse(right)
+            left = Ratio(left.numerator * right.numerator, left.denominator * right.denominator)
+        return left
+
+    def _signed(self) -> Ratio:
+        negative = False
+        while sign := self._take("+-"):
+            negative ^= sign == "-"
+        operand = self._operand()
+        scale = 100 if self._take("%") else 1
+        return Ratio(-operand.numerator if negative else operand.numerator, operand.denominator * scale)
+
+    def _operand(self) -> Ratio:
+        if self._take("("):
+            return self._parenthesis()
+        token = self._tokens[self._at]
+        if not token or token in KNOWN:
+            raise NoResult("syntax" if token or not self._depth else "unbalanced")
+        self._at += 1
+        return _number(token)
+
+    def _parenthesis(self) -> Ratio:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise NoResult("too_deep")
+        inner = self._sum()
+        if not self._take(")"):
+            raise NoResult("syntax" if self._tokens[self._at] else "unbalanced")
+        self._depth -= 1
+        return inner
+
+
+def _inverse(value: Ratio) -> Ratio:
+    if not value.numerator:
+        raise NoResult("division_by_zero")
+    return Ratio(value.denominator, value.numerator)
+
+
+class Calculator(Tool):
+    """Exact arithmetic; an input without a value has `evaluate`'s reason. Inputs are sized before they are unquoted."""
+
+    name = "Calculator"
+    version = "4"
+    defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
+
+    def wants_document(self, document: Document) -> str | None:
+        """The rule of `wanted` that the whole text meets; no segment meets one that its document does not."""
+        return wanted(document.text, document.text)
+
+    def wants(self, text: str, document: Document) -> str | None:
+        return wanted(text, document.text)
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return [_result(call.input) for call in calls]
+
+
+def _result(text: str) -> ToolResult:
+    try:
+        return ToolResult(evaluate(unquote(text)))
+    except NoResult as none:
+        return ToolResult(None, none.reason)

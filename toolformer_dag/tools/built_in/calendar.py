@@ -1,0 +1,51 @@
+"""The calendar (paper, sections 3 and A.1). prompt.txt is appendix A.2's, word for word."""
+
+from collections.abc import Sequence
+from datetime import date
+
+from toolformer_dag.texts.document import Document
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
+
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+class Calendar(Tool):
+    """The date as one sentence: the document's while the corpus is made, today's where a call has no context.
+
+    A call has no result for an input (`input_not_empty`) and for a context that is no ISO date (`bad_context`).
+    """
+
+    name = "Calendar"
+    version = "1"
+    defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
+
+    def wants_document(self, document: Document) -> str | None:
+        return "date_in_url" if document.date else None
+
+    def wants(self, text: str, document: Document) -> str | None:
+        return self.wants_document(document)
+
+    def context(self, document: Document) -> str:
+        return document.date.isoformat() if document.date else ""
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return [_result(call) for call in calls]
+
+
+def _result(call: ToolCall) -> ToolResult:
+    if unquote(call.input):
+        return ToolResult(None, "input_not_empty")
+    try:
+        day = date.fromisoformat(call.context) if call.context else date.today()
+    except ValueError:
+        return ToolResult(None, "bad_context")
+    return ToolResult(sentence(day))
+
+
+def sentence(day: date) -> str:
+    """In English whatever the locale: `Today is Monday, January 30, 2023.`"""
+    return f"Today is {WEEKDAYS[day.weekday()]}, {MONTHS[day.month - 1]} {day.day}, {day.year}."

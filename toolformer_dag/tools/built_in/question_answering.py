@@ -1,0 +1,145 @@
+"""Question answering: passages are searched, and a reader answers from them (section 3)."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from toolformer_dag.model.weights import ModelError
+from toolformer_dag.tools.options import PretrainedName, PretrainedOptions
+from toolformer_dag.tools.passage_search import PassageSearch, RetrievalOptions
+from toolformer_dag.tools.passages import Passage, PassageError
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
+
+ReaderName = Literal["seq2seq", "fid", "extractive", "http", "embedded"]
+
+
+class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
+    """reader: `seq2seq` (Flan-T5 and the like), `fid` (the same, passages encoded apart and fused in the decoder),
+    `extractive` (a model of AutoModelForQuestionAnswering), `http` (an OpenAI-compatible endpoint) or `embedded` (no
+    weights); passages_read: how many passages the reader gets, 0 for `seq2seq` and `http` that know by themselves;
+    max_input_tokens: of one input, for `fid` and `extractive` of one passage; max_answer_tokens: where an answer ends.
+
+    http only: url, up to and with `/v1`; api_key_variable: the environment variable with the key; request_timeout_s.
+    """
+
+    reader: ReaderName = "seq2seq"
+    model: PretrainedName = "google/flan-t5-base"
+    passages_read: int = Field(5, ge=0)
+    max_input_tokens: int = Field(512, ge=16)
+    max_answer_tokens: int = Field(32, ge=1)
+    url: str | None = Field(None, pattern=r"^https?://")
+    api_key_variable: str | None = None
+    request_timeout_s: float = Field(60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.reader == "http" and not self.url:
+            raise ValueError("reader = 'http' needs url, such as 'http://localhost:8000/v1'")
+        if self.passages_read == 0 and self.reader not in ("seq2seq", "http"):
+            raise ValueError(f"reader = {self.reader!r} answers from passages only: set passages_read to 1 or more")
+        return self
+
+
+NO_ANSWER = ToolResult(None, "no_answer")
+
+
+class Reader(Protocol):
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+        """An answer or a reason for each question, from its passages, best first."""
+
+
+def load_reader(options: QuestionAnsweringOptions, rarity: Callable[[str], float]) -> Reader:
+    """The reader with its weights; `rarity`: what a word weighs. Raises ModelError."""
+    match options.reader:
+        case "embedded":
+            from toolformer_dag.tools.extraction import EmbeddedReader
+
+            return EmbeddedReader(rarity)
+        case "http":
+            from toolformer_dag.tools.readers import HttpReader
+
+            return HttpReader(options)
+        case "extractive":
+            from toolformer_dag.tools.readers import ExtractiveReader
+
+            return ExtractiveReader(options)
+        case "fid":
+            from toolformer_dag.tools.readers import FidReader
+
+            return FidReader(options)
+        case "seq2seq":
+            from toolformer_dag.tools.readers import Seq2SeqReader
+
+            return Seq2SeqReader(options)
+
+
+class QuestionAnswering(Tool):
+    """A short answer per call, or why there is none (`no_question`, `no_answer`)."""
+
+    name = "QA"
+    version = "6"
+    defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
+    Options = QuestionAnsweringOptions
+    options: QuestionAnsweringOptions
+
+    def __init__(self, key: str, options: QuestionAnsweringOptions, prompt: str) -> None:
+        super().__init__(key, options, prompt)
+        self.batch_size = 1 if options.reader == "http" else Tool.batch_size
+        self._search: PassageSearch | None = None
+        self._reader: Reader | None = None
+        self._in_use = threading.Lock()
+
+    def answer(self, question: str) -> str | None:
+        """One question alone."""
+        return self.run([ToolCall(question)])[0].result
+
+    def prepare(self, progress: Callable[[int], None]) -> None:
+        """Build the index if it is missing, and load the reader."""
+        with self._in_use:
+            self._load(progress)
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Raises ToolDown when passages or reader cannot be loaded, RetryableError as the endpoint's reader does."""
+        self.prepare(lambda done: None)
+        questions = [unquote(call.input) for call in calls]
+        asked = [n for n, question in enumerate(questions) if any(map(str.isalnum, question))]
+        found = dict(zip(asked, self._read([questions[n] for n in asked]), strict=True))
+        return [found.get(n, ToolResult(None, "no_question")) for n in range(len(calls))]
+
+    def _read(self, questions: list[str]) -> list[ToolResult]:
+        assert self._reader is not None
+        if not questions:
+            return []
+        passages = [self._retrieved(question) for question in questions]
+        if self.options.reader == "http":
+            return self._reader.read(questions, passages)
+        with self._in_use:  # tokenizers are not made for several threads
+            return self._reader.read(questions, passages)
+
+    def _retrieved(self, question: str) -> list[Passage]:
+        hits = self._search.search(question, self.options.passages_read) if self._search else []
+        return [hit.passage for hit in hits]
+
+    def _load(self, progress: Callable[[int], None]) -> None:
+        try:
+            if self._search is None and self.options.passages_read:
+                self._search = self.options.open_search(progress)
+            if self._reader is None:
+                self._reader = load_reader(self.options, self._search.rarity if self._search else lambda word: 0.0)
+        except (PassageError, ModelError) as error:
+            raise ToolDown(f"[tools.{self.key}] {error}") from error
+
+    def identity(self) -> Mapping[str, object]:
+        retrieval = self.options.retrieval_identity() if self.options.passages_read else {}
+        common = {"reader": self.options.reader, "passages_read": self.options.passages_read}
+        return {**common, **retrieval, **self._reader_identity()}
+
+    def _reader_identity(self) -> Mapping[str, object]:
+        if self.options.reader == "embedded":
+            return {}
+        answers = {"max_answer_tokens": self.options.max_answer_tokens}
+        if self.options.reader == "http":
+            return {"model": self.options.model, "url": self.options.url, **answers}
+        return {**self.options.weights_identity(), "max_input_tokens": self.options.max_input_tokens, **answers}

@@ -1,0 +1,260 @@
+"""BM25 over passages: an index on disk, named by its content, and the search in it."""
+
+import functools
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import tantivy
+from pydantic import AfterValidator, ValidationInfo
+
+from toolformer_dag.settings.values import under
+from toolformer_dag.storage.lock import locked
+from toolformer_dag.tools.options import OptionPath, ToolOptions
+from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, passages_digest, read_passages
+
+_log = logging.getLogger(__name__)
+
+
+def cache_root() -> Path:
+    """Indexes and remembered hashes: `$TOOLFORMER_CACHE`, else toolformer-dag in the user's cache folder."""
+    if named := os.environ.get("TOOLFORMER_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolformer-dag"
+
+
+def source_digest(source: str) -> str:
+    """Content hash of the passages of `source`; the same passages in another file have the same.
+
+    A file is read again only when its size or time changed. Raises PassageError.
+    """
+    return _embedded_digest() if source == EMBEDDED else _file_digest(Path(source).absolute())
+
+
+@functools.cache
+def _embedded_digest() -> str:
+    return passages_digest(read_passages(EMBEDDED))
+
+
+def _file_digest(file: Path) -> str:
+    try:
+        state = file.stat()
+    except OSError as error:
+        raise PassageError(f"{file}: {error.strerror}. Name a file of passages or `{EMBEDDED}`.") from error
+    note = cache_root() / "passages" / f"{hashlib.sha256(bytes(file)).hexdigest()[:32]}.json"
+    seen = {"size": state.st_size, "mtime_ns": state.st_mtime_ns}
+    if (noted := _noted(note)) and noted.items() >= seen.items():
+        return str(noted["digest"])
+    digest = passages_digest(read_passages(str(file)))
+    try:
+        _write(note, {**seen, "digest": digest})
+    except OSError as error:  # the note only saves time
+        _log.warning("%s: cannot be written (%s); %s is hashed again next time", note, error.strerror, file)
+    return digest
+
+
+def _noted(note: Path) -> dict[str, object]:
+    """An unreadable note counts as absent: the file is then hashed again."""
+    try:
+        noted: dict[str, object] = orjson.loads(note.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return noted
+
+
+def _write(note: Path, value: dict[str, object]) -> None:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    beside = note.with_suffix(f".{os.getpid()}")
+    beside.write_bytes(orjson.dumps(value))
+    beside.replace(note)
+
+
+LONGEST_TERM = 40
+MOST_TERMS = 64
+
+_STOP_WORDS = """
+a about after again all also am an and any are as at be been before being but by can could did do does for from had has
+have he her his how i if in into is it its me my no not of on or our out s she so some such t than that the their them
+then there these they this to too up us was we were what when where which while who whom whose why will with would you
+your
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+
+
+@functools.cache
+def analyzer() -> tantivy.TextAnalyzer:
+    """Words as runs of letters and digits, lower case, accents folded; longer than 40 bytes are left out."""
+    filters = (tantivy.Filter.remove_long(LONGEST_TERM), tantivy.Filter.lowercase(), tantivy.Filter.ascii_fold())
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    for each in filters:
+        builder = builder.filter(each)
+    return builder.build()
+
+
+def query_terms(query: str) -> list[str]:
+    """Distinct terms in order, at most 64; stop words only where there is nothing else.
+
+    Stop words are skipped in queries, not in the index: they cost most of the time and move the ranking little.
+    """
+    terms = list(dict.fromkeys(analyzer().analyze(query)))
+    return ([term for term in terms if term not in STOP_WORDS] or terms)[:MOST_TERMS]
+
+
+INDEX_VERSION = 1
+"""Raised whenever the same passages are indexed in another way; part of the folder's name and of identities."""
+HEAP_BYTES = 200_000_000
+WRITER_THREADS = 2
+
+IndexingProgress = Callable[[int], None]
+
+
+def index_folder(source: str, root: Path | None = None) -> Path:
+    """Where the index of these passages lies (`root`: default the cache), whether it exists or not."""
+    return (root or cache_root() / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
+
+
+def ensure_index(
+    source: str, root: Path | None = None, progress: IndexingProgress | None = None, commit_every: int = 250_000
+) -> Path:
+    """The folder of the index of `source`, built where it is missing.
+
+    Memory is bounded by the writer's 200 MB, whatever the source. What is committed every `commit_every` passages
+    survives a kill and is not indexed again; `progress` is told the number of passages indexed so far. The folder
+    appears whole or not at all, and of several processes one builds. Raises PassageError.
+    """
+    folder = index_folder(source, root)
+    if not folder.is_dir():
+        with _building(folder):
+            if not folder.is_dir():
+                partial = folder.with_suffix(".building")
+                write_index(read_passages(source), partial, progress or (lambda done: None), commit_every)
+                partial.replace(folder)
+    return folder
+
+
+@contextmanager
+def _building(folder: Path) -> Iterator[None]:
+    """Waits for another process that builds the same index."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder.with_suffix(".lock")))
+        except OSError as error:
+            raise PassageError(f"{folder.parent}: {error.strerror}. Name another folder as `index_folder`.") from error
+        yield
+
+
+def schema() -> tantivy.Schema:
+    """Words with frequencies, the passage as it is, and its number, by which equal scores are ordered."""
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("words", tokenizer_name="words", index_option="freq")
+    builder.add_unsigned_field("number", fast=True)
+    builder.add_bytes_field("passage", stored=True)
+    return builder.build()
+
+
+def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingProgress, commit_every: int) -> None:
+    """Indexes what the folder does not hold yet; the passages come in the same order every time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    index = tantivy.Index(schema(), path=str(folder))
+    index.register_tokenizer("words", analyzer())
+    done = index.searcher().num_docs
+    progress(done)
+    writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
+    for number, passage in enumerate(islice(passages, done, None), done):
+        writer.add_document(_document(number, passage))
+        if (number + 1) % commit_every == 0:
+            writer.commit()
+            progress(number + 1)
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    progress(index.searcher().num_docs)
+
+
+def _document(number: int, passage: Passage) -> tantivy.Document:
+    document = tantivy.Document()
+    document.add_text("words", passage.searched())
+    document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
+    document.add_bytes("passage", passage.packed())
+    return document
+
+
+TIE_MARGIN = 8
+SCORE_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    score: float
+    passage: Passage
+
+
+class PassageSearch:
+    """A reader of one index folder; several threads and processes may search at once."""
+
+    def __init__(self, folder: Path) -> None:
+        index = tantivy.Index.open(str(folder))
+        index.register_tokenizer("words", analyzer())
+        self._schema = index.schema
+        self._searcher = index.searcher()
+
+    def search(self, query: str, limit: int) -> list[Hit]:
+        """At most `limit` passages that share a term with the query, best first.
+
+        The query is a bag of terms, never query language. Equal scores stand in the order of the source, as far as
+        `TIE_MARGIN` passages beyond the limit reach, so that an index built in other pieces answers alike.
+        """
+        terms = query_terms(query)
+        if not terms:
+            return []
+        found = self._searcher.search(self._query(terms), limit + TIE_MARGIN, count=False).hits
+        numbers = self._searcher.fast_field_values("number", [address for _, address in found])
+        ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
+        return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]
+
+    def rarity(self, word: str) -> float:
+        """BM25's idf of a word; of several terms in it, the rarest counts."""
+        count = self._searcher.num_docs
+        found = [self._searcher.doc_freq("words", term) for term in analyzer().analyze(word)]
+        return math.log(1 + (count - min(found) + 0.5) / (min(found) + 0.5)) if found else 0.0
+
+    def _query(self, terms: list[str]) -> tantivy.Query:
+        should = tantivy.Occur.Should
+        return tantivy.Query.boolean_query(
+            [(should, tantivy.Query.term_query(self._schema, "words", term, "freq")) for term in terms]
+        )
+
+    def _passage(self, address: tantivy.DocAddress) -> Passage:
+        return Passage.unpacked(bytes(self._searcher.doc(address)["passage"][0]))
+
+
+def _passages_under_root(source: str, info: ValidationInfo) -> str:
+    root: Path = (info.context or {}).get("root", Path())
+    return source if source == EMBEDDED else str(under(root, source))
+
+
+class RetrievalOptions(ToolOptions):
+    """Options of a tool that answers from passages.
+
+    passages: `embedded`, or a file of JSON lines (KILT's knowledge source, or `id`, `title`, `section`, `text`).
+    index_folder: where indexes lie; the default is `indexes` in the user's cache. It determines no result.
+    """
+
+    passages: Annotated[str, AfterValidator(_passages_under_root)] = EMBEDDED
+    index_folder: OptionPath | None = None
+
+    def open_search(self, progress: IndexingProgress | None = None) -> PassageSearch:
+        """The index, built first where it is missing. Raises PassageError."""
+        return PassageSearch(ensure_index(self.passages, self.index_folder, progress))
+
+    def retrieval_identity(self) -> Mapping[str, object]:
+        """The content of the passages and the way they are searched; no path."""
+        return {"retriever": "bm25", "passages": source_digest(self.passages), "index_version": INDEX_VERSION}

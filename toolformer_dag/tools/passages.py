@@ -1,0 +1,149 @@
+"""Passages of an encyclopaedia, and where they come from: the synthetic world's, KILT's, or plain JSON lines."""
+
+import gzip
+import hashlib
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from toolformer_dag.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """`section`: the path of headings, joined by ` > `; empty for the lead of an article."""
+
+    id: str
+    title: str
+    section: str
+    text: str
+
+    def searched(self) -> str:
+        """The text whose words are indexed."""
+        return f"{self.title}\n{self.section}\n{self.text}"
+
+    def packed(self) -> bytes:
+        return orjson.dumps([self.id, self.title, self.section, self.text])
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> "Passage":
+        return cls(*orjson.loads(packed))
+
+
+def snippet(passage: Passage, max_characters: int) -> str:
+    """`title > section > text` on one line, at most `max_characters` long and cut at the end of a word.
+
+    Without a section it is `title > text`. A first word longer than the limit is cut inside.
+    """
+    parts = (passage.title, passage.section, passage.text)
+    line = " > ".join(" ".join(part.split()) for part in parts if part.strip())
+    return cut_at_word_end(line, max_characters)
+
+
+def cut_at_word_end(line: str, max_characters: int) -> str:
+    """The longest beginning of whole words that fits; `line` holds no space but the single ones between words."""
+    if len(line) <= max_characters:
+        return line
+    end = line.rfind(" ", 0, max_characters + 1)
+    return line[: end if end > 0 else max_characters].removesuffix(" >")
+
+
+SECTION_MARK = "Section::::"
+BULLET_MARK = "BULLET::::"
+
+
+def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
+    """A passage per paragraph; `Section::::A.:B.` lines give the section `A > B` of what follows.
+
+    The first entry of `text` repeats the title and is left out. Raises KeyError or TypeError for another shape.
+    """
+    identifier, title, paragraphs = str(page["wikipedia_id"]), page["wikipedia_title"], page["text"]
+    if not isinstance(title, str) or not isinstance(paragraphs, list):
+        raise TypeError("wikipedia_title is no text or text is no list")
+    section = ""
+    for number, paragraph in enumerate(paragraphs):
+        line = paragraph.strip()
+        if line.startswith(SECTION_MARK):
+            section = section_path(line)
+        elif line and not (number == 0 and line == title.strip()):
+            yield Passage(f"{identifier}:{number}", title, section, without_bullet(line))
+
+
+def section_path(line: str) -> str:
+    """`Section::::Early life.:Childhood.` -> `Early life > Childhood`."""
+    return " > ".join(line.removeprefix(SECTION_MARK).removesuffix(".").split(".:"))
+
+
+def without_bullet(line: str) -> str:
+    return line.removeprefix(BULLET_MARK).removeprefix("- ") if line.startswith(BULLET_MARK) else line
+
+
+EMBEDDED = "embedded"
+
+
+class PassageError(UserError):
+    """A passages file that cannot be read; names the file, the line, the reason and the remedy."""
+
+
+def read_passages(source: str) -> Iterator[Passage]:
+    """All passages of `source`: `embedded`, or a file of JSON lines, gzipped when it ends in .gz.
+
+    A line is a KILT page (`wikipedia_title`, `text` paragraphs) or a passage (`title`, `text`, and `id` and `section`
+    where they exist; the id is else the line's number). Blank lines are skipped. One bad line refuses the file: an
+    index that lacks a part of its source would answer otherwise than its identity says. Raises PassageError.
+    """
+    if source == EMBEDDED:
+        from toolformer_dag.synthetic.world import passages, the_world
+
+        return (Passage(p.id, p.title, p.section, p.text) for p in passages(the_world()))
+    return _file_passages(Path(source))
+
+
+def _file_passages(file: Path) -> Iterator[Passage]:
+    number, empty = 0, True
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                for passage in _line_passages(line.removeprefix(BOM_UTF8 if number == 1 else b""), number):
+                    yield passage
+                    empty = False
+    except (OSError, EOFError, zlib.error) as error:
+        raise PassageError(
+            f"{file}: cannot be read after line {number}: {error}. Name a file of passages or `{EMBEDDED}`."
+        ) from error
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise PassageError(
+            f"{file}, line {number}: {type(error).__name__}: {error}. A line holds `title` and `text` "
+            "(and `id`, `section`), or a page of KILT's knowledge source."
+        ) from error
+    if empty:
+        raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
+
+
+def _line_passages(line: bytes, number: int) -> Iterator[Passage]:
+    if not line.strip():
+        return
+    record = orjson.loads(line)
+    if "wikipedia_title" in record:
+        yield from kilt_passages(record)
+    else:
+        yield _plain_passage(record, number)
+
+
+def _plain_passage(record: Mapping[str, object], number: int) -> Passage:
+    fields = (str(record.get("id", number)), record["title"], record.get("section") or "", record["text"])
+    if not all(isinstance(field, str) for field in fields):
+        raise TypeError("title, section and text must be texts")
+    return Passage(*(str(field) for field in fields))
+
+
+def passages_digest(passages: Iterable[Passage]) -> str:
+    """32 hex characters that two sources share exactly when they hold the same passages in the same order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for passage in passages:
+        digest.update(passage.packed() + b"\n")
+    return digest.hexdigest()

@@ -1,5 +1,0 @@
-"""Question answering."""
-
-from toolformer_dag.tools.question_answering.tool import QuestionAnswering
-
-__all__ = ["QuestionAnswering"]

@@ -1,1 +1,0 @@
-"""A reader without weights: the kind of the question, candidate spans, overlap and nearness."""

@@ -1,0 +1,242 @@
+"""Readers of passages: a sequence-to-sequence model, an extractive one, Fusion-in-Decoder, or an HTTP endpoint."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from toolformer_dag.tools.built_in.question_answering import NO_ANSWER, QuestionAnsweringOptions
+from toolformer_dag.tools.options import load_model, load_tokenizer
+from toolformer_dag.tools.passages import Passage
+from toolformer_dag.tools.tool import RetryableError, ToolDown, ToolResult
+
+
+def reader_input(question: str, passages: Sequence[Passage]) -> str:
+    """The question comes first: what a too long input loses is the end of the last passages."""
+    if not passages:
+        return f"Answer the question in a few words.\nQuestion: {question}"
+    found = "\n".join(f"{passage.title}: {passage.text}" for passage in passages)
+    return f"Answer the question in a few words, from the passages.\nQuestion: {question}\nPassages:\n{found}"
+
+
+class Seq2SeqReader:
+    """Greedy and batched; an empty output is `no_answer`."""
+
+    def __init__(self, options: QuestionAnsweringOptions) -> None:
+        self.options = options
+        self.tokenizer = load_tokenizer("AutoTokenizer", options)
+        self.model = load_model("AutoModelForSeq2SeqLM", options)
+
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+        texts = [reader_input(question, own) for question, own in zip(questions, passages, strict=True)]
+        return self.generate(self.encode(texts))
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Padded token ids and mask on the model's device, at most `max_input_tokens` long."""
+        batch = self.tokenizer(
+            list(texts), truncation=True, max_length=self.options.max_input_tokens, padding=True, return_tensors="pt"
+        )
+        return batch.to(self.model.device)
+
+    def generate(self, inputs: Any) -> list[ToolResult]:
+        """One answer per row of whatever the model's `generate` takes."""
+        import torch
+
+        with torch.inference_mode():
+            tokens = self.model.generate(
+                input_ids=inputs.get("input_ids"),
+                attention_mask=inputs["attention_mask"],
+                encoder_outputs=inputs.get("encoder_outputs"),
+                max_new_tokens=self.options.max_answer_tokens,
+                do_sample=False,
+                num_beams=1,
+            )
+        answers = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return [ToolResult(answer.strip()) if answer.strip() else NO_ANSWER for answer in answers]
+
+
+class FidReader(Seq2SeqReader):
+    """Cost grows with the number of passages, not with its square. For checkpoints trained this way."""
+
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+        most = max(map(len, passages), default=0) or 1
+        pairs = zip(questions, passages, strict=True)
+        texts = [text for question, own in pairs for text in passage_inputs(question, own, most)]
+        return self.generate(self.fuse(self.encode(texts), most, [max(len(own), 1) for own in passages]))
+
+    def fuse(self, batch: Any, most: int, counts: Sequence[int]) -> dict[str, Any]:
+        """Encoder states (questions, most x tokens, d) and their mask, which leaves out what fills up."""
+        import torch
+        from transformers.modeling_outputs import BaseModelOutput
+
+        with torch.inference_mode():
+            states = self.model.get_encoder()(**batch).last_hidden_state
+        questions, tokens = len(counts), states.shape[1]
+        mask = batch["attention_mask"].reshape(questions, most, tokens)
+        there = torch.arange(most, device=mask.device)[None, :] < torch.tensor(counts, device=mask.device)[:, None]
+        fused = states.reshape(questions, most * tokens, -1)
+        return {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=fused),
+            "attention_mask": (mask * there[:, :, None]).reshape(questions, most * tokens),
+        }
+
+
+def passage_inputs(question: str, passages: Sequence[Passage], most: int) -> list[str]:
+    """FiD's form of one input per passage, `most` of them; what is missing is filled with the bare question."""
+    own = [f"question: {question} title: {passage.title} context: {passage.text}" for passage in passages]
+    return own + [f"question: {question}"] * (most - len(own))
+
+
+Scores = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSpan:
+    """Tokens `first` to `last` (inclusive) and the sum of their logits, less that of the first token (no answer)."""
+
+    first: int
+    last: int
+    score: float
+
+
+def best_span(starts: Scores, ends: Scores, allowed: NDArray[np.bool_], max_tokens: int) -> ScoredSpan | None:
+    """The best span of allowed tokens, if it scores above the first token, which stands for no answer."""
+    sums = starts[:, None] + ends[None, :]
+    places = np.arange(len(starts))
+    length = places[None, :] - places[:, None]
+    fits = allowed[:, None] & allowed[None, :] & (length >= 0) & (length < max_tokens)
+    scores = np.where(fits, sums, -np.inf)
+    first, last = np.unravel_index(int(scores.argmax()), scores.shape)
+    score = float(scores[first, last] - sums[0, 0])
+    return ScoredSpan(int(first), int(last), score) if score > 0 else None
+
+
+class ExtractiveReader:
+    """Every question with every passage in one batch; a passage's beginning is read where it is too long."""
+
+    def __init__(self, options: QuestionAnsweringOptions) -> None:
+        self._options = options
+        self._tokenizer = load_tokenizer("AutoTokenizer", options)
+        self._model = load_model("AutoModelForQuestionAnswering", options)
+
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+        pairs = [(n, passage.text) for n, own in enumerate(passages) for passage in own]
+        found: dict[int, tuple[float, str]] = {}
+        for (n, text), span in zip(pairs, self._spans([(questions[n], text) for n, text in pairs]), strict=True):
+            if span and span[0] > found.get(n, (0.0, ""))[0]:
+                found[n] = span[0], text[span[1] : span[2]]
+        return [ToolResult(found[n][1]) if n in found else NO_ANSWER for n in range(len(questions))]
+
+    def _spans(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, int, int] | None]:
+        """For each question and text the score and the characters of its best span."""
+        if not pairs:
+            return []
+        batch = self._tokenizer(
+            [question for question, _ in pairs],
+            [text for _, text in pairs],
+            truncation="only_second",
+            max_length=self._options.max_input_tokens,
+            padding=True,
+            return_offsets_mapping=True,
+            return_tensors="pt",
+        )
+        offsets = batch.pop("offset_mapping").tolist()
+        in_text = np.array([[part == 1 for part in batch.sequence_ids(row)] for row in range(len(pairs))])
+        starts, ends = self._scores(batch)
+        rows = zip(starts, ends, in_text, offsets, strict=True)
+        return [self._characters(start, end, allowed, places) for start, end, allowed, places in rows]
+
+    def _scores(self, batch: Any) -> tuple[Scores, Scores]:
+        import torch
+
+        with torch.inference_mode():
+            scores = self._model(**batch.to(self._model.device))
+        return scores.start_logits.float().cpu().numpy(), scores.end_logits.float().cpu().numpy()
+
+    def _characters(
+        self, starts: Scores, ends: Scores, allowed: NDArray[np.bool_], places: list[list[int]]
+    ) -> tuple[float, int, int] | None:
+        span = best_span(starts, ends, allowed, self._options.max_answer_tokens)
+        return (span.score, places[span.first][0], places[span.last][1]) if span else None
+
+
+UNKNOWN = "unknown"
+INSTRUCTION = f"Reply with the answer alone, in as few words as possible, or with `{UNKNOWN}`."
+BUSY = frozenset({408, 409, 425, 429})
+REFUSED = frozenset({401, 402, 403, 404, 405, *range(300, 400)})
+
+
+class HttpReader:
+    """One request per question; retries and limits are the runner's."""
+
+    def __init__(self, options: QuestionAnsweringOptions) -> None:
+        self._options = options
+        self._client = httpx.Client(timeout=options.request_timeout_s, headers=_headers(options.api_key_variable))
+
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+        """Raises RetryableError for a lost connection or a busy server, ToolDown where asking again is no use."""
+        return [self._ask(reader_input(question, own)) for question, own in zip(questions, passages, strict=True)]
+
+    def _ask(self, text: str) -> ToolResult:
+        try:
+            response = self._client.post(
+                f"{str(self._options.url).rstrip('/')}/chat/completions", json=self._body(text)
+            )
+        except httpx.TransportError as error:
+            raise RetryableError(f"{self._options.url}: {type(error).__name__}: {error}") from error
+        if response.status_code in BUSY or response.status_code >= 500:
+            raise RetryableError(f"{self._options.url}: status {response.status_code}")
+        if response.status_code in REFUSED:
+            raise ToolDown(
+                f"{self._options.url} answered with status {response.status_code}: {response.text[:200]}; correct url, "
+                "model, api_key_variable or account of [tools.question_answering]"
+            )
+        if response.status_code != 200:
+            return ToolResult(None, f"status_{response.status_code}")
+        if sent := (body := _json(response)).get("error"):  # some gateways send their errors under status 200
+            raise RetryableError(f"{self._options.url}: {str(sent)[:200]}")
+        return _result(body)
+
+    def _body(self, text: str) -> Mapping[str, object]:
+        messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}]
+        return {
+            "model": self._options.model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": self._options.max_answer_tokens,
+        }
+
+
+def _headers(variable: str | None) -> Mapping[str, str]:
+    if variable is None:
+        return {}
+    if not os.environ.get(variable):
+        raise ToolDown(
+            f"the environment variable {variable} is empty; set it to the key, or leave api_key_variable out"
+        )
+    return {"Authorization": f"Bearer {os.environ[variable]}"}
+
+
+def _json(response: httpx.Response) -> Mapping[str, Any]:
+    """The object that was sent; empty where it is none."""
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _result(body: Mapping[str, Any]) -> ToolResult:
+    """The answer, with the cost where the endpoint tells it (`usage.cost`)."""
+    try:
+        answer = body["choices"][0]["message"]["content"].strip()
+        cost = (body.get("usage") or {}).get("cost")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return ToolResult(None, "malformed_response")
+    if not answer or answer.lower().strip(".`") == UNKNOWN:
+        return ToolResult(None, NO_ANSWER.reason, cost=cost)
+    return ToolResult(answer, cost=cost)

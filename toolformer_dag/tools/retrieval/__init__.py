@@ -1,1 +1,0 @@
-"""BM25 over passages on disk: what Wikipedia search answers from and what question answering reads."""
