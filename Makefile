@@ -1,27 +1,45 @@
-# make demo   install and run the whole line on the small web; running it again does nothing twice
-# make test   lint, types and every test
-# make ui     the Dagster UI over the same runs
+# make demo      install and run everything on the small web; running it again computes nothing twice
+# make test      lint, types and what the software promises, in some six minutes on two cores
+# make test-all  the long tests: architectures in pairs, browsers, variants of runs
+# make soak      kills and faults, compared with an undisturbed run
+# make ui        the Dagster UI over the same runs
+# make docs      the documentation, in site/
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 export DAGSTER_HOME ?= $(CURDIR)/.dagster
 
-.PHONY: demo test ui clean
+.PHONY: demo test test-all soak lint ui docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/toolformer-dag demo
 
-test: $(VENV)/installed-dev
+test: lint
+	$(PYTEST) -m "not long and not soak"
+
+test-all: $(VENV)/installed-dev
+	$(PYTEST) -m long
+
+soak: $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.kills --kills 50
+	$(BIN)/pytest -m soak
+
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/lint-imports
 
 ui: $(VENV)/installed
 	$(BIN)/toolformer-dag ui
 
+docs: $(VENV)/installed-dev
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) lake .dagster
+	rm -rf $(VENV) lake .dagster site
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,36 +1,85 @@
-"""The asset graph, one file per stage, named after the stage; every asset calls one function of the library."""
+"""The asset graph and its two jobs; the sensor that observes the shard files and starts the first job."""
 
 import dagster as dg
 
-from assets.accuracy import accuracy
-from assets.augmented_corpus import augmented_corpus
-from assets.automation import automated
-from assets.filtered_calls import filtered_calls
-from assets.finetuned_checkpoint import CHECKPOINTS, checkpoint
-from assets.heuristic_subset import heuristic_subset
-from assets.loss_deltas import loss_deltas
-from assets.perplexity import perplexity
-from assets.plan import Plan
-from assets.prepared_tool import prepared_tool, prepares
-from assets.raw_shards import raw_shards
-from assets.scored_candidates import scored_candidates
-from assets.shard_list import shard_list
-from assets.swapped_results import swapped_results
-from assets.tool_results import tool_results
-from assets.warehouse import warehouse_tables
-from toolformer_dag.lane import Lane
+from assets.checkpoints import checkpoint_asset
+from assets.measuring import accuracy_asset, perplexity_asset
+from assets.outputs import BY_HAND, WAREHOUSE, outputs, prepares
+from assets.shard_list import observe, shard_list
+from assets.staleness import StaleAsset, stale_assets
+from assets.tables import asset_key, prepared_tool_asset, table_asset, warehouse_asset
+from resources.live_runs import UNFINISHED
+from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.shards import stamps
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
-    """Shards, a lane per tool, and what is made of all lanes."""
-    assets = [shard_list(plan), raw_shards(plan), augmented_corpus(plan), warehouse_tables(plan)]
-    assets += [*(checkpoint(plan, name) for name in CHECKPOINTS), accuracy(plan), perplexity(plan)]
-    assets += [asset for lane in plan.lanes for asset in lane_assets(plan, lane)]
-    return automated(assets) if plan.settings.execution.automation else assets
+    """Return every asset of a plan."""
+    by_name = {output.name: output for output in outputs(plan)}
+    tables = [table_asset(table, by_name[table.name]) for table in table_outputs(plan)]
+    preparing = [lane for lane in plan.lanes if prepares(lane.tool)]
+    prepared = [prepared_tool_asset(lane, by_name[f"{lane.key}/prepared_tool"]) for lane in preparing]
+    checkpoints = [checkpoint_asset(plan, name, by_name[f"training/{name}"]) for name in CHECKPOINTS]
+    measured = [accuracy_asset(plan, by_name[ACCURACY]), perplexity_asset(plan, by_name[PERPLEXITY])]
+    return [shard_list(plan), *tables, *prepared, *checkpoints, *measured, warehouse_asset(plan, by_name[WAREHOUSE])]
 
 
-def lane_assets(plan: Plan, lane: Lane) -> list[dg.AssetsDefinition]:
-    """From the texts that a tool wants to its kept calls."""
-    stages = (heuristic_subset, scored_candidates, tool_results, loss_deltas, swapped_results, filtered_calls)
-    prepared = [prepared_tool(lane)] if prepares(lane.tool) else []
-    return [*(stage(plan, lane) for stage in stages), *prepared]
+JOB = "bring_up_to_date"
+"""Computes what is out of date and skips the rest: the UI's button, `run` and `stale --run`."""
+TRAINING_JOB = "finetune_and_evaluate"
+QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
+
+SECOND = dg.AssetSelection.assets(*map(asset_key, BY_HAND))
+JOBS = (
+    dg.define_asset_job(
+        JOB,
+        dg.AssetSelection.all() - SECOND,
+        description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
+    ),
+    dg.define_asset_job(
+        TRAINING_JOB, SECOND, description="Finetune on C* and on C, then measure both against the base model."
+    ),
+)
+
+
+def shard_sensor(plan: Plan) -> dg.SensorDefinition:
+    """Return the sensor that keeps ccnet/shard_list as the files are; with automation it starts the first job.
+
+    A job is requested once per change: what failed, and what a person ended, is not tried again until settings, tools
+    or shard files change. The cursor holds these as they were at the last request.
+    """
+
+    @dg.sensor(
+        name="shard_files",
+        job_name=JOB,
+        minimum_interval_seconds=plan.settings.execution.sensor_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Observes the shard files; with execution.automation it starts bring_up_to_date.",
+    )
+    def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        changed = observe(context.instance, plan)
+        if not plan.settings.execution.automation:
+            return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
+        if context.instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
+            return dg.SkipReason("the job is running already")
+        graph = outputs(plan.fresh())
+        state = fingerprint([{one.name: one.code_version for one in graph}, stamps(plan.fresh().shards)])
+        last = context.instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)
+        if last and last[0].status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
+            return dg.SkipReason("the last run did not succeed, and nothing changed since")
+        stale = [one for one in stale_assets(graph, context.instance) if wants_run(one)]
+        if not stale:
+            return dg.SkipReason("nothing is out of date")
+        wanted = {one.name: [list(one.reasons.lines), one.since] for one in stale}
+        return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted]))], cursor=state)
+
+    return notice
+
+
+def wants_run(stale: StaleAsset) -> bool:
+    """Return whether automation starts the job for it: not for training, nor to retry what was lost."""
+    return not stale.by_hand and not stale.reasons.retry_only

@@ -1,68 +1,87 @@
-"""What a person sees of an asset in the UI: rows, columns, time, tokens, reuse, a small table, a plot."""
+"""What people see of an asset in the UI: rows, columns, time, tokens, reuse, small tables, plots."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
 import polars as pl
 
-from resources.spent import CALLS, TOKENS
-from toolformer_dag.stages.report import StageReport
-from toolformer_dag.stages.schema import SCHEMAS
+from toolformer_dag.pipeline.stage import Stage
+from toolformer_dag.pipeline.update import TableReport
 
+TOKENS, CALLS = "tokens through the model", "tool calls"
+"""Names of what a run cost, in an asset's metadata."""
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 60
+SHARDS_SHOWN = 200
 NO_TOKENS = ("passes", "decoding_steps")
 """What the engine counts beside tokens."""
+UNCHANGED = "unchanged"
+"""Whether a step found nothing to do."""
 
 
-def result(
-    report: StageReport,
-    rows: pl.LazyFrame,
-    checks: Sequence[dg.AssetCheckResult] = (),
-    **extra: dg.MetadataValue,
-) -> dg.MaterializeResult:
-    """What an asset returns: the content's version, its figures, its columns, its first rows and its checks."""
-    return dg.MaterializeResult(
-        data_version=dg.DataVersion(report.data_version),
-        metadata={**figures(report), **shape(report.stage, rows), **extra},
-        check_results=list(checks),
-    )
-
-
-def figures(report: StageReport) -> dict[str, dg.MetadataValue]:
-    """Rows, time, reuse, tokens and rejections of a stage."""
+def figures(report: TableReport) -> dict[str, dg.MetadataValue]:
+    """Return rows, time, reuse, tokens and rejections of a table."""
+    tokens = {kind: n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS}
     return {
-        "dagster/row_count": dg.MetadataValue.int(report.rows),
-        "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
-        "computed": dg.MetadataValue.int(report.computed),
-        "reused (cache hits)": dg.MetadataValue.int(report.reused),
-        TOKENS: dg.MetadataValue.int(sum(n for kind, n in report.tokens.items() if kind not in NO_TOKENS)),
-        CALLS: dg.MetadataValue.int(report.work.get("calls", (0, 0))[0]),
-        "tokens": dg.MetadataValue.md(counts_table("kind", report.tokens)),
+        "dagster/row_count": dg.MetadataValue.int(sum(report.rows.values())),
+        **this_run(report),
+        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
         "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
+        "rows per shard": dg.MetadataValue.md(shards_table(report.rows)),
     }
 
 
-def shape(stage: str, rows: pl.LazyFrame) -> dict[str, dg.MetadataValue]:
-    """The columns with what each holds, and the first rows."""
-    columns = [dg.TableColumn(name, str(column.dtype), column.description) for name, column in SCHEMAS[stage].items()]
+def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
+    """Return what a run cost."""
+    tokens = sum(n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS)
+    return {
+        "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
+        "computed": dg.MetadataValue.int(report.computed),
+        "reused (cache hits)": dg.MetadataValue.int(report.reused),
+        TOKENS: dg.MetadataValue.int(tokens),
+        CALLS: dg.MetadataValue.int(report.work.counts.get("calls", (0, 0))[0]),
+        UNCHANGED: dg.MetadataValue.bool(report.unchanged),
+    }
+
+
+def shape(stage: Stage, rows: pl.LazyFrame) -> dict[str, dg.MetadataValue]:
+    """Return the columns with what each holds, and the first rows."""
+    columns = [dg.TableColumn(name, str(column.dtype), column.description) for name, column in stage.columns.items()]
     return {
         "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
         "first rows": dg.MetadataValue.md(frame_table(rows.head(PREVIEW_ROWS).collect())),
     }
 
 
+def last_metadata(context: dg.AssetExecutionContext) -> Mapping[str, Any]:
+    """Return the metadata of the asset's last materialization: a step that skips itself shows it again."""
+    event = context.instance.get_latest_materialization_event(context.asset_key)
+    made = event.asset_materialization if event else None
+    return dict(made.metadata) if made else {}
+
+
 def counts_table(heading: str, counts: Mapping[str, int]) -> str:
-    """A markdown table of counts, largest first."""
+    """Return a markdown table of counts, the largest first."""
     if not counts:
         return "none"
     rows = sorted(counts.items(), key=lambda item: -item[1])
-    return "\n".join((f"| {heading} | count |", "|---|---:|", *(f"| {name} | {count:,} |" for name, count in rows)))
+    return "\n".join(
+        (f"| {heading} | count |", "|---|---:|", *(f"| {_cell(name)} | {count:,} |" for name, count in rows))
+    )
+
+
+def shards_table(rows: Mapping[str, int], heading: str = "rows") -> str:
+    """Return a markdown table of a figure per shard, by name."""
+    lines = [f"| {_cell(name)} | {count:,} |" for name, count in list(rows.items())[:SHARDS_SHOWN]]
+    if len(rows) > SHARDS_SHOWN:
+        lines.append(f"| {len(rows) - SHARDS_SHOWN:,} more | |")
+    return "\n".join((f"| shard | {heading} |", "|---|---:|", *lines))
 
 
 def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS) -> str:
-    """The first rows as a markdown table; long cells are cut."""
+    """Return the first rows as a markdown table; long cells are cut."""
     head = frame.head(rows)
     lines = [f"| {' | '.join(head.columns)} |", f"|{'---|' * head.width}"]
     lines += [f"| {' | '.join(map(_cell, row))} |" for row in head.iter_rows()]
@@ -70,7 +89,7 @@ def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS) -> str:
 
 
 def image(png: bytes) -> dg.MetadataValue:
-    """A plot that the UI shows in place."""
+    """Return a plot that the UI shows in place."""
     return dg.MetadataValue.md(f"![plot](data:image/png;base64,{base64.b64encode(png).decode()})")
 
 

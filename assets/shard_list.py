@@ -1,45 +1,48 @@
-"""ccnet/shard_list: which shards there are, so that a removed one is noticed by what is made of all of them."""
-
-from collections.abc import Mapping
+"""ccnet/shard_list: the shard files as they are now, so that a new file shows in the lineage page."""
 
 import dagster as dg
 
-from assets.metadata import counts_table
-from assets.plan import OWNERS, Plan
-from resources.held_partitions import keep_partitions
-from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.shards import ShardFile, partitions, shard_files
+from assets.metadata import shards_table
+from assets.outputs import SHARD_LIST
+from assets.tables import OWNERS, asset_key
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.shards import stamps
 
-KEY = dg.AssetKey(["ccnet", "shard_list"])
+KEY = asset_key(SHARD_LIST)
 
 
 def shard_list(plan: Plan) -> dg.AssetsDefinition:
-    """Its code version is the list itself, read when the definitions are loaded."""
-    files = partitions(shard_files(plan.settings))
+    """Return the asset of the shard files; another version whenever a file comes, goes or changes."""
 
     @dg.asset(
         key=KEY,
         group_name="ccnet",
-        code_version=list_version(files),
+        code_version="1",
         kinds={"python"},
         owners=OWNERS,
-        description="The shard files and their partitions; a partition without a file leaves every table.",
+        description="The shard files: names, sizes and times of change. The sensor `shard_files` looks at them.",
     )
-    def names(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        gone = keep_partitions(context.instance, files)
-        counts = {name: len(files[name]) for name in files}
+    def files() -> dg.MaterializeResult:
+        found = stamps(plan.fresh().shards)
+        sizes = {name: stamp.get("bytes", 0) for name, stamp in found.items()}
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(list_version(files)),
+            data_version=dg.DataVersion(fingerprint(found)),
             metadata={
-                "dagster/row_count": len(files),
-                "files": dg.MetadataValue.md(counts_table("partition", counts)),
-                "removed": ", ".join(gone) or "none",
+                "dagster/row_count": len(found),
+                "bytes": dg.MetadataValue.md(shards_table(sizes, "bytes")),
             },
         )
 
-    return names
+    return files
 
 
-def list_version(files: Mapping[str, tuple[ShardFile, ...]]) -> str:
-    """Another one whenever a file comes or goes."""
-    return fingerprint({name: [file.name for file in files[name]] for name in files})
+def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:
+    """Tell Dagster which shard files there are, where they changed since it was told; return whether they did."""
+    now = fingerprint(stamps(plan.fresh().shards))
+    event = instance.get_latest_materialization_event(KEY)
+    known = event.asset_materialization.tags if event and event.asset_materialization else None
+    if known and known.get("dagster/data_version") == now:
+        return False
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEY, tags={"dagster/data_version": now}))
+    return True

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.annotate`: positions, samples and losses of the engine beside a naive way, in one run.
+"""Compare the engine with a naive implementation: `python -m benchmarks.annotate`.
 
-Both run the same model, prompt and texts; the kept calls must be the same. Costs are seconds of one processor core
-(of the clock with `--device cuda`). Reading, tools and storage are not in it.
+Both compute positions, samples and losses of the same model, prompt and texts in the same process. The kept calls must
+be equal. Costs are seconds of a processor core, or wall-clock seconds with `--device cuda`. Reading, tools and storage
+are not measured.
 """
 
 import argparse
@@ -11,14 +12,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.corpus import texts
 from benchmarks.measure import Cost, measured
-from benchmarks.models import SHAPES, random_model
+from benchmarks.models import SHAPES, random_model, texts
 from benchmarks.naive import Naive
 from benchmarks.rates import print_rates
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import DTYPES, LanguageModel, load_language_model
-from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest, Sampling
+from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
+from toolformer_dag.settings.sections import SamplingSettings
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall
@@ -27,19 +28,18 @@ KINDS = ("prompt", "positions", "samples", "loss_empty", "loss_call", "loss_resu
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is annotated and how.
+class AnnotationTask:
+    """The tool and thresholds of an annotation.
 
-    Random weights write no calls: with `made_calls`, the first so many samples of a position stand for distinct calls.
+    Random weights write no calls: the first `synthetic_calls` samples of a position then count as distinct calls.
     """
 
     tool: Tool
     k: int
     m: int
     tau_f: float
-    sampling: Sampling
-    made_calls: int
-    skip_hopeless: bool
+    sampling: SamplingSettings
+    synthetic_calls: int
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,20 @@ class Outcome:
     cost: Cost
 
 
-def annotate(annotator: Any, task: Task, chosen: Sequence[str], device: torch.device) -> Outcome:
-    """Samples, executes and judges calls for the texts."""
+def annotate(annotator: Any, task: AnnotationTask, chosen: Sequence[str], device: torch.device) -> Outcome:
+    """Sample, execute and score calls for the texts."""
     with measured(device) as cost:
         requests = [ProposalRequest(text, f"text {number}") for number, text in enumerate(chosen)]
         proposals = annotator.propose(task.tool.prompt, requests, tau_s=0.0, k=task.k, m=task.m, sampling=task.sampling)
         numbers, calls = executed(task, chosen, proposals)
-        options = {"skip_hopeless": True} if task.skip_hopeless else {}
-        losses = annotator.losses(calls, **options)
+        losses = annotator.losses(calls)
     return Outcome(_kept(task, numbers, calls, losses), len(calls), annotator.counts.as_dict(), cost)
 
 
-def executed(task: Task, chosen: Sequence[str], proposals: Sequence[Proposal]) -> tuple[list[int], list[LossRequest]]:
-    """The calls that have a result, and the numbers of their texts."""
+def executed(
+    task: AnnotationTask, chosen: Sequence[str], proposals: Sequence[Proposal]
+) -> tuple[list[int], list[LossRequest]]:
+    """Return the text numbers and loss requests of the calls with a result."""
     found = [
         (number, sample.position, input_)
         for number, proposal in enumerate(proposals)
@@ -77,9 +78,9 @@ def executed(task: Task, chosen: Sequence[str], proposals: Sequence[Proposal]) -
     return [number for number, *_ in done], requests
 
 
-def _input(task: Task, position: int, sample: int, body: str | None) -> str | None:
-    if task.made_calls:
-        return f"{position} + {sample}" if sample < task.made_calls else None
+def _input(task: AnnotationTask, position: int, sample: int, body: str | None) -> str | None:
+    if task.synthetic_calls:
+        return f"{position} + {sample}" if sample < task.synthetic_calls else None
     try:
         return parse_call(body).input if body is not None else None
     except MalformedCall:
@@ -87,14 +88,14 @@ def _input(task: Task, position: int, sample: int, body: str | None) -> str | No
 
 
 def _kept(
-    task: Task, numbers: Sequence[int], calls: Sequence[LossRequest], losses: Sequence[CallLosses]
+    task: AnnotationTask, numbers: Sequence[int], calls: Sequence[LossRequest], losses: Sequence[CallLosses]
 ) -> frozenset[tuple[int, int, str]]:
-    judged = zip(numbers, calls, losses, strict=True)
-    return frozenset((number, call.position, call.input) for number, call, each in judged if each.delta >= task.tau_f)
+    scored = zip(numbers, calls, losses, strict=True)
+    return frozenset((number, call.position, call.input) for number, call, each in scored if each.delta >= task.tau_f)
 
 
 def show(name: str, outcome: Outcome, count: int) -> None:
-    """One line of the table."""
+    """Print a row of the table."""
     tokens = [outcome.counts[kind] / count for kind in KINDS[1:]]
     per_second = count / outcome.cost.seconds
     print(
@@ -107,7 +108,7 @@ def show(name: str, outcome: Outcome, count: int) -> None:
 
 
 def show_header(device: torch.device) -> None:
-    """The table's first line."""
+    """Print the header of the table."""
     unit = "texts/s" if device.type == "cuda" else "texts/CPUs"
     print(
         f"{'':12} {'texts':>6} {unit:>10} {'tokens':>9} "
@@ -117,26 +118,25 @@ def show_header(device: torch.device) -> None:
 
 
 def choose_model(options: argparse.Namespace, prompt: str) -> LanguageModel:
-    """A model by folder or id, or random weights of a shape."""
+    """Load a model by folder or id, or create random weights of a shape."""
     if options.model:
         return load_language_model(options.model, dtype=options.dtype, device=options.device)
     return random_model(options.shape, prompt, options.device, DTYPES[options.dtype])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, nargs="+", default=[20, 200, 2000], help="numbers of texts")
-    parser.add_argument("--naive-texts", type=int, default=20, help="texts for the naive way; 0 leaves it out")
+    parser.add_argument("--naive-texts", type=int, default=20, help="texts for the naive implementation; 0 skips it")
     parser.add_argument("--k", type=int, default=5)
     parser.add_argument("--m", type=int, default=5)
     parser.add_argument("--tau-f", type=float, default=0.1)
     parser.add_argument("--max-call-tokens", type=int, default=24)
-    parser.add_argument("--skip-hopeless", action="store_true", help="the exact shortcut of Engine.losses")
-    parser.add_argument("--model", help="folder or hub id; the calls are those that it writes")
+    parser.add_argument("--model", help="folder or hub id of a model that writes calls")
     parser.add_argument("--shape", choices=SHAPES, default="gpt2-4x256", help="random weights of this shape")
     parser.add_argument(
-        "--made-calls", type=int, default=2, help="distinct calls made up at each position, for --shape"
+        "--synthetic-calls", type=int, default=2, help="distinct synthetic calls at each position, for --shape"
     )
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--device", default="cpu")
@@ -146,42 +146,42 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table, the ratio and the rates; exits with an error where the kept calls differ."""
+    """Print the table, the ratio and the rates; exit with an error where the kept calls differ."""
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     tool = load_tool("calculator", {})
     language_model = choose_model(options, tool.prompt)
-    sampling = Sampling(max_call_tokens=options.max_call_tokens)
-    task = Task(
+    sampling = SamplingSettings(max_call_tokens=options.max_call_tokens)
+    task = AnnotationTask(
         tool,
         options.k,
         options.m,
         options.tau_f,
         sampling,
-        0 if options.model else options.made_calls,
-        options.skip_hopeless,
+        0 if options.model else options.synthetic_calls,
     )
-    device, made = language_model.device, texts(max(options.texts))
-    lengths = language_model.count_tokens(made)
+    device, synthetic = language_model.device, texts(max(options.texts))
+    lengths = language_model.count_tokens(synthetic)
     print(
         f"{language_model.name} {options.dtype} on {device}, {options.threads} thread(s), k {task.k}, m {task.m}; "
         f"prompt {language_model.prompt_tokens(tool.prompt)} tokens, texts {sum(lengths) / len(lengths):.0f} tokens"
     )
-    annotate(Engine(language_model, token_budget=options.token_budget), task, made[:2], device)
+    annotate(Engine(language_model, token_budget=options.token_budget), task, synthetic[:2], device)
     show_header(device)
     for count in options.texts:
-        ours = annotate(Engine(language_model, token_budget=options.token_budget), task, made[:count], device)
+        ours = annotate(Engine(language_model, token_budget=options.token_budget), task, synthetic[:count], device)
         show("ours", ours, count)
     if options.naive_texts:
-        compare(options, language_model, task, made[: options.naive_texts])
-    print_rates(Engine(language_model, token_budget=options.token_budget), task, made[:20])
+        compare(options, language_model, task, synthetic[: options.naive_texts])
+    print_rates(Engine(language_model, token_budget=options.token_budget), task, synthetic[:20])
 
 
-def compare(options: argparse.Namespace, language_model: LanguageModel, task: Task, chosen: Sequence[str]) -> None:
-    """The naive way on some texts, and ours on the same ones."""
+def compare(
+    options: argparse.Namespace, language_model: LanguageModel, task: AnnotationTask, chosen: Sequence[str]
+) -> None:
+    """Run the naive implementation and the engine on the same texts."""
     device = language_model.device
-    plain = Task(task.tool, task.k, task.m, task.tau_f, task.sampling, task.made_calls, False)
-    naive = annotate(Naive(language_model), plain, chosen, device)
+    naive = annotate(Naive(language_model), task, chosen, device)
     show("naive", naive, len(chosen))
     ours = annotate(Engine(language_model, token_budget=options.token_budget), task, chosen, device)
     show("ours", ours, len(chosen))

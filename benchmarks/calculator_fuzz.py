@@ -1,9 +1,10 @@
-"""A million inputs to the calculator: none may raise, and how long do they take?
+"""Time the calculator on a million inputs; none may raise.
 
     python -m benchmarks.calculator_fuzz [COUNT] [SEED]
 
-A quarter each: expressions of the grammar, such with characters changed, deep parentheses, random characters. Prints
-the rate, the slowest inputs (CPU time; the best of five more in brackets) and counts by outcome.
+The inputs are, a quarter each: expressions of the grammar, expressions with changed characters, deep parentheses,
+random characters. Prints the rate, the slowest inputs (CPU time; the best of five repetitions in brackets) and counts
+by outcome.
 """
 
 import random
@@ -48,8 +49,8 @@ def draw(dice: random.Random) -> str:
 def outcome(text: str) -> str:
     try:
         evaluate(text)
-    except NoResult as none:
-        return none.reason
+    except NoResult as error:
+        return error.reason
     return "result"
 
 

@@ -1,4 +1,4 @@
-"""`toolformer-dag run` without training, which writes down every batch of tokens and calls that it has paid for.
+"""Run the pipeline without training and record the tokens and calls of each finished batch.
 
 python -m benchmarks.counted_run FOLDER COUNTS
 """
@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import toolformer_dag.checkpoints
-from benchmarks.line_world import LineWorld
+import toolformer_dag.model.engine
+from benchmarks.pipeline_world import PipelineWorld
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.settings.sections import Model
+from toolformer_dag.model.loading import load_model
+from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.tools.runner import Runner
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -19,7 +20,7 @@ NO_TOKENS = ("passes", "decoding_steps")
 
 
 class Counts:
-    """Appends `tokens 1234` or `calls 12` to a file; a line is there as soon as its work is done."""
+    """Appends `tokens 1234` or `calls 12` to a file as soon as the work is done."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -30,7 +31,7 @@ class Counts:
 
 
 class CountedEngine(Engine):
-    """Writes down what each request put through the model."""
+    """Records the tokens of each request."""
 
     file: Counts
 
@@ -60,14 +61,14 @@ def main() -> None:
         counts.add("calls", len(calls))
         return results
 
-    def load(model: Model) -> Engine:
-        return CountedEngine(toolformer_dag.checkpoints.load_model(model), token_budget=model.token_budget)
+    def load(model: ModelSettings) -> Engine:
+        return CountedEngine(load_model(model), token_budget=model.token_budget)
 
-    # what a killed process had paid for stands in no table, so it is counted where it is paid
+    # counted as it happens: the work of a killed process may be in no table
     Runner.run = counted_run  # type: ignore[method-assign]
-    toolformer_dag.checkpoints.load_engine = load  # type: ignore[assignment]
+    toolformer_dag.model.engine.load_engine = load  # type: ignore[assignment]
     print("loaded", flush=True)
-    LineWorld(folder).run()
+    PipelineWorld(folder).run()
 
 
 if __name__ == "__main__":

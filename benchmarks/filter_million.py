@@ -1,11 +1,11 @@
-"""How long a changed threshold takes over a lane of a million scored calls: the filter, then the SQL views.
+"""Time a changed threshold on a lane of a million scored calls: the filter, then the SQL views.
 
 python -m benchmarks.filter_million [--calls 1000000] [--work FOLDER]
 """
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,20 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 
-from toolformer_dag.lane import Lane
-from toolformer_dag.stages.filtered_calls import filtered_calls
-from toolformer_dag.stages.schema import columns
-from toolformer_dag.storage.lake import Lake
-from toolformer_dag.storage.warehouse import build, query
-from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.runner import ToolLimits
+from toolformer_dag.lake.warehouse import build, query
+from toolformer_dag.pipeline import loss_deltas
+from toolformer_dag.pipeline.chunks import InProcess
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.update import update
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.settings_file import load_settings
 
 SHARDS = 10
 CALLS_PER_TEXT = 20
 RUNS = 3
+RECORD = {"stage": "loss_deltas", "tool": "calculator", "settings": {}, "inputs": {}}
 QUERIES = (
     "FROM filter_statistics",
     "FROM funnel",
@@ -33,7 +36,7 @@ QUERIES = (
 
 
 def scored_calls(shard: int, calls: int) -> pl.DataFrame:
-    """`calls` made rows of loss_deltas: 20 per text, 5 positions with 4 samples each, about 4 % with delta >= 0.5."""
+    """Generate rows of loss_deltas: 5 positions with 4 samples per text, about 4 % with delta >= 0.5."""
     random = np.random.default_rng(shard)
     number = np.arange(calls)
     delta = random.gumbel(-0.6, 0.35, calls)
@@ -46,7 +49,7 @@ def scored_calls(shard: int, calls: int) -> pl.DataFrame:
             "position": number % CALLS_PER_TEXT // 4 * 17,
             "sample": number % 4,
             "char_offset": number % CALLS_PER_TEXT // 4 * 60,
-            "input": [f"{one} / {other}" for one, other in random.integers(0, 5000, (calls, 2))],
+            "input": [f"{first} / {second}" for first, second in random.integers(0, 5000, (calls, 2))],
             "result": random.integers(0, 5000, calls).astype(str),
             "p_api": random.random(calls),
             "loss_empty": loss,
@@ -58,12 +61,13 @@ def scored_calls(shard: int, calls: int) -> pl.DataFrame:
         }
     )
     filled = frame.with_columns(tool=pl.lit("calculator"), reason=pl.lit(None, pl.String))
-    return filled.select(columns("loss_deltas").names()).cast(dict(columns("loss_deltas")))
+    schema = loss_deltas.STAGE.schema
+    return filled.select(schema.names()).cast(dict(schema))
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds of wall time, and of processor time over all threads, which other work on the machine does not change."""
+class StepCost:
+    """Seconds of wall time and of processor time over all threads; other load does not affect the latter."""
 
     wall: float
     processor: float
@@ -72,43 +76,48 @@ class Cost:
         return f"{self.wall:6.2f} s {self.processor:6.2f} CPU-s "
 
 
-def best_of(work: Callable[[], object], runs: int = RUNS) -> Cost:
-    """The fastest of several runs."""
+def best_of(work: Callable[[], object], runs: int = RUNS) -> StepCost:
+    """Return the cost of the fastest of several runs."""
     costs = []
     for _ in range(runs):
         wall, processor = time.perf_counter(), time.process_time()
         work()
-        costs.append(Cost(time.perf_counter() - wall, time.process_time() - processor))
+        costs.append(StepCost(time.perf_counter() - wall, time.process_time() - processor))
     return min(costs, key=lambda cost: cost.wall)
 
 
-def make(lake: Lake, shards: Sequence[str], calls: int) -> None:
-    """Publishes the scored calls."""
-    for number, shard in enumerate(shards):
-        lake.table("calculator/loss_deltas").publish(
-            shard, [scored_calls(number, calls // SHARDS)], {"tool": "calculator"}
-        )
+def outputs(folder: Path, tau_f: float) -> dict[str, TableOutput]:
+    """Return the tables of a plan with one lane, by name."""
+    settings = (f"tools.calculator.tau_f={tau_f}",)
+    (folder / "toolformer.toml").write_text("[tools.calculator]\n")
+    found = table_outputs(Plan.of(load_settings(folder / "toolformer.toml", environment={}, overrides=settings)))
+    return {output.name: output for output in found}
 
 
 def measure(folder: Path, calls: int) -> None:
-    """Makes the lane and prints a line per step."""
-    lake, database, tool = Lake(folder / "lake"), folder / "warehouse.duckdb", load_tool("calculator", {})
-    shards = [f"en_head_{shard:04d}" for shard in range(SHARDS)]
-    make(lake, shards, calls)
+    """Publish the scored calls and print a line per step."""
+    tables, database = outputs(folder, 0.5), folder / "warehouse.duckdb"
+    for shard in range(SHARDS):
+        rows = scored_calls(shard, calls // SHARDS)
+        tables["calculator/loss_deltas"].table.publish(f"en_head_{shard:04d}", [rows], lambda: RECORD)
     taus = iter(np.linspace(0.5, 0.9, RUNS))
 
     def refilter() -> None:
-        lane = Lane(tool, tau_s=0.0, k=20, m=10, tau_f=float(next(taus)), limits=ToolLimits())
-        print(f"  kept {filtered_calls(lake, lane, shards, examples_per_tool=25_000).rows:,} at {lane.tau_f:.2f}")
+        tau = float(next(taus))
+        some = outputs(folder, tau)
+        worker = Worker(some["calculator/filtered_calls"].plan)
+        report = update(worker, InProcess(worker, some), some["calculator/filtered_calls"], lambda done, total: None)
+        print(f"  kept {sum(report.rows.values()):,} at {tau:.2f}")
 
     costs = [best_of(refilter)]
     print(f"{costs[0]}  filtered_calls over {calls:,} scored calls")
-    print(f"{best_of(lambda: build(lake, [tool.key], shards, database))}  warehouse built anew")
+    lake, declared = tables["calculator/loss_deltas"].plan.lake, warehouse_tables(list(tables.values()))
+    print(f"{best_of(lambda: build(lake, declared, ['calculator'], database))}  warehouse rebuilt")
     for sql in QUERIES:
         costs.append(best_of(partial(query, database, sql)))
         print(f"{costs[-1]}  {sql}")
-    total = Cost(sum(cost.wall for cost in costs), sum(cost.processor for cost in costs))
-    print(f"{total}  filter and views together (at most 2 s wanted)")
+    total = StepCost(sum(cost.wall for cost in costs), sum(cost.processor for cost in costs))
+    print(f"{total}  filter and views together (goal: at most 2 s)")
 
 
 def main() -> None:

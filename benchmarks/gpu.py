@@ -1,9 +1,13 @@
-"""`python -m benchmarks.gpu`: what the engine reaches on the device at hand, with random weights.
+"""Measure the engine on the available device with random weights: `python -m benchmarks.gpu`.
 
-On a GPU the shape of GPT-J-6B, elsewhere a small one of the same architecture; bfloat16 on both. Whole annotations
-first (documents and tokens per second), then positions, samples and losses apart: operations per second beside a plain
-matrix product of the same dtype, and bytes read while decoding beside a plain copy, all in this run. On a GPU also how
-often the host waits for the device. Seconds are the clock's on a GPU, the process's elsewhere.
+The model has the shape of GPT-J-6B on a GPU, else a small shape of the same architecture, in bfloat16. Prints:
+
+- documents and tokens per second of whole annotations;
+- operations per second of positions, samples and losses, beside a plain matrix product of the same dtype;
+- bytes read while decoding, beside a plain copy;
+- on a GPU, how often the host waits for the device.
+
+Seconds are wall-clock on a GPU, else processor time.
 """
 
 import argparse
@@ -12,13 +16,12 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.annotate import Outcome, Task, annotate
-from benchmarks.corpus import texts
-from benchmarks.models import random_model
+from benchmarks.annotate import AnnotationTask, Outcome, annotate
+from benchmarks.models import random_model, texts
 from benchmarks.rates import print_rates
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.requests import Sampling
+from toolformer_dag.settings.sections import SamplingSettings
 from toolformer_dag.tools.registry import load_tool
 
 SHAPES = {"cuda": "gptj-6b", "cpu": "gptj-small"}
@@ -26,7 +29,7 @@ TEXTS = {"cuda": 400, "cpu": 8}
 
 
 def show(outcome: Outcome, count: int) -> None:
-    """Documents and tokens per second, and memory."""
+    """Print documents and tokens per second, and memory."""
     seconds = outcome.cost.seconds
     tokens = sum(each for kind, each in outcome.counts.items() if kind not in ("passes", "decoding_steps"))
     print(
@@ -36,8 +39,8 @@ def show(outcome: Outcome, count: int) -> None:
     )
 
 
-def show_waits(language_model: LanguageModel, task: Task, chosen: Sequence[str]) -> None:
-    """Counts what torch reports as synchronising; the engine needs one for each pass and decoding step."""
+def show_waits(language_model: LanguageModel, task: AnnotationTask, chosen: Sequence[str]) -> None:
+    """Count what torch reports as synchronizing; the engine needs this once per pass and decoding step."""
     engine = Engine(language_model)
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -52,7 +55,7 @@ def show_waits(language_model: LanguageModel, task: Task, chosen: Sequence[str])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one line for whole annotations and a few for their parts."""
+    """Print the rates of whole annotations and of their parts."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=TEXTS[device.type], help="number of texts")
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     tool = load_tool("calculator", {})
     language_model = random_model(options.shape, tool.prompt, device.type, torch.bfloat16)
-    task = Task(tool, 5, 5, 0.1, Sampling(max_call_tokens=24), 2, False)
+    task = AnnotationTask(tool, 5, 5, 0.1, SamplingSettings(max_call_tokens=24), 2)
     chosen = texts(options.texts)
     engine = Engine(language_model)
     print(f"{options.shape} bfloat16 on {device}, {engine.runtime.budget.tokens} tokens a pass")

@@ -1,13 +1,13 @@
-"""kill -9 at random instants of a run, again and again: nothing may be lost, and little may be paid for twice.
+"""Kill runs with SIGKILL at random times: no result may be lost, and little may be computed twice.
 
 python -m benchmarks.kills [--kills 50] [--documents 40] [--seed 0] [--work FOLDER]
 
-A run of the line is started and killed after a random time until it comes to its end by itself; its tables are compared
-with those of an undisturbed run, and it begins from nothing, until so many kills were made. Times are drawn between the
-moment at which the line has been loaded and the undisturbed run's end, so every stage is met. Finetuning and evaluation
-are left out. Counted is every request that the model or a tool has answered, in killed processes too; what a kill cuts
-off in the middle is the chunk that each may cost. Exit status 1 where a table differs or where more was paid for than
-5 % plus a chunk per kill.
+A run is started and killed after a random time, again and again, until it finishes. Its tables are compared with the
+tables of an undisturbed run. Then a new world starts, until the number of kills is reached. Kill times are uniform
+between loading and the end of an undisturbed run, so kills reach every stage. Finetuning and evaluation are not run.
+
+Every finished request of the model or a tool counts, also in killed processes. The exit status is 1 where a table
+differs, or where more tokens or calls were needed than 5 % plus a chunk per kill.
 """
 
 import argparse
@@ -26,63 +26,63 @@ from tempfile import TemporaryDirectory
 import dagster as dg
 import polars as pl
 
-from benchmarks.line_world import LineWorld
+from benchmarks.pipeline_world import PipelineWorld
 
 ALLOWED = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
-    """Tokens and calls by chunk, over all processes of one line."""
+class CountedWork:
+    """Tokens and calls by chunk, over all processes of a world."""
 
     tokens: tuple[int, ...]
     calls: tuple[int, ...]
 
     @staticmethod
-    def read(counts: Path) -> "Paid":
+    def read(counts: Path) -> "CountedWork":
         lines = [line.split() for line in counts.read_text().splitlines()] if counts.exists() else []
-        found = {kind: tuple(int(number) for one, number in lines if one == kind) for kind in ("tokens", "calls")}
-        return Paid(**found)
+        found = {kind: tuple(int(number) for name, number in lines if name == kind) for kind in ("tokens", "calls")}
+        return CountedWork(**found)
 
     def allowed(self, kills: int) -> "tuple[float, float]":
-        """The most that `kills` kills may make of this undisturbed run's tokens and calls."""
+        """Return the tokens and calls that a world with `kills` kills may need, from this undisturbed run's."""
         tokens, calls = (ALLOWED * sum(kind) + kills * max(kind) for kind in (self.tokens, self.calls))
         return tokens, calls
 
 
 @dataclass
 class Tally:
-    """What the kills met, how many lines came to their end, and what was wrong with them."""
+    """The stages that were killed, the number of finished worlds, and their errors."""
 
     stages: Counter[str] = field(default_factory=Counter)
-    lines: int = 0
+    worlds: int = 0
     wrong: list[str] = field(default_factory=list)
 
     @property
     def kills(self) -> int:
-        """Made so far."""
+        """Return the number of kills so far."""
         return self.stages.total()
 
 
-def start(world: LineWorld, counts: Path) -> subprocess.Popen[bytes]:
-    """A run in a process of its own; returns when the line has been loaded."""
+def start(world: PipelineWorld, counts: Path) -> subprocess.Popen[bytes]:
+    """Start a run in a new process; return when it has loaded."""
     environment = os.environ | {"DAGSTER_HOME": str(world.folder / ".dagster")}
     command = [sys.executable, "-m", "benchmarks.counted_run", str(world.folder), str(counts)]
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
-    child.stdout.readline()  # the line's first words: it has loaded
+    child.stdout.readline()  # printed after loading
     return child
 
 
 def finish(child: subprocess.Popen[bytes]) -> None:
-    """Waits; raises where the run failed."""
+    """Wait for the run. Raises RuntimeError where it failed."""
     _, errors = child.communicate()
     if child.returncode:
         raise RuntimeError(errors.decode())
 
 
 def killed(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Kills after `seconds`; False where the run came to its end before."""
+    """Kill the run after `seconds`; return False where it finished before."""
     try:
         child.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -93,8 +93,8 @@ def killed(child: subprocess.Popen[bytes], seconds: float) -> bool:
     return False
 
 
-def stage_of(world: LineWorld) -> str:
-    """The step that was under way when the newest run was killed, or `between` two steps."""
+def stage_of(world: PipelineWorld) -> str:
+    """Return the step that the newest run was in when it was killed, or `between`."""
     os.environ["DAGSTER_HOME"] = str(world.folder / ".dagster")
     with dg.DagsterInstance.get() as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]), limit=1)
@@ -110,37 +110,42 @@ def _steps(instance: dg.DagsterInstance, run: dg.DagsterRun, kind: str) -> list[
 
 
 def measure(folder: Path, kills: int, documents: int, seed: int) -> Tally:
-    """Prints a row per line of runs that came to its end."""
+    """Kill and restart runs until `kills` kills; print a row per finished world."""
     draw, tally = random.Random(seed), Tally()
-    whole = LineWorld.make(folder / "whole", documents)
+    whole = PipelineWorld.make(folder / "whole", documents)
     child, begin = start(whole, folder / "whole.counts"), time.perf_counter()
     finish(child)
-    seconds, paid, tables = time.perf_counter() - begin, Paid.read(folder / "whole.counts"), whole.tables()
-    print(f"undisturbed: {seconds:.1f} s, {sum(paid.tokens):,} tokens, {sum(paid.calls):,} tool calls", flush=True)
+    seconds, work, tables = time.perf_counter() - begin, CountedWork.read(folder / "whole.counts"), whole.tables()
+    print(f"undisturbed: {seconds:.1f} s, {sum(work.tokens):,} tokens, {sum(work.calls):,} tool calls", flush=True)
     while (before := tally.kills) < kills:
-        name = str(tally.lines)
-        world, counts = LineWorld.make(folder / name, documents), folder / f"{name}.counts"
+        name = str(tally.worlds)
+        world, counts = PipelineWorld.make(folder / name, documents), folder / f"{name}.counts"
         while tally.kills < kills and killed(start(world, counts), draw.uniform(0, seconds)):
             tally.stages[stage_of(world)] += 1
         finish(start(world, counts))
-        tally.lines += 1
-        tally.wrong += compared(name, tables, world, paid, Paid.read(counts), tally.kills - before)
+        tally.worlds += 1
+        tally.wrong += compared(name, tables, world, work, CountedWork.read(counts), tally.kills - before)
     return tally
 
 
 def compared(
-    name: str, tables: Mapping[str, pl.DataFrame], world: LineWorld, whole: Paid, paid: Paid, kills: int
+    name: str,
+    tables: Mapping[str, pl.DataFrame],
+    world: PipelineWorld,
+    whole: CountedWork,
+    work: CountedWork,
+    kills: int,
 ) -> list[str]:
-    """What differs from the undisturbed run, beyond what `kills` kills may cost; prints the figures."""
+    """Return the differences from the undisturbed run, beyond the allowance for `kills` kills; print the figures."""
     found = world.tables()
     differing = {key for key in tables.keys() & found.keys() if not tables[key].equals(found[key])}
     differing |= tables.keys() ^ found.keys()
-    extra = sum(paid.tokens) / sum(whole.tokens) - 1
-    print(f"line {name}: {kills} kills, {extra:+.1%} tokens, {len(differing)} tables differ", flush=True)
-    wrong = [f"line {name}: {key} differs" for key in sorted(differing)]
-    for kind, spent, allowed in zip(("tokens", "calls"), (paid.tokens, paid.calls), whole.allowed(kills), strict=True):
-        if sum(spent) > allowed:
-            wrong.append(f"line {name}: {sum(spent):,} {kind} after {kills} kills, allowed {allowed:,.0f}")
+    extra = sum(work.tokens) / sum(whole.tokens) - 1
+    print(f"world {name}: {kills} kills, {extra:+.1%} tokens, {len(differing)} tables differ", flush=True)
+    wrong = [f"world {name}: {key} differs" for key in sorted(differing)]
+    for kind, needed, allowed in zip(("tokens", "calls"), (work.tokens, work.calls), whole.allowed(kills), strict=True):
+        if sum(needed) > allowed:
+            wrong.append(f"world {name}: {sum(needed):,} {kind} after {kills} kills, allowed {allowed:,.0f}")
     return wrong
 
 

@@ -1,4 +1,4 @@
-"""What a piece of work cost, and what the machine could do."""
+"""Measure the cost of work, and the machine's peak rates."""
 
 import resource
 import time
@@ -11,7 +11,7 @@ import torch
 
 @dataclass
 class Cost:
-    """Seconds of the processor (of the clock on a GPU) and the highest memory of the process so far, in MB."""
+    """Seconds of processor time (wall-clock on a GPU), and the peak memory of the process so far in MB."""
 
     seconds: float = 0.0
     memory: float = 0.0
@@ -19,7 +19,7 @@ class Cost:
 
 @contextmanager
 def measured(device: torch.device) -> Iterator[Cost]:
-    """Fills in the cost of the block."""
+    """Measure the cost of the block; the result is complete after it."""
     cost = Cost()
     begin = _now(device)
     yield cost
@@ -31,13 +31,13 @@ def measured(device: torch.device) -> Iterator[Cost]:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> float:
-    """Operations per second of a plain matrix product [rows, width] x [width, 4 width]."""
+    """Measure operations per second of a plain matrix product [rows, width] x [width, 4 width]."""
     a, b = (torch.randn(*shape, device=device).to(dtype) for shape in ((rows, width), (width, 4 * width)))
     return 2 * rows * width * 4 * width / _seconds_each(lambda: a @ b, device)
 
 
 def copy_rate(device: torch.device, size: int = 1 << 28) -> float:
-    """Bytes per second that memory gives and takes when a large tensor is copied."""
+    """Measure bytes read and written per second when a large tensor is copied."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / _seconds_each(lambda: target.copy_(source), device)
@@ -46,10 +46,10 @@ def copy_rate(device: torch.device, size: int = 1 << 28) -> float:
 def _seconds_each(work: Callable[[], object], device: torch.device) -> float:
     work()
     repeats, begin = 0, _now(device)
-    while (spent := _now(device) - begin) < 0.5:
+    while (elapsed := _now(device) - begin) < 0.5:
         work()
         repeats += 1
-    return spent / repeats
+    return elapsed / repeats
 
 
 def _now(device: torch.device) -> float:

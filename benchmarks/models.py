@@ -1,12 +1,12 @@
-"""Random weights of the shapes that are measured, made on the spot with a tokenizer that fits the texts."""
+"""Create models with random weights, and a tokenizer that fits the benchmark texts."""
 
+import random
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig, PreTrainedTokenizerFast
 
-from benchmarks.corpus import texts
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 
 VOCABULARY = 8192
@@ -19,7 +19,7 @@ SHAPES: dict[str, Any] = {
 
 
 def random_model(shape: str, prompt: str, device: str, dtype: torch.dtype) -> LanguageModel:
-    """Weights of the given shape, made on the device in its dtype."""
+    """Create random weights of a shape on the device in `dtype`."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer(prompt)
     with torch.device(device):
@@ -28,7 +28,7 @@ def random_model(shape: str, prompt: str, device: str, dtype: torch.dtype) -> La
 
 
 def make_tokenizer(prompt: str) -> Any:
-    """Byte BPE, sized so that the calculator's prompt takes about 375 tokens, as with GPT-2's own vocabulary."""
+    """Train a byte BPE, sized so that the calculator's prompt takes about 375 tokens, as with GPT-2's vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -40,3 +40,33 @@ def make_tokenizer(prompt: str) -> Any:
     )
     tokenizer.train_from_iterator([*[prompt] * 5, *texts(400, seed=1)], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+NAMES = ["Anna", "Boris", "Clara", "Dmitri", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kofi", "Lena"]
+PLACES = ["Bergen", "Cordoba", "Dresden", "Esbjerg", "Fukuoka", "Geneva", "Hamburg", "Izmir", "Jaipur", "Krakow"]
+THINGS = ["pens", "bicycles", "tickets", "houses", "trees", "letters", "students", "machines", "boats", "books"]
+SENTENCES = 8
+CLOSING = " That is all that the book of the town says about it."
+
+
+def sentence(draw: random.Random) -> str:
+    """Generate a sentence with a sum."""
+    a, b = draw.randint(20, 900), draw.randint(2, 400)
+    name, place, things = draw.choice(NAMES), draw.choice(PLACES), draw.choice(THINGS)
+    wordings = [
+        f"{name} had {a} {things} and bought {b} more in {place}, so that makes {a + b} in all.",
+        f"Of the {a + b} {things} in {place}, {b} were sold to {name}, which leaves {a}.",
+        f"The town of {place} counted {a} {things} and then {b} new ones, a total of {a + b}.",
+    ]
+    return draw.choice(wordings)
+
+
+def text(draw: random.Random) -> str:
+    """Generate eight sums and a closing sentence."""
+    return " ".join(sentence(draw) for _ in range(SENTENCES)) + CLOSING
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Generate distinct texts, deterministically by seed."""
+    draw = random.Random(seed)
+    return [text(draw) for _ in range(count)]

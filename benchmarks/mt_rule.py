@@ -1,9 +1,13 @@
-"""`python -m benchmarks.mt_rule MARKED SHARD...`: which texts machine translation looks at, beside a publisher's marks.
+"""Compare the texts selected for machine translation with a publisher's marks.
+
+    python -m benchmarks.mt_rule MARKED SHARD...
 
 MARKED: JSON lines with `digest` and `xml_lang_phrases` (text the publisher marked as foreign). SHARD: CCNet shards.
-Recall of documents: marked ones that the rule wants. Recall of phrases: marked phrases that share at least three words
-(or all, of fewer) with a chunk that the rule found. Precision: wanted documents that are marked; the marks are not
-complete, so what is wanted and unmarked is printed to be judged by eye.
+
+- Recall of documents: the share of marked documents that are selected.
+- Recall of phrases: the share of marked phrases that share three words (or all, if fewer) with a selected chunk.
+- Precision: the share of selected documents that are marked. The marks are incomplete, so selected documents without
+  marks are printed for inspection.
 """
 
 import argparse
@@ -48,14 +52,15 @@ def main() -> None:
     parser.add_argument("marked", type=Path)
     parser.add_argument("shards", type=Path, nargs="+")
     given = parser.parse_args()
-    marked = {one["digest"]: [phrase["text"] for phrase in one["xml_lang_phrases"]] for one in read_lines(given.marked)}
-    documents = [one for shard in given.shards for one in read_lines(shard)]
+    records = read_lines(given.marked)
+    marked = {record["digest"]: [phrase["text"] for phrase in record["xml_lang_phrases"]] for record in records}
+    documents = [document for shard in given.shards for document in read_lines(shard)]
     identifier = Identifier(None)
     identifier.identify(["loads the model"])
     began = time.process_time()
-    found = {one["digest"]: list(foreign_chunks(one["raw_content"], identifier)) for one in documents}
+    found = {each["digest"]: list(foreign_chunks(each["raw_content"], identifier)) for each in documents}
     seconds = time.process_time() - began
-    size = sum(len(one["raw_content"].encode()) for one in documents) / 1e6
+    size = sum(len(document["raw_content"].encode()) for document in documents) / 1e6
     print(f"{len(documents):,} documents, {size:.1f} MB: {size / seconds:.1f} MB per second of one core")
     report({digest: chunks for digest, chunks in found.items() if chunks}, marked)
 

@@ -1,4 +1,4 @@
-"""Annotation as plainly as the ports do it: a prefill per sample, a full forward pass per candidate and loss."""
+"""Annotate as public ports do: a prefill per sample, and a full forward pass per candidate and loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,35 +15,42 @@ from toolformer_dag.model.requests import (
     Proposal,
     ProposalRequest,
     SampledCall,
-    Sampling,
     select_positions,
     uniforms,
 )
 from toolformer_dag.model.runtime import TokenCounts
+from toolformer_dag.settings.sections import SamplingSettings
 from toolformer_dag.texts.calls import Call, format_call
 
 
 @dataclass
 class Naive:
-    """The engine's interface without any of its savings."""
+    """The engine's interface without its optimizations."""
 
     language_model: LanguageModel
     counts: TokenCounts = field(default_factory=TokenCounts)
 
     @torch.inference_mode()
     def propose(
-        self, prompt: str, requests: Sequence[ProposalRequest], *, tau_s: float, k: int, m: int, sampling: Sampling
+        self,
+        prompt: str,
+        requests: Sequence[ProposalRequest],
+        *,
+        tau_s: float,
+        k: int,
+        m: int,
+        sampling: SamplingSettings,
     ) -> list[Proposal]:
-        """One text after the other, one sample after the other."""
+        """Compute positions and samples sequentially."""
         return [self._propose(prompt, request, tau_s, k, m, sampling) for request in requests]
 
     @torch.inference_mode()
     def losses(self, requests: Sequence[LossRequest]) -> list[CallLosses]:
-        """Three passes over the whole text for every call."""
+        """Compute three passes over the whole text for every call."""
         return [self._losses(request) for request in requests]
 
     def _propose(
-        self, prompt: str, request: ProposalRequest, tau_s: float, k: int, m: int, sampling: Sampling
+        self, prompt: str, request: ProposalRequest, tau_s: float, k: int, m: int, sampling: SamplingSettings
     ) -> Proposal:
         encoding = self.language_model.encoding
         text = encoding.texts([request.text])[0]

@@ -1,8 +1,13 @@
-"""`python -m benchmarks.qa PASSAGES QUESTIONS...`: the reader without weights on real questions, and retrieval recall.
+"""Measure the reader without weights, and retrieval recall, on real questions.
+
+    python -m benchmarks.qa PASSAGES QUESTIONS...
 
 QUESTIONS: JSON lines with `question` and `answer` (NQ-open), or a JSON list with `qText` and `answers` (WebQuestions).
-Texts are compared in lower case without punctuation and articles. `exact`: the answer is one of the gold answers;
-`contains`: it holds one; `recall`: one of the passages read holds one. Intervals are Wilson's, 95 %.
+Texts are compared in lower case without punctuation and articles. Intervals are Wilson's, 95 %.
+
+- `exact`: the answer equals a gold answer.
+- `contains`: the answer contains a gold answer.
+- `recall`: a passage that was read contains a gold answer.
 """
 
 import argparse
@@ -20,12 +25,13 @@ Asked = tuple[str, list[str]]
 
 def read_questions(file: Path) -> list[Asked]:
     if file.suffix == ".jsonl":
-        return [(one["question"], one["answer"]) for one in map(json.loads, file.read_text().splitlines())]
-    return [(one["qText"], one["answers"]) for one in json.loads(file.read_text())]
+        records = map(json.loads, file.read_text().splitlines())
+        return [(record["question"], record["answer"]) for record in records]
+    return [(record["qText"], record["answers"]) for record in json.loads(file.read_text())]
 
 
 def normal(text: str) -> str:
-    """As in SQuAD's evaluation script."""
+    """Normalize a text as SQuAD's evaluation script does."""
     words = re.sub(r"[^\w\s]", " ", text.lower()).split()
     return " ".join(word for word in words if word not in ("a", "an", "the"))
 
@@ -35,7 +41,7 @@ def holds(text: str, answers: Sequence[str]) -> bool:
 
 
 def interval(right: int, count: int) -> str:
-    """`12.3 % (11.0-13.7)`."""
+    """Format a share with its interval: `12.3% (11.0%-13.7%)`."""
     low, high = wilson(right, count)
     return f"{right / count:.1%} ({low:.1%}-{high:.1%})"
 
@@ -43,7 +49,7 @@ def interval(right: int, count: int) -> str:
 def measure(search: PassageSearch, asked: Sequence[Asked], passages_read: int) -> str:
     exact = contains = recall = unanswered = 0
     for question, gold in asked:
-        answers = [normal(one) for one in gold]
+        answers = [normal(answer) for answer in gold]
         passages = [hit.passage for hit in search.search(question, passages_read)]
         found = extract(question, passages, search.rarity)
         recall += any(holds(f"{passage.title} {passage.text}", answers) for passage in passages)

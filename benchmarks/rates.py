@@ -1,4 +1,4 @@
-"""How near the engine comes to what the machine can do: operations per second, and bytes per second while decoding."""
+"""Compare the engine with the machine's peak: operations per second, and bytes per second while decoding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from toolformer_dag.model.requests import LossRequest, ProposalRequest
 
 
 def print_rates(engine: Engine, task: Any, chosen: Sequence[str]) -> None:
-    """Positions, samples and losses apart, with the operations of the matrices alone (attention is not counted)."""
+    """Print the rates of positions, samples and losses; only matrix products count as operations, not attention."""
     model = engine.language_model.model
     rows, width = engine.runtime.budget.tokens, int(model.config.hidden_size)
     peak = product_rate(engine.language_model.device, model.dtype, rows, width)
@@ -22,25 +22,25 @@ def print_rates(engine: Engine, task: Any, chosen: Sequence[str]) -> None:
 
 
 def _proposals(engine: Engine, task: Any, requests: list[ProposalRequest], peak: float) -> None:
-    """Samples cost what remains when the positions are taken off."""
+    """Measure positions alone, and samples as the difference to positions."""
 
-    def spent(m: int) -> tuple[float, dict[str, int]]:
+    def cost_of(m: int) -> tuple[float, dict[str, int]]:
         before = engine.counts.as_dict()
         with measured(engine.language_model.device) as cost:
             engine.propose(task.tool.prompt, requests, tau_s=0.0, k=task.k, m=m, sampling=task.sampling)
         return cost.seconds, {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
 
-    spent(0)
-    positions, counts = spent(0)
+    cost_of(0)
+    positions, counts = cost_of(0)
     read = sum(engine.language_model.count_tokens([request.text for request in requests]))
     _show("positions", counts["positions"], positions, engine, peak, read)
-    both, counts = spent(task.m)
+    both, counts = cost_of(task.m)
     _show("samples", counts["samples"], both - positions, engine, peak, counts["samples"])
     _bandwidth(engine, _read(engine, task, counts["decoding_steps"], read), both - positions)
 
 
 def _calls(chosen: Sequence[str]) -> list[LossRequest]:
-    """25 distinct calls for every text, five at each of five places."""
+    """Return 25 distinct calls for every text, five at each of five positions."""
     pairs = [(i, j) for i in range(5) for j in range(5)]
     return [LossRequest(text, 20 * i, "Calculator", f"{i} + {j}", str(i + j)) for text in chosen for i, j in pairs]
 
@@ -69,10 +69,10 @@ def _embeddings(engine: Engine) -> int:
 
 
 def _read(engine: Engine, task: Any, steps: int, tokens: int) -> int:
-    """Bytes read by that many decoding steps.
+    """Estimate the bytes read by decoding steps.
 
-    The weights and the head's keys and values are read once a step, those of a text (twice its tokens) once for each
-    token of its samples, of which random weights end hardly any early.
+    The weights and the head's keys and values are read once per step. The keys and values of a text (twice its tokens)
+    are read once per token of its samples, which hardly ever end early with random weights.
     """
     weights: int = sum(p.numel() * p.element_size() for p in engine.language_model.model.parameters())
     config = engine.language_model.model.config

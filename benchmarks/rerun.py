@@ -1,9 +1,9 @@
-"""What each kind of change costs, as a share of a full run's time, tokens and tool calls.
+"""Measure the cost of each kind of change, as a share of a full run's time, tokens and tool calls.
 
 python -m benchmarks.rerun [--documents 60] [--work FOLDER]
 
-The full run is made twice, and the second one counts: the first pays for importing torch. Every change starts from a
-copy of its folder. Finetuning and evaluation are left out: they are run by hand.
+The full run is repeated, and the second run counts, because the first includes importing torch. Every change starts
+from a copy of its folder. Finetuning and evaluation are not measured.
 """
 
 import argparse
@@ -13,25 +13,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.line_world import Cost, LineWorld
+from benchmarks.pipeline_world import PipelineWorld, RunCost
 from toolformer_dag.synthetic.web import write_shards
 from toolformer_dag.tools.built_in.calculator import Calculator
 
-Change = Callable[[LineWorld], Cost]
+Change = Callable[[PipelineWorld], RunCost]
 
 
 def setting(*overrides: str) -> Change:
-    """A change of toolformer.toml."""
+    """Return a change of settings."""
     return lambda world: world.run(*overrides)
 
 
-def edited_prompt(world: LineWorld) -> Cost:
+def edited_prompt(world: PipelineWorld) -> RunCost:
     prompt = world.folder / "calculator.txt"
     prompt.write_text(prompt.read_text().replace("Calculator API", "calculator"))
     return world.run()
 
 
-def new_version(world: LineWorld) -> Cost:
+def new_version(world: PipelineWorld) -> RunCost:
     before, Calculator.version = Calculator.version, "changed"
     try:
         return world.run()
@@ -39,36 +39,36 @@ def new_version(world: LineWorld) -> Cost:
         Calculator.version = before
 
 
-def added_shard(world: LineWorld) -> Cost:
+def added_shard(world: PipelineWorld) -> RunCost:
     write_shards(world.folder / "more", 1, len(documents(world)) // 2, seed=2)
     (world.folder / "more" / "en_head_0000.json.gz").rename(world.folder / "web" / "added.json.gz")
     return world.run()
 
 
-def changed_shard(world: LineWorld) -> Cost:
+def changed_shard(world: PipelineWorld) -> RunCost:
     shard = world.folder / "web" / "en_head_0001.json.gz"
     shard.write_bytes(gzip.compress(b"".join(line + b"\n" for line in _lines(shard)[:-1])))
     return world.run()
 
 
-def removed_shard(world: LineWorld) -> Cost:
+def removed_shard(world: PipelineWorld) -> RunCost:
     (world.folder / "web" / "en_head_0001.json.gz").unlink()
     return world.run()
 
 
-def moved_model(world: LineWorld) -> Cost:
+def moved_model(world: PipelineWorld) -> RunCost:
     shutil.move(world.folder / "model", world.folder / "elsewhere")
     return world.run("model.name=elsewhere")
 
 
-def other_model(world: LineWorld) -> Cost:
-    """The same weights under a configuration that says something else: to a fingerprint another model."""
+def other_model(world: PipelineWorld) -> RunCost:
+    """Change the configuration beside the same weights, which changes the model's fingerprint."""
     config = world.folder / "model" / "config.json"
     config.write_text(config.read_text() + "\n")
     return world.run()
 
 
-def documents(world: LineWorld) -> list[bytes]:
+def documents(world: PipelineWorld) -> list[bytes]:
     return [line for shard in sorted((world.folder / "web").iterdir()) for line in _lines(shard)]
 
 
@@ -106,17 +106,16 @@ CHANGES: Mapping[str, Change] = {
 
 
 def measure(folder: Path, count: int) -> None:
-    """Prints a line per change."""
-    LineWorld.make(folder / "warm", count).run()
-    whole = LineWorld.make(folder / "whole", count)
+    """Print a line per change."""
+    PipelineWorld.make(folder / "warm", count).run()
+    whole = PipelineWorld.make(folder / "whole", count)
     full = whole.run()
-    spent = full.spent
-    print(f"full run: {full.seconds:.1f} s, {spent.tokens:,} tokens, {spent.calls:,} tool calls, {full.assets} assets")
+    print(f"full run: {full.seconds:.1f} s, {full.tokens:,} tokens, {full.calls:,} tool calls, {full.assets} assets")
     print(f"{'change':28} {'time':>7} {'tokens':>8} {'calls':>7} {'assets':>7}")
     for number, (name, change) in enumerate(CHANGES.items()):
         cost = change(whole.copy(folder / str(number)))
-        time, tokens = cost.seconds / full.seconds, cost.spent.tokens / spent.tokens
-        calls = cost.spent.calls / spent.calls
+        time, tokens = cost.seconds / full.seconds, cost.tokens / full.tokens
+        calls = cost.calls / full.calls
         print(f"{name:28} {time:7.1%} {tokens:8.1%} {calls:7.1%} {cost.assets:7}", flush=True)
         shutil.rmtree(folder / str(number))
 

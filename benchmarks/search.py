@@ -1,8 +1,10 @@
-"""`python -m benchmarks.search PASSAGES QUESTIONS`: build and query rates, and agreement with exact BM25 (bm25s).
+"""Measure build and query rates of the search, and its agreement with exact BM25 (bm25s).
 
-PASSAGES: JSON lines with title, section, text. QUESTIONS: JSON lines with `question`. Queries are of two kinds, whole
-questions and search terms (a title and two words of its passage). Rates are per second of one core: processor time for
-queries, the clock for building, whose writer has two threads.
+    python -m benchmarks.search PASSAGES QUESTIONS
+
+PASSAGES: JSON lines with title, section, text. QUESTIONS: JSON lines with `question`. Queries are whole questions, or
+search terms: a title and two words of its passage. Query rates are per second of processor time; build rates are per
+second of wall-clock time with two threads.
 """
 
 import argparse
@@ -26,14 +28,14 @@ SYNTHETIC_WORDS = 60
 
 
 def search_terms(passages: Sequence[Passage], count: int, seed: int = 0) -> list[str]:
-    """What a model asks for: a title and two words of the passage."""
+    """Return queries as a model writes them: a title and two words of the passage."""
     chance = random.Random(seed)
     chosen = chance.sample(list(passages), count)
     return [" ".join([passage.title, *chance.choices(passage.text.split(), k=2)]) for passage in chosen]
 
 
 def synthetic(passages: Sequence[Passage], count: int, seed: int = 0) -> Iterator[Passage]:
-    """Passages of 60 words drawn as often as they occur in real ones, with titles of two words drawn evenly."""
+    """Generate passages of 60 words with their real frequencies, and titles of two words drawn uniformly."""
     counted = Counter(word for passage in passages for word in passage.text.split())
     vocabulary = np.array(list(counted), dtype=object)
     cumulated = np.cumsum(np.array(list(counted.values())) / counted.total())
@@ -46,7 +48,7 @@ def synthetic(passages: Sequence[Passage], count: int, seed: int = 0) -> Iterato
 
 
 def query_rate(search: PassageSearch, queries: Sequence[str]) -> float:
-    """Whole answers per second of processor time: the best passage's snippet."""
+    """Measure searches, with the best passage's snippet, per second of processor time."""
     began = time.process_time()
     for query in queries:
         for hit in search.search(query, 1):
@@ -55,7 +57,7 @@ def query_rate(search: PassageSearch, queries: Sequence[str]) -> float:
 
 
 def agreement(search: PassageSearch, passages: Sequence[Passage], queries: Sequence[str]) -> tuple[float, float]:
-    """Share of bm25s' five best among ours, and of queries with the same best; the same terms, k1 and b."""
+    """Return the share of bm25s' top five in ours, and of equal top results, with the same terms, k1 and b."""
     exact = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
     exact.index([analyzer().analyze(passage.searched()) for passage in passages], show_progress=False)
     numbers, _ = exact.retrieve([query_terms(query) for query in queries], k=TOP, show_progress=False)
@@ -81,8 +83,7 @@ def measure_real(passages_file: Path, questions: Sequence[str], root: Path) -> l
 
 
 def measure_synthetic(passages: Sequence[Passage], count: int, questions: Sequence[str], root: Path) -> None:
-    made = synthetic(passages, count)
-    some = list(islice(made, 20_000))
+    some = list(islice(synthetic(passages, count), 20_000))
     began = time.perf_counter()
     write_index(some, root / "some", lambda done: None, 250_000)
     print(f"20,000 synthetic passages in memory: {20_000 / (time.perf_counter() - began):,.0f}/s")
@@ -97,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("passages", type=Path)
     parser.add_argument("questions", type=Path)
-    parser.add_argument("--synthetic", type=int, default=1_000_000, help="a multiple of 10,000; 0 leaves it out")
+    parser.add_argument("--synthetic", type=int, default=1_000_000, help="a multiple of 10,000; 0 skips it")
     given = parser.parse_args()
     questions = [json.loads(line)["question"] for line in given.questions.read_text().splitlines()]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""MB per CPU-second: reading shards, and asking the calendar and the calculator which documents they want.
+"""Measure MB per CPU-second of reading shards and of selecting documents for calendar and calculator.
 
-    python -m benchmarks.texts ../shared/data/ccnet/en_head_*.json.gz
+    python -m benchmarks.texts SHARD...
 
-Best of five rounds. Reading counts the bytes of the unpacked JSON lines, beside a naive way (gzip and json of the
-standard library); the tools count the bytes of the texts. The calendar's share includes finding the date in the URL.
+Prints the best of five rounds. Reading counts the bytes of the unpacked JSON lines, and is compared with gzip and json
+of the standard library. The tools count the bytes of the texts; the calendar includes finding the date in the URL.
 """
 
 import gzip

@@ -1,1 +1,1 @@
-"""How the embedded model is trained and studied. It imports toolformer_dag and is not needed to run it."""
+"""Train and study the embedded model; toolformer_dag runs without this package. README.md says how."""

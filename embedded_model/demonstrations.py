@@ -1,4 +1,4 @@
-"""Documents in the form of P(x): instructions, notes that a text uses, demonstrations of calls."""
+"""Write documents in the form of P(x): instructions, notes that a text uses, demonstrations of calls."""
 
 import re
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ EARLIER_SHARE = 0.25  # of the notes inside: one sentence before the words they 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is known, and the character offset of the words it tells in the text that uses it."""
+    """Hold a piece of knowledge and where the text uses it, as a character offset."""
 
     content: str
     place: int
 
 
 def note(random: Random, gold: Phenomenon, text: str) -> Note:
-    """What a call at the gold place would bring in; `text` holds the phenomenon's own text."""
+    """Write the note of a call at the gold place; `text` contains the phenomenon's own text."""
     return Note(content(random, gold), text.index(gold.text) + len(gold.before))
 
 
 def content(random: Random, gold: Phenomenon) -> str:
-    """Input and result in one line, or the result alone; the date and a search result mostly stand for themselves."""
+    """Return input and result in one line, or the result alone, as mostly for the date and a search."""
     asked = gold.input.strip('"')
     alone = {"calendar": 1.0, "wiki_search": 0.4}.get(gold.tool, 0.2)
     if random.random() < alone:
@@ -43,14 +43,14 @@ def content(random: Random, gold: Phenomenon) -> str:
 
 
 def bracketed(random: Random, known: str) -> str:
-    """The content in brackets of any kind, square ones only without an arrow."""
+    """Put the content in random brackets; square ones only where it has no arrow."""
     square = "->" not in known and "[" not in known
     forms = ["({})", "<{}>", "{{{}}}", random.choice(TAGS) + "({})", *(["[{}]"] * 2 if square else [])]
     return random.choice(forms).format(known)
 
 
 def wrapped(random: Random, known: str) -> str:
-    """The content in brackets, behind a tag, or bare."""
+    """Put the content in brackets, behind a tag, or leave it bare."""
     draw = random.random()
     if draw < 0.75:
         return bracketed(random, known)
@@ -60,9 +60,9 @@ def wrapped(random: Random, known: str) -> str:
 
 
 def with_notes(random: Random, text: str, own: list[Note], other: list[str]) -> PretrainingDocument:
-    """A relevant note before or inside most texts, another one (of `other`, contents) before some.
+    """Put a relevant note before or inside most texts, and another (from `other`, contents) before some.
 
-    In pieces the text follows at once, as x follows e(c, r); as one text a space comes between.
+    As pieces, the text follows its notes directly, as x follows e(c, r); as a single text, a space separates them.
     """
     chosen = random.choice(own) if own and random.random() < RELEVANT_SHARE else None
     pieces = [text]
@@ -82,7 +82,7 @@ def with_notes(random: Random, text: str, own: list[Note], other: list[str]) -> 
 
 
 def _inside(random: Random, text: str, known: Note) -> list[str]:
-    """The text around its note, which stands right before the words it tells or before their sentence."""
+    """Insert the note right before the words it is about, or before their sentence."""
     sentence = text.rfind(". ", 0, known.place) + 1
     place = sentence if sentence and random.random() < EARLIER_SHARE else known.place
     return [text[:place], f" {bracketed(random, known.content)}", text[place:]]
@@ -106,7 +106,7 @@ _OTHERS = (
 
 
 def instruction(random: Random, tool: str) -> str:
-    """One of the instructions of a tool, with its line end."""
+    """Draw an instruction for a tool, with its line end."""
     if random.random() < 0.7:
         return random.choice(_of_prompts(tool))
     slot = "" if tool == "calendar" else random.choice(("input", "text", "question"))
@@ -114,9 +114,9 @@ def instruction(random: Random, tool: str) -> str:
 
 
 def guessed_input(random: Random, tool: str, before: str) -> str | None:
-    """An input made of the words before the place, where nothing better is known; None without two numbers for a sum.
+    """Make an input from the words before the place; return None for a calculator without two different numbers.
 
-    A sum of one number and itself is never shown: it would be a habit that outlives finetuning.
+    A sum never uses a number twice: the model would keep that habit after finetuning.
     """
     if tool == "calculator":
         return _guessed_sum(random, before)
@@ -146,13 +146,13 @@ NO_PLACE_RANDOM = 0.12  # a text where the tool has nothing to say
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationExample:
-    """A text and where calls stand in it: character offsets with the inputs, in order."""
+    """Hold a text and its calls: character offsets with the inputs, in order."""
 
     text: str
     calls: tuple[tuple[int, Call], ...]
 
     def parts(self) -> tuple[str, ...]:
-        """The text with its calls, cut where the method tokenizes apart."""
+        """Return the text with its calls, cut where the method tokenizes separately."""
         parts, last = [], 0
         for offset, call in self.calls:
             parts += [self.text[last:offset], format_call(call)]
@@ -161,7 +161,7 @@ class DemonstrationExample:
 
 
 def demonstration(random: Random, instruction: str, examples: Sequence[DemonstrationExample]) -> PretrainingDocument:
-    """The document; the last example, and half of the others, come in the pieces in which P(x) is tokenized."""
+    """Build the document; the last example, and half of the others, are cut into pieces as P(x) is tokenized."""
     pieces: list[str] = []
     head = instruction
     for number, example in enumerate(examples, 1):
@@ -174,7 +174,7 @@ def demonstration(random: Random, instruction: str, examples: Sequence[Demonstra
 
 
 def noisy_place(random: Random, text: str, gold: int | None) -> int | None:
-    """The right offset, any other before a word, or none."""
+    """Return the right offset, any other before a word, or None."""
     draw = random.random()
     if gold is not None and draw < RIGHT_PLACE:
         return gold

@@ -1,4 +1,4 @@
-"""Documents of the pretraining mix: their tokens, the tokenizer, and excerpts of longer texts."""
+"""Encode the documents of the pretraining mix, train their tokenizer and take excerpts of longer texts."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ PretrainingDocument = tuple[str, ...]
 
 
 def encode(tokenizer: Tokenizer, documents: Iterable[PretrainingDocument]) -> Iterator[list[int]]:
-    """Token ids of each document behind the token for the beginning of a text (id 0)."""
+    """Yield the token ids of each document after the token that begins a text (id 0)."""
     many = list(documents)
     pieces = [piece for document in many for piece in document]
     encodings = iter(tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
@@ -21,7 +21,7 @@ def encode(tokenizer: Tokenizer, documents: Iterable[PretrainingDocument]) -> It
 
 
 def joined(documents: Sequence[PretrainingDocument]) -> list[str]:
-    """The documents as plain texts."""
+    """Return the documents as plain texts."""
     return ["".join(document) for document in documents]
 
 
@@ -34,9 +34,9 @@ WANTED = (*MARKS, *(f" {year}" for year in YEARS))
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
-    """A tokenizer of exactly `size` tokens where the texts yield as many; every byte can be represented.
+    """Train a byte-level tokenizer of `size` tokens, fewer where the texts are too short; it can encode any byte.
 
-    It adds END_OF_TEXT before a text when special tokens are asked for: the model was trained so.
+    With special tokens it adds END_OF_TEXT before a text, as in training.
     """
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PIECES), "isolated")
@@ -74,7 +74,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=[A-Z\"“‘(])|\n+")
 
 
 def excerpt(random: Random, text: str, place: int, characters: int) -> tuple[str, int]:
-    """About so many characters of whole sentences around `place`, and where the place is in them."""
+    """Return about so many characters of whole sentences around `place`, and the offset of the place in them."""
     starts = [0, *(end.end() for end in SENTENCE_END.finditer(text))]
     before = [start for start in starts if place - characters // 2 <= start <= place]
     start = random.choice(before) if before else _word_before(text, max(0, place - characters // 2))
@@ -84,10 +84,10 @@ def excerpt(random: Random, text: str, place: int, characters: int) -> tuple[str
 
 
 def _word_before(text: str, place: int) -> int:
-    """Where the word begins in which the place is."""
+    """Return the offset at which the word around `place` begins."""
     return max(text.rfind(" ", 0, place), text.rfind("\n", 0, place)) + 1
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, without those of a few letters."""
+    """Split a text into sentences; drop those of up to 15 characters."""
     return [part.strip() for part in SENTENCE_END.split(text) if len(part.strip()) > 15]

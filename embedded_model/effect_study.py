@@ -1,4 +1,4 @@
-"""The paper's effect measured on the synthetic world: several seeds, all conditions, held-out questions and text."""
+"""Measure the paper's effect on the synthetic world: seeds, conditions, held-out questions and text."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,26 +9,23 @@ from random import Random
 import polars as pl
 
 from embedded_model.real_text import load_real_text
-from toolformer_dag.checkpoints import load_identified
-from toolformer_dag.evaluation.accuracy_tables import OUTCOMES, outcome_table
+from toolformer_dag.evaluation.accuracy_tables import outcome_table
 from toolformer_dag.evaluation.asking import DISABLED, benchmark_outcomes, compared
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
 from toolformer_dag.evaluation.language_modeling import perplexity
+from toolformer_dag.evaluation.measurements import OUTCOMES
 from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
-from toolformer_dag.lane import Lane, lanes
-from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.settings.load import load_settings
-from toolformer_dag.settings.settings import Settings
-from toolformer_dag.stages.examples import Example, KeptCall, examples
-from toolformer_dag.stages.split import HELDOUT, TRAIN, heldout_texts, split_of
-from toolformer_dag.storage.lake import Lake
-from toolformer_dag.storage.partition import WHOLE
-from toolformer_dag.synthetic.names import WordingSet
+from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.model.loading import LanguageModel, load_identified
+from toolformer_dag.pipeline.merging import HELDOUT, TRAIN, Example, KeptCall, examples, heldout_texts, split_of
+from toolformer_dag.pipeline.plan import Lane, lanes
+from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.phenomena import TOOLS
 from toolformer_dag.synthetic.web import records
+from toolformer_dag.synthetic.wordings import WordingSet
 from toolformer_dag.texts.segments import Segment
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.training_run import TrainingSettings
 
 DECODING = (1, 3)  # k beside 0 (disabled) and the settings' own
 PLAIN_TEXTS = 150  # of each kind, for perplexity
@@ -51,10 +48,10 @@ seed = {ask}
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """`seeds` whole lines over `documents` made pages each, and `questions` per tool and set of wordings.
+    """Configure `seeds` pipeline runs over `documents` synthetic pages each, with `questions` per tool and wording set.
 
-    Base and finetuned models are asked the same questions; each seed has pages, samples, batches and questions of its
-    own. `real_text` is for perplexity on pages that are not made.
+    Base and finetuned models answer the same questions; each seed has its own pages, samples, batches and questions.
+    `real_text` adds perplexity on real pages.
     """
 
     model: str = "embedded"
@@ -64,7 +61,7 @@ class Study:
     real_text: tuple[Path, ...] = ()
 
     def line(self, folder: Path, seed: int) -> Settings:
-        """The settings of one line, written into a folder of its own: the UI and `sql` can look at it there.
+        """Write the settings of a run into its own folder, where the UI and `sql` can read it, and return them.
 
         Raises SettingsError.
         """
@@ -88,7 +85,10 @@ TEXT = ("digest", "segment")
 
 
 def unfiltered_texts(lake: Lake, lanes: Sequence[Lane], seed: int) -> list[str]:
-    """Texts with one call each, none of a held-out document. Raises MissingPartition where the line has not run."""
+    """Return training texts with one call each, as many per tool as the filtered corpus has.
+
+    Raises MissingPartition where the pipeline has not run.
+    """
     corpus = lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
     random, found = Random(f"unfiltered {seed}"), []
     for lane in lanes:
@@ -110,13 +110,13 @@ def _one_call_per_text(lake: Lake, lane: Lane, random: Random) -> Iterator[str]:
         row = rows.row(random.randrange(rows.height), named=True)
         piece = Segment(0, row["offset"], row["text"])
         call = KeptCall(lane.key, lane.tool.name, row["char_offset"], row["input"], row["result"], row["delta"])
-        made = examples([piece], [call], [lane.tool.name])
-        yield from (example.text_with_calls for example in made if isinstance(example, Example))
+        merged = examples([piece], [call], [lane.tool.name])
+        yield from (example.text_with_calls for example in merged if isinstance(example, Example))
 
 
 def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:
-    """Held-out texts by kind. Raises RealTextError."""
-    found = {"made pages": [record["raw_content"] for record in records(seed, "evaluation", PLAIN_TEXTS)]}
+    """Return held-out texts by kind. Raises RealTextError."""
+    found = {"synthetic pages": [record["raw_content"] for record in records(seed, "evaluation", PLAIN_TEXTS)]}
     if real_text:
         pages = load_real_text(real_text, held_out=True).web
         some = pages[:: max(1, len(pages) // PLAIN_TEXTS)]
@@ -126,7 +126,7 @@ def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def plain_text_table(settings: Settings, texts: Mapping[str, Sequence[str]]) -> pl.DataFrame:
-    """Columns text, condition, perplexity, bits_per_byte; calls are disabled."""
+    """Measure texts with calls disabled; columns text, condition, perplexity, bits_per_byte."""
 
     def rows(model: LanguageModel, conditions: list[Condition]) -> Iterator[tuple[str, str, float, float]]:
         for kind, some in texts.items():
@@ -142,7 +142,7 @@ UNFILTERED = "unfiltered corpus"
 
 
 def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[list[QuestionOutcome]]:
-    """The outcomes of one tool's questions under one condition at a time; `unfiltered` is a model folder."""
+    """Yield the outcomes of a tool's questions under a condition; `unfiltered` is a model folder."""
 
     def asked(model: LanguageModel, condition: Condition, *wordings: WordingSet) -> Iterator[list[QuestionOutcome]]:
         for some in wordings:
@@ -164,14 +164,14 @@ def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`outcomes` as of `outcome_table`, `plain` as of `plain_text_table`."""
+    """Hold the tables of a run: `outcomes` as of `outcome_table`, `plain` as of `plain_text_table`."""
 
     outcomes: pl.DataFrame
     plain: pl.DataFrame
 
 
 def measure(settings: Settings, study: Study, seed: int) -> Measured:
-    """Finetunes on the unfiltered corpus and asks; the line of `settings` must have run."""
+    """Finetune on the unfiltered corpus and ask all conditions; the pipeline of `settings` must have run."""
     lake, tools = Lake(settings.paths.lake), lanes(settings)
     unfiltered = finetune_unfiltered(settings, unfiltered_texts(lake, tools, seed))
     own = lake.table(OUTCOMES).read(WHOLE)
@@ -181,9 +181,9 @@ def measure(settings: Settings, study: Study, seed: int) -> Measured:
 
 
 def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
-    """The folder of M finetuned as Toolformer is, but on these texts."""
+    """Finetune M on these texts as on the filtered corpus; return the model folder."""
     section, out = settings.training, settings.paths.lake / "training" / "unfiltered"
     heldout = Lake(settings.paths.lake).table(CORPUS).read(WHOLE).filter(pl.col("split") == HELDOUT)["text"]
     some = heldout_texts(heldout.to_list(), section.heldout_texts).choosing
-    finetune(settings.model, texts, some, TrainingSettings.of(section), out)
+    finetune(settings.model, texts, some, section, out)
     return out

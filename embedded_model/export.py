@@ -1,4 +1,4 @@
-"""Model folders: written for `AutoModelForCausalLM`, read as the start of a run, and their mean."""
+"""Write model folders for `AutoModelForCausalLM`, read them as the start of a run, and average them."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ from transformers import GPTJConfig, GPTJForCausalLM
 from embedded_model.documents import save_tokenizer
 from embedded_model.network import GPTJ, ModelShape
 from embedded_model.optimizer import WeightAverage
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
 
 
 def export_model(model: GPTJ, tokenizer: Tokenizer, folder: Path) -> None:
-    """Logits of the export, read back in float32, differ from the model's by the rounding of weights to float16."""
+    """Write a model folder; the weights are rounded to float16."""
     gptj = to_transformers(model)
     gptj.half().save_pretrained(str(folder))
     save_tokenizer(tokenizer, folder, model.shape.positions)
 
 
 def to_transformers(model: GPTJ) -> GPTJForCausalLM:
-    """The same function as transformers' class, in float32."""
+    """Convert to transformers' class, in float32; both compute the same function."""
     gptj = GPTJForCausalLM(configuration(model.shape))
     gptj.load_state_dict(gptj_tensors(model), strict=False)
     gptj.tie_weights()
@@ -34,7 +34,7 @@ def to_transformers(model: GPTJ) -> GPTJForCausalLM:
 
 
 def configuration(shape: ModelShape) -> GPTJConfig:
-    """The shape in the terms of transformers; no dropout, token 0 begins and ends a text."""
+    """Convert the shape to transformers' configuration; no dropout, token 0 begins and ends a text."""
     return GPTJConfig(
         vocab_size=shape.vocabulary,
         n_positions=shape.positions,
@@ -54,7 +54,7 @@ def configuration(shape: ModelShape) -> GPTJConfig:
 
 
 def gptj_tensors(model: GPTJ) -> dict[str, Tensor]:
-    """The weights under the names of transformers; the stacked q, k, v come apart."""
+    """Return the weights under transformers' names; the stacked q, k, v are split."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         names = names_in_transformers(name)
@@ -71,7 +71,7 @@ _IN_BLOCKS = {"norm": "ln_1", "attention_out": "attn.out_proj", "mlp_in": "mlp.f
 
 
 def names_in_transformers(name: str) -> tuple[str, ...]:
-    """Under which names one of our tensors is stored, in the order in which its rows are cut."""
+    """Return transformers' names of a tensor, several where its rows are split, in row order."""
     if name in _OUTSIDE_BLOCKS:
         return (_OUTSIDE_BLOCKS[name],)
     _, number, part, kind = name.split(".")
@@ -85,11 +85,11 @@ FILES = ("config.json", "tokenizer.json", "model.safetensors")
 
 
 class StartError(UserError):
-    """The folder holds no model that `embedded train` made."""
+    """Report a folder without a model of `embedded train`, or one that does not fit the others."""
 
 
 def shape_of(folder: Path) -> ModelShape:
-    """Raises StartError for a folder without a model, or with one of another architecture."""
+    """Read the shape of a model folder; raises StartError where it has none, or another architecture."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise StartError(f"{folder} has no {', '.join(missing)}; name a folder that `embedded train` wrote")
@@ -109,12 +109,12 @@ def shape_of(folder: Path) -> ModelShape:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 of the weights."""
+    """Return the SHA-256 of the weights."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 def load_weights(folder: Path, model: GPTJ) -> None:
-    """Take over the weights of a folder of the model's shape, widened to float32."""
+    """Load the weights of a folder, widened to float32, into a model of the same shape."""
     stored = load_file(folder / "model.safetensors")
     ours = model.state_dict()
     for name in ours:
@@ -123,7 +123,7 @@ def load_weights(folder: Path, model: GPTJ) -> None:
 
 
 def mean_model(models: Sequence[Path], out: Path) -> Path:
-    """Export the mean of model folders to `out`; returns `out`. It is of use where one was trained on from another.
+    """Export the mean of model folders to `out`; return `out`. One of the models should have started from another.
 
     Raises StartError for a folder without a model, and where shapes or tokenizers differ.
     """
@@ -132,7 +132,9 @@ def mean_model(models: Sequence[Path], out: Path) -> Path:
         if shape_of(other) != shape_of(first):
             raise StartError(f"{other} has another shape than {first}; name models of one size")
         if (other / "tokenizer.json").read_bytes() != (first / "tokenizer.json").read_bytes():
-            raise StartError(f"{other} has another tokenizer than {first}; name models of which one began as the other")
+            raise StartError(
+                f"{other} has another tokenizer than {first}; name models of which one started from the other"
+            )
     model = GPTJ(shape_of(first))
     average = WeightAverage(model, power=0)
     for number, folder in enumerate(models, 1):

@@ -1,4 +1,4 @@
-"""The network, GPT-J's architecture in several sizes, and what a training run of it depends on."""
+"""Define the network, GPT-J's architecture in several sizes, and the settings of a training run."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A GPT-J with tied embeddings; `rotary` dimensions of each head are rotated, the rest are not.
+    """Size a GPT-J with tied embeddings; the first `rotary` dimensions of each head are rotated.
 
     Raises ValueError where the heads do not divide the width or the rotary part does not fit a head.
     """
@@ -31,7 +31,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Trained parameters; the export adds a bias of zeros to the tied output layer."""
+        """Count the trained parameters; the export adds a bias of zeros to the output layer."""
         attention = 4 * self.width**2
         mlp = 2 * self.width * self.feed_forward + self.feed_forward + self.width
         norms = 2 * self.width * (self.layers + 1)
@@ -49,13 +49,13 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTraining:
-    """Every number of a run; processes and paths are none of it. The same bits come of it on one kind of processor.
+    """Hold every number that the weights of a run depend on; the number of processes and the paths do not matter.
 
-    A step takes `lanes` micro-batches of `lane_tokens` tokens. `boot_steps` of `steps` are the copy boot camp; the
-    learning rates fall in a straight line over the last `decay` of all steps. `real_share` of the documents after the
-    boot camp come from the real text, where there is any. After the first `early` of all steps the mix changes.
-    What is exported is the `WeightAverage` with `average_power`. `start` is the fingerprint of the weights that the run
-    begins with, None for weights drawn by the seed, `real_text` that of the files of real text, None without any.
+    A step takes `lanes` micro-batches of `lane_tokens` tokens. The first `boot_steps` of `steps` are the copy boot
+    camp; the learning rates fall linearly over the last `decay` of all steps. `real_share` of the documents after the
+    boot camp come from real text, if any is given. After the first `early` of all steps the mix changes. The export is
+    the `WeightAverage` with `average_power`. `start` is the fingerprint of the first weights, None for random ones;
+    `real_text` is the fingerprint of the real text, None without any. Equal settings give equal bits on a given CPU.
     """
 
     shape: ModelShape = SHAPES["2M"]
@@ -76,14 +76,14 @@ class EmbeddedTraining:
     real_text: str | None = None
 
     def rate_factor(self, step: int) -> float:
-        """The share of both learning rates at a step (from 0)."""
+        """Return the factor of both learning rates at a step (from 0)."""
         rise = min(1.0, (step + 1) / self.warmup_steps)
         fall = (self.steps - step) / max(1.0, self.steps * self.decay)
         return min(rise, max(0.02, fall))
 
 
 class GPTJ(nn.Module):
-    """Maps token ids (rows, length) to hidden states (rows, length, width) that the tied embedding scores."""
+    """Compute next-token logits as GPT-J does, with tied embeddings."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class GPTJ(nn.Module):
         initialise(self)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits (rows, length, vocabulary)."""
+        """Map token ids (rows, length) to logits (rows, length, vocabulary)."""
         hidden = self.embedding(ids)
         rotation = (self.get_buffer("sine")[: ids.shape[1]], self.get_buffer("cosine")[: ids.shape[1]])
         for block in self.blocks:
@@ -105,13 +105,13 @@ class GPTJ(nn.Module):
         return functional.linear(self.norm(hidden), self.embedding.weight)
 
     def loss(self, rows: Tensor) -> Tensor:
-        """Mean negative log-likelihood of rows[:, 1:] given what stands before, in nats."""
+        """Return the mean negative log-likelihood of rows[:, 1:], in nats per token."""
         logits = self(rows[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
 
 class Block(nn.Module):
-    """Attention and MLP beside each other on one normalised input, as in GPT-J."""
+    """Add attention and MLP of a shared normalised input to the residual stream, as in GPT-J."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Block(nn.Module):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention; in bfloat16 written out: on a CPU this trains twice as fast as torch's fused kernel."""
+    """Compute causal attention; on a CPU, plain bfloat16 operations train twice as fast as torch's fused kernel."""
     with torch.autocast(query.device.type, enabled=False):
         query, key = query.to(value.dtype), key.to(value.dtype)
         if value.dtype == torch.float32:
@@ -146,14 +146,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def rotary_tables(positions: int, rotary: int) -> tuple[Tensor, Tensor]:
-    """Sines and cosines, each (positions, rotary / 2)."""
+    """Return sines and cosines, each (positions, rotary / 2)."""
     frequencies = 10_000 ** (-torch.arange(0, rotary, 2) / rotary)
     angles = torch.arange(positions)[:, None] * frequencies
     return angles.sin(), angles.cos()
 
 
 def rotate(heads: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
-    """GPT-J turns neighbouring pairs of the first dimensions of each head by the position's angles."""
+    """Rotate neighbouring pairs of each head's first dimensions by the angles of their position, as GPT-J does."""
     rotary = 2 * sine.shape[-1]
     even, odd = heads[..., 0:rotary:2], heads[..., 1:rotary:2]
     turned = torch.stack((even * cosine - odd * sine, odd * cosine + even * sine), -1).flatten(-2)
@@ -161,7 +161,7 @@ def rotate(heads: Tensor, sine: Tensor, cosine: Tensor) -> Tensor:
 
 
 def initialise(model: GPTJ) -> None:
-    """Normal weights scaled by fan-in; what writes into the residual stream also by the depth."""
+    """Draw normal weights scaled by fan-in; layers that write to the residual stream are also scaled by depth."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue

@@ -1,4 +1,4 @@
-"""Muon with AdamW, gradients shared by processes, and the average of the weights."""
+"""Optimise with Muon and AdamW, share gradients between processes, and average the weights."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import fast_dtype
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+MUON_DECAY = 0.01  # of the weights, times the learning rate
 
 
 class MuonAdamW:
-    """Both optimisers behind one `step`; `tensors` is all state, for a checkpoint."""
+    """Run both optimisers behind one `step`; `tensors` returns their whole state for a checkpoint."""
 
-    def __init__(self, model: nn.Module, muon_rate: float, adam_rate: float, decay: float = 0.01) -> None:
-        self.muon_rate, self.adam_rate, self.decay = muon_rate, adam_rate, decay
+    def __init__(self, model: nn.Module, muon_rate: float, adam_rate: float) -> None:
+        self.muon_rate, self.adam_rate = muon_rate, adam_rate
         matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not n.startswith("embedding")}
         self.matrices = matrices
         self.momentum = {name: torch.zeros_like(parameter) for name, parameter in matrices.items()}
@@ -28,11 +29,11 @@ class MuonAdamW:
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
-        """One update at `factor` times the learning rates; uses up the gradients."""
+        """Update the weights at `factor` times the learning rates, and clear the gradients."""
         for name, parameter in self.matrices.items():
             assert parameter.grad is not None
             update = muon_update(parameter.grad, self.momentum[name])
-            parameter.mul_(1 - self.muon_rate * factor * self.decay).add_(update, alpha=-self.muon_rate * factor)
+            parameter.mul_(1 - self.muon_rate * factor * MUON_DECAY).add_(update, alpha=-self.muon_rate * factor)
             parameter.grad = None
         for group in self.adam.param_groups:
             group["lr"] = self.adam_rate * factor
@@ -40,14 +41,14 @@ class MuonAdamW:
         self.adam.zero_grad()
 
     def tensors(self) -> dict[str, Tensor]:
-        """State by name: momentum of Muon, both moments and the step counts of AdamW."""
+        """Return the state by name: momentum of Muon, both moments and the step counts of AdamW."""
         adam = self.adam.state_dict()["state"]
         return {f"muon.{name}": tensor for name, tensor in self.momentum.items()} | {
             f"adam.{index}.{key}": tensor for index, state in adam.items() for key, tensor in state.items()
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over what `tensors` gave."""
+        """Restore a state that `tensors` returned."""
         for name, momentum in self.momentum.items():
             momentum.copy_(tensors[f"muon.{name}"])
         state: dict[int, dict[str, Tensor]] = {}
@@ -59,7 +60,7 @@ class MuonAdamW:
 
 
 def muon_update(gradient: Tensor, momentum: Tensor, beta: float = 0.95) -> Tensor:
-    """Nesterov momentum (kept in place), orthogonal, scaled by the shape; a stacked q, k, v is three matrices."""
+    """Return an orthogonal update and keep the Nesterov momentum in place; a stacked q, k, v is three matrices."""
     momentum.lerp_(gradient, 1 - beta)
     direction = gradient.lerp(momentum, beta)
     rows, columns = direction.shape
@@ -68,7 +69,7 @@ def muon_update(gradient: Tensor, momentum: Tensor, beta: float = 0.95) -> Tenso
 
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrix, roughly: singular values end between 0.7 and 1.2."""
+    """Approximate the nearest (semi-)orthogonal matrix; its singular values are between 0.7 and 1.2."""
     a, b, c = NEWTON_SCHULZ
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.mT if tall else matrix).to(fast_dtype())
@@ -83,12 +84,12 @@ PATIENCE_S = 180.0  # a step takes a second; the first waits for the other proce
 
 
 class WorkerLost(UserError):
-    """Another process of the run has ended."""
+    """Report that another process of the run has ended."""
 
 
 @dataclass(frozen=True)
 class SharedGradients:
-    """`buffer` (lanes, parameters + 1) holds the flat gradients of each lane and behind them its loss."""
+    """Share a buffer (lanes, parameters + 1): each lane's flat gradients, then its loss."""
 
     buffer: Tensor
     taken: Any  # a counter of lanes taken since the run began, shared between processes
@@ -97,13 +98,13 @@ class SharedGradients:
 
     @classmethod
     def make(cls, context: BaseContext, lanes: int, parameters: int, processes: int) -> "SharedGradients":
-        """For so many processes of `context`."""
+        """Allocate the buffer for so many processes of `context`."""
         buffer = torch.zeros(lanes, parameters + 1)
         buffer.untyped_storage().share_memory_()
         return cls(buffer, context.Value("q", 0), context.Barrier(processes), lanes)
 
     def take(self, step: int) -> int | None:
-        """The next lane of a step that nobody has taken; `step` counts from the beginning of this run."""
+        """Claim the next free lane of a step, None if all are taken; `step` counts from the start of this process."""
         with self.taken.get_lock():
             lane = int(self.taken.value) - step * self.lanes
             if lane >= self.lanes:
@@ -119,7 +120,10 @@ class SharedGradients:
         model.zero_grad()
 
     def add_up(self, model: nn.Module) -> float:
-        """When all lanes are in: every gradient of the model becomes their mean; returns the mean of the losses."""
+        """Wait for all lanes, set every gradient of the model to their mean and return the mean loss.
+
+        Raises WorkerLost.
+        """
         self._wait()
         mean = self.buffer.mean(0)
         self._wait()
@@ -136,9 +140,10 @@ class SharedGradients:
 
 
 class WeightAverage:
-    """Weights after step t count like t (t + 1) ... (t + power - 1): polynomial decay (Shamir and Zhang 2013).
+    """Average the weights with polynomial decay (Shamir and Zhang 2013).
 
-    Their mean age is 1 / (power + 2) of all steps so far, whatever the run's length is going to be.
+    Weights after step t count like t (t + 1) ... (t + power - 1); their mean age is 1 / (power + 2) of all steps so
+    far, however long the run will be.
     """
 
     def __init__(self, model: nn.Module, power: float) -> None:
@@ -147,7 +152,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def add(self, model: nn.Module, step: int) -> None:
-        """Take in the weights after `step` steps, counted from 1; the first replace what was there."""
+        """Include the weights after `step` steps, counted from 1; the first call replaces the initial weights."""
         share = (self.power + 1) / (self.power + step)
         for name, tensor in model.state_dict().items():
             self.tensors[name].lerp_(tensor, share)

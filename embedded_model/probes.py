@@ -1,4 +1,4 @@
-"""Probes of a base model: bits per byte, where calls become likely, what results gain."""
+"""Probe a base model: bits per byte, where it starts calls, and how much results help."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +14,13 @@ from embedded_model.real_gold import RealGold
 from embedded_model.real_text import RealText, load_real_text
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, load_language_model
-from toolformer_dag.model.requests import LossRequest, ProposalRequest, Sampling
+from toolformer_dag.model.requests import LossRequest, ProposalRequest
+from toolformer_dag.settings.sections import SamplingSettings
 from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.synthetic.names import WordingSet, WorldPart
+from toolformer_dag.synthetic.names import WorldPart
 from toolformer_dag.synthetic.phenomena import phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.wordings import WordingSet
 from toolformer_dag.synthetic.world import the_world
 
 WINDOW = 512
@@ -26,9 +28,9 @@ WINDOW = 512
 
 @torch.inference_mode()
 def bits_per_byte(language_model: LanguageModel, texts: Sequence[str]) -> float:
-    """Of all texts together; each is read in windows of WINDOW tokens, every window from a fresh beginning.
+    """Return the bits per byte of all texts together, read in independent windows of WINDOW tokens.
 
-    Raises ValueError where the texts hold no byte.
+    Raises ValueError where the texts are empty.
     """
     size = sum(len(text.encode()) for text in texts)
     if not size:
@@ -54,7 +56,10 @@ KEPT = 0.5  # a gain that counts as kept in the shares, the paper's smallest tau
 
 @dataclass(frozen=True, slots=True)
 class PlaceProbe:
-    """p(" [") under a prompt: the means at the gold place and over all other places; `first` of the gold places win."""
+    """Hold p(" [") under a prompt: the mean at the gold place and the mean elsewhere.
+
+    `first` is the share of texts in which the gold place has the largest probability.
+    """
 
     tool: str
     texts: int
@@ -65,10 +70,10 @@ class PlaceProbe:
 
 @dataclass(frozen=True, slots=True)
 class GainProbe:
-    """L- - L+ at the gold place, in nats: means, and shares that reach KEPT.
+    """Hold L- - L+ at the gold place, in nats: means, and shares of at least KEPT.
 
-    `wrong` has the right input and the result of another text's call, `other` is that call whole; `ordered` is the
-    share of texts in which the right result gains more than the wrong one.
+    `wrong` is the right input with the result of another text's call, `other` is that call as a whole; `ordered` is
+    the share of texts in which the right result gains more than the wrong result.
     """
 
     tool: str
@@ -81,18 +86,18 @@ class GainProbe:
     ordered: float
 
 
-def made_golds(
+def synthetic_golds(
     tool: str, texts: int, part: WorldPart, wordings: WordingSet = "seen", seed: int = 0
 ) -> list[Phenomenon]:
-    """Texts of the shipped made world."""
+    """Draw texts of the shipped synthetic world."""
     random = Random(f"probe {seed} {tool}")
     return [phenomenon(random, the_world(), tool, part, wordings) for _ in range(texts)]
 
 
 def probe_places(engine: Engine, prompt: str, golds: Sequence[Phenomenon]) -> PlaceProbe:
-    """How well the prompt makes the model start a call where it belongs."""
+    """Measure how well the prompt makes the model start a call at the right place."""
     requests = [ProposalRequest(gold.text, gold.text) for gold in golds]
-    proposals = engine.propose(prompt, requests, tau_s=1.0, k=1, m=1, sampling=Sampling())
+    proposals = engine.propose(prompt, requests, tau_s=1.0, k=1, m=1, sampling=SamplingSettings())
     places = [engine.position_at(gold.text, len(gold.before)) for gold in golds]
     rows = [proposal.probabilities for proposal in proposals]
     at_place = [float(row[place]) for row, place in zip(rows, places, strict=True)]
@@ -102,7 +107,7 @@ def probe_places(engine: Engine, prompt: str, golds: Sequence[Phenomenon]) -> Pl
 
 
 def probe_gains(engine: Engine, golds: Sequence[Phenomenon]) -> GainProbe:
-    """How much right and wrong results help; the wrong ones are those of the next text that has another answer."""
+    """Measure how much right and wrong results help; wrong ones come from the next text with another answer."""
     others = [_another(golds, number) for number in range(len(golds))]
     right = _gains(engine, golds, [(gold.input, gold.result) for gold in golds])
     wrong = _gains(engine, golds, [(gold.input, other.result) for gold, other in zip(golds, others, strict=True)])
@@ -142,7 +147,7 @@ READ_PAGES = 150
 
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
-    """Probes by name of the texts; places by name of the prompts; bits per byte by name of the held-out text."""
+    """Hold places by prompt, gains by kind of text, and bits per byte by held-out text."""
 
     places: dict[str, list[PlaceProbe]]
     gains: dict[str, list[GainProbe]]
@@ -150,20 +155,20 @@ class ProbeResults:
 
 
 def evaluate(folder: Path, real_text: Sequence[Path], texts: int = 200, seed: int = 0) -> ProbeResults:
-    """Probe the model of a folder on made facts of the corpus part and, where given, on held-out real text.
+    """Probe a model folder on synthetic facts of the corpus part and, where given, on held-out real text.
 
-    Raises ModelError for a folder that is no model, RealTextError for paths without real text.
+    Raises ModelError for a folder without a model, RealTextError for paths without real text.
     """
     engine = Engine(load_language_model(str(folder), dtype="float32"))
-    seen = {tool: made_golds(tool, texts, "corpus", "seen", seed) for tool in NAMES}
-    unseen = {tool: made_golds(tool, texts, "corpus", "unseen", seed) for tool in NAMES}
+    seen = {tool: synthetic_golds(tool, texts, "corpus", "seen", seed) for tool in NAMES}
+    unseen = {tool: synthetic_golds(tool, texts, "corpus", "unseen", seed) for tool in NAMES}
     real = load_real_text(real_text, held_out=True) if real_text else None
-    sources = {"made, seen wordings": seen, "made, unseen wordings": unseen}
+    sources = {"synthetic, seen wordings": seen, "synthetic, unseen wordings": unseen}
     if real is not None:
         sources["real, held out"] = real_golds(real, texts, seed)
     return ProbeResults(
         {
-            "the made world's prompts": _places(engine, seen, lambda tool: PROMPTS / f"{tool}.txt"),
+            "the synthetic world's prompts": _places(engine, seen, lambda tool: PROMPTS / f"{tool}.txt"),
             "the paper's prompts (A.2)": _places(engine, seen, lambda tool: PAPER_PROMPTS / f"{tool}.txt"),
         },
         {name: [probe_gains(engine, golds) for golds in source.values() if golds] for name, source in sources.items()},
@@ -172,9 +177,9 @@ def evaluate(folder: Path, real_text: Sequence[Path], texts: int = 200, seed: in
 
 
 def real_golds(real: RealText, texts: int, seed: int) -> dict[str, list[Phenomenon]]:
-    """Constructed calls over real text, as many per tool as are found in so many tries.
+    """Construct calls over real text; each tool has `texts` attempts, so the lists may be shorter.
 
-    Not where the text has said the answer before: a call tells nothing new there.
+    A text that contains the answer before the place is left out: a call tells nothing new there.
     """
     source, random = RealGold(real), Random(f"real probe {seed}")
     found = {tool: [source.gold(random, tool) for _ in range(texts)] for tool in NAMES}
@@ -202,7 +207,7 @@ GAIN_HEAD = ("tool", "n", "right call (share >= 0.5)", "wrong result", "other te
 
 
 def as_markdown(evaluation: ProbeResults) -> str:
-    """The tables of the model card."""
+    """Format the tables of the model card."""
     blocks = [
         f"Probability of ` [` under {name}:\n\n{_table(PLACE_HEAD, [_place_row(probe) for probe in probes])}"
         for name, probes in evaluation.places.items()

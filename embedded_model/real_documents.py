@@ -1,4 +1,4 @@
-"""Documents of the pretraining mix about real text: plain, with notes, demonstrations."""
+"""Write documents of the pretraining mix from real text: plain, with notes, demonstrations."""
 
 from random import Random
 
@@ -32,13 +32,13 @@ WRONG_INPUT = 0.4
 
 
 def plain(random: Random, source: RealGold) -> PretrainingDocument:
-    """Some paragraphs of a page."""
+    """Return some paragraphs of a page."""
     _, text = random.choice(source.page(random).passages)
     return (excerpt(random, text, random.randrange(len(text)), random.choice(PLAIN_LENGTHS))[0],) if text else ("",)
 
 
 def note_then_text(random: Random, source: RealGold) -> PretrainingDocument:
-    """A note and the excerpt of which it is made, or another excerpt."""
+    """Write a note with the excerpt it was taken from, or with another excerpt."""
     gold, other = (_some(random, source) for _ in range(2))
     if gold is None:
         return plain(random, source)
@@ -46,7 +46,7 @@ def note_then_text(random: Random, source: RealGold) -> PretrainingDocument:
 
 
 def told_before(random: Random, source: RealGold) -> PretrainingDocument:
-    """A note and then an excerpt that says the same for the first time, as e(c, r) stands before x."""
+    """Write a note, then an excerpt that says the same for the first time, as e(c, r) stands before x."""
     gold = _some(random, source)
     if gold is None or gold.answer in gold.before:
         return plain(random, source)
@@ -54,7 +54,7 @@ def told_before(random: Random, source: RealGold) -> PretrainingDocument:
 
 
 def demonstrate(random: Random, source: RealGold) -> PretrainingDocument:
-    """Two to four examples for one tool."""
+    """Write two to four examples for a tool."""
     tool = random.choice(TOOLS)
     examples = [_annotated(random, source, tool) for _ in range(random.randint(2, 4))]
     return demonstration(random, instruction(random, tool), examples)

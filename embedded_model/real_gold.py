@@ -1,7 +1,7 @@
-"""Places in real text where a tool would help, with a result that is made of the text itself.
+"""Find places in real text where a tool would help; the result is taken from the text itself.
 
-A number is the result of a sum that gives it, a name or number the answer to a question, a date that of the page, a
-word the find of a search in the same article, a phrase the translation of its foreign twin.
+A number becomes the result of a sum, a name or number the answer to a question, the date of the page the calendar's
+result, a sentence of the same article the result of a search, and a phrase the translation of its foreign twin.
 """
 
 import re
@@ -14,8 +14,7 @@ from random import Random
 from embedded_model.documents import excerpt, sentences
 from embedded_model.real_text import Page, RealText
 from toolformer_dag.synthetic.sentences import Phenomenon
-from toolformer_dag.synthetic.today import today_is
-from toolformer_dag.synthetic.wordings.calendar import MONTHS, WEEK_DAYS
+from toolformer_dag.synthetic.today import MONTHS, WEEK_DAYS, today_is
 
 NUMBER = re.compile(r"(?<= )\d[\d,]*(?:\.\d+)?(?![\d%])")
 NAME = re.compile(r"(?<=[a-z,] )[A-Z][A-Za-z\u00c0-\u017f]+(?: [A-Z][A-Za-z\u00c0-\u017f]+)*")
@@ -35,14 +34,14 @@ PHRASES = (
 OUTRIGHT_SHARE = 0.3  # of the questions: they stand in the text and are passed on as they are
 OUTRIGHT = (" The answer is", " Answer:", " It is", "", " I think it is", " They said:")
 TRIES = 12
-LARGEST = 20_000  # a longer page is not drawn more often than one of so many characters
+LARGEST = 20_000  # characters; longer pages are drawn no more often than pages of this length
 WINDOW = 2000  # characters of a page that are looked at for a place
 LENGTHS = (150, 250, 400, 700)
 
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """A mention of a date: in which passage (number) of the page, at which character."""
+    """Locate a mention of a date: the number of the passage in its page, and the character offset."""
 
     page: Page
     passage: int
@@ -51,14 +50,14 @@ class Dated:
 
 
 class RealGold:
-    """Draws excerpts with a place for a tool, as Phenomenon without wording."""
+    """Draw excerpts with a place for a tool, as Phenomenon without wording."""
 
     def __init__(self, real: RealText) -> None:
         self.real = real
         self.pages = [page for page in (*real.web, *real.articles) if any(text for _, text in page.passages)]
         self._sizes = list(accumulate(min(LARGEST, sum(len(text) for _, text in page.passages)) for page in self.pages))
         self._dated = [dated for page in self.pages for dated in _dates(page)]
-        self._makers: dict[str, Callable[[Random], Phenomenon | None]] = {
+        self._draws: dict[str, Callable[[Random], Phenomenon | None]] = {
             "calculator": self._calculator,
             "calendar": self._calendar,
             "question_answering": self._question,
@@ -67,13 +66,13 @@ class RealGold:
         }
 
     def page(self, random: Random) -> Page:
-        """A page, longer ones more often."""
+        """Draw a page; longer pages are more frequent."""
         return random.choices(self.pages, cum_weights=self._sizes)[0]
 
     def gold(self, random: Random, tool: str) -> Phenomenon | None:
-        """A place for the tool, or None where the pages tried have none."""
-        made = (self._makers[tool](random) for _ in range(TRIES))
-        return next((gold for gold in made if gold is not None), None)
+        """Draw a place for the tool; return None where TRIES pages have none."""
+        drawn = (self._draws[tool](random) for _ in range(TRIES))
+        return next((gold for gold in drawn if gold is not None), None)
 
     def _place(self, random: Random, patterns: tuple[re.Pattern[str], ...]) -> tuple[Page, str, re.Match[str]] | None:
         page = self.page(random)
@@ -93,9 +92,10 @@ class RealGold:
     def _calendar(self, random: Random) -> Phenomenon | None:
         if not self._dated:
             return None
-        one = random.choice(self._dated)
-        text = one.page.passages[one.passage][1]
-        return _around(random, "calendar", text, one.place, ("", today_is(one.day), text[one.place : one.place + 20]))
+        dated = random.choice(self._dated)
+        text = dated.page.passages[dated.passage][1]
+        call = ("", today_is(dated.day), text[dated.place : dated.place + 20])
+        return _around(random, "calendar", text, dated.place, call)
 
     def _question(self, random: Random) -> Phenomenon | None:
         found = self._place(random, (NUMBER, NAME, NAME, WORD))
@@ -126,7 +126,7 @@ class RealGold:
             part.format(language=LANGUAGES.get(language, "foreign"), foreign=foreign, english=english)
             for part in random.choice(PHRASES)
         )
-        return Phenomenon("machine_translation", before, after + ".", foreign, english, english, "", False)
+        return Phenomenon("machine_translation", before, after + ".", foreign, english, english, "")
 
 
 def _gold(random: Random, tool: str, text: str, hit: re.Match[str], asked: str, result: str) -> Phenomenon:
@@ -134,18 +134,18 @@ def _gold(random: Random, tool: str, text: str, hit: re.Match[str], asked: str, 
 
 
 def _outright(random: Random, text: str, hit: re.Match[str], asked: str) -> Phenomenon:
-    """Some text, a question and its answer."""
+    """Write some text, a question and its answer."""
     lead, _ = excerpt(random, text, random.randrange(len(text)), 150)
     before = f"{lead} {asked}{random.choice(OUTRIGHT)}"
-    return Phenomenon("question_answering", before, f" {hit[0]}.", f'"{asked}"', hit[0], hit[0], "", True)
+    return Phenomenon("question_answering", before, f" {hit[0]}.", f'"{asked}"', hit[0], hit[0], "")
 
 
 def _around(random: Random, tool: str, text: str, place: int, call: tuple[str, str, str]) -> Phenomenon:
-    """`call`: input, result, answer. The place moves before the space that precedes it."""
+    """Cut an excerpt; `call` is (input, result, answer). The place moves before the space that precedes it."""
     cut, offset = excerpt(random, text, place, random.choice(LENGTHS))
     offset -= cut[:offset].endswith(" ")
     asked, result, answer = call
-    return Phenomenon(tool, cut[:offset], cut[offset:], asked, result, answer, "", False)
+    return Phenomenon(tool, cut[:offset], cut[offset:], asked, result, answer, "")
 
 
 def _dates(page: Page) -> list[Dated]:
@@ -162,7 +162,7 @@ def _dates(page: Page) -> list[Dated]:
 
 
 def _date_on(week_day: str, number: int) -> date:
-    """A date on that day of the week: the text does not say which, and no two should be the same."""
+    """Choose a date on that day of the week; different numbers give different dates."""
     return date(2003, 1, 6 + WEEK_DAYS.index(week_day)) + timedelta(weeks=number * 7919 % 1095)
 
 
@@ -185,7 +185,7 @@ def _number(text: str) -> float | None:
 
 
 def _sum_for(random: Random, value: float) -> str:
-    """A sum whose result is the value."""
+    """Write a sum whose result is the value."""
     other = random.randint(2, 99)
     whole = value == int(value)
     if whole and value >= 4 and random.random() < 0.3:
@@ -212,7 +212,7 @@ def _wh(random: Random, answer: str) -> str:
 
 
 def _elsewhere(random: Random, page: Page, text: str, hit: re.Match[str]) -> str | None:
-    """`title > section > sentence`, a sentence of the page far from the place that holds the same words."""
+    """Return `title > section > sentence`, a distant sentence of the page that contains the same words."""
     near = text[max(0, hit.start() - 700) : hit.end() + 700]
     word = re.compile(rf"(?<!\w){re.escape(hit[0])}(?!\w)")
     found = [

@@ -1,4 +1,4 @@
-"""Real English text for pretraining, without what is held out: CCNet shards, Wikipedia passages, phrases."""
+"""Load real English text for pretraining (CCNet shards, Wikipedia passages, phrases), held-out text apart."""
 
 import csv
 import gzip
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
 from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document
 
@@ -20,12 +20,12 @@ LONGEST_PHRASE = 60
 
 
 class RealTextError(UserError):
-    """A path that holds no text in a known form."""
+    """Report a path that holds no text in a known form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A web page, or an article with its passages as (section, text); `date` is the page's own."""
+    """Hold a web page, or an article with its passages as (section, text); `date` is the page's own."""
 
     title: str
     passages: tuple[tuple[str, str], ...]
@@ -34,7 +34,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class RealText:
-    """All text of some paths; phrases are (language code, foreign, English)."""
+    """Hold all text of some paths; phrases are (language code, foreign, English)."""
 
     web: tuple[Page, ...]
     articles: tuple[Page, ...]
@@ -42,9 +42,9 @@ class RealText:
 
 
 def load_real_text(paths: Sequence[Path], *, held_out: bool = False) -> RealText:
-    """The text of files and folders of *.json.gz (CCNet), *passages*.jsonl.gz and *.tsv.gz.
+    """Load files and folders of *.json.gz (CCNet), *passages*.jsonl.gz and *.tsv.gz.
 
-    With `held_out` only what training never sees: HELD_OUT_SHARDS, and articles and phrases chosen by a hash.
+    `held_out` selects the text that training never uses: HELD_OUT_SHARDS, and articles and phrases chosen by a hash.
     Raises RealTextError where a path has none of these forms.
     """
     files = [file for path in paths for file in _files(path)]
@@ -60,7 +60,7 @@ def load_real_text(paths: Sequence[Path], *, held_out: bool = False) -> RealText
 
 
 def fingerprint(paths: Sequence[Path]) -> str | None:
-    """SHA-256 of what the files hold, in their order; None without paths. Raises RealTextError as `load_real_text`."""
+    """Return the SHA-256 of the files' content, in order; None without paths. Raises RealTextError."""
     digest = hashlib.sha256()
     for file in (file for path in paths for file in _files(path)):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
@@ -68,7 +68,7 @@ def fingerprint(paths: Sequence[Path]) -> str | None:
 
 
 def is_held_out(text: str) -> bool:
-    """Chosen by a hash, one in HELD_OUT_OF."""
+    """Tell whether a text is held out, chosen by a hash: 1 of HELD_OUT_OF."""
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % HELD_OUT_OF == 0
 
 

@@ -1,4 +1,4 @@
-"""The rows of token ids that a run is trained on: copy boot camp, then the mix of documents, packed."""
+"""Produce the rows of token ids for training: copy boot camp, then the packed mix of documents."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedded_model import real_documents as real
-from embedded_model import synthetic_documents as made
+from embedded_model import synthetic_documents as synthetic
 from embedded_model.documents import PretrainingDocument, encode, joined
 from embedded_model.network import EmbeddedTraining
 from embedded_model.real_gold import RealGold
@@ -25,18 +25,18 @@ LOOK_AHEAD = 24
 
 
 class NoDocuments(ValueError):
-    """The documents ended before the rows were full."""
+    """Report that the documents ended before the rows were full."""
 
 
 def pack(documents: Iterable[list[int]], rows: int, length: int, short: int) -> Rows:
-    """`rows` rows of `length` tokens, cut at the end of each row.
+    """Pack documents into `rows` rows of `length` tokens; the end of a row cuts its last document.
 
-    A row longer than `short` begins with a document longer than `short`, where one comes in the next LOOK_AHEAD; others
+    A row longer than `short` begins with a document longer than `short` if the next LOOK_AHEAD have one; other rows
     leave such documents out. Raises NoDocuments where the documents end too soon.
     """
     source = iter(documents)
-    made = [_row(source, length, short) for _ in range(rows)]
-    return np.array(made, dtype=np.int64).reshape(rows, length)
+    packed = [_row(source, length, short) for _ in range(rows)]
+    return np.array(packed, dtype=np.int64).reshape(rows, length)
 
 
 def _row(source: Iterator[list[int]], length: int, short: int) -> list[int]:
@@ -64,10 +64,10 @@ BOOT_SEGMENT, LATER_SEGMENT = 16, 40  # tokens of the longest segment, in the bo
 
 
 def boot_camp_row(random: Random, vocabulary: int, length: int, progress: float) -> list[int]:
-    """`length` token ids of copy documents; id 0 is not used. `progress` through the boot camp: from 0 to 1.
+    """Return `length` token ids (never 0) of copy documents; `progress` through the boot camp is from 0 to 1.
 
-    At first only echoes, over a few places. Heads that learn on longer ways may settle for the token six places back,
-    one turn of the fastest rotary angle, instead of the one before; what was said so near is then never copied.
+    The boot camp starts with echoes over short distances only. Heads that learn on longer distances may settle for the
+    token six places back, one turn of the fastest rotary angle, and then never copy a token that is nearer.
     """
     row: list[int] = []
     while len(row) < length:
@@ -79,7 +79,7 @@ def boot_camp_row(random: Random, vocabulary: int, length: int, progress: float)
 
 
 def copy_document(random: Random, vocabulary: int, longest: int) -> list[int]:
-    """One such document; its segments have 2 to `longest` tokens."""
+    """Return a copy document; its segments have 2 to `longest` tokens."""
     kind = random.choices((_repeats, _echo, _recall), KIND_WEIGHTS)[0]
     return kind(random, vocabulary, longest)
 
@@ -99,7 +99,7 @@ def _repeats(random: Random, vocabulary: int, longest: int) -> list[int]:
 
 
 def _echo(random: Random, vocabulary: int, _longest: int) -> list[int]:
-    """A few tokens said again at once, as an answer follows a result."""
+    """Repeat a few tokens at once, as an answer follows a result."""
     segment = _tokens(random, vocabulary, 2, ECHOED)
     document = _tokens(random, vocabulary, 0, 4) + segment
     for _ in range(random.randint(1, 3)):
@@ -116,9 +116,15 @@ def _recall(random: Random, vocabulary: int, _longest: int) -> list[int]:
     return [token for pair in [*pairs, *random.choices(pairs, k=2 * len(pairs))] for token in pair]
 
 
-MADE_KINDS = (made.plain, made.note_then_text, made.noted, made.told_before, made.demonstrate)
-EARLY_WEIGHTS = (12, 30, 38, 0, 20)
-LATE_WEIGHTS = (12, 24, 32, 18, 14)
+SYNTHETIC_KINDS = (
+    synthetic.plain,
+    synthetic.note_then_text,
+    synthetic.noted,
+    synthetic.told_before,
+    synthetic.demonstrate,
+)
+SYNTHETIC_EARLY_WEIGHTS = (12, 30, 38, 0, 20)
+SYNTHETIC_LATE_WEIGHTS = (12, 24, 32, 18, 14)
 REAL_KINDS = (real.plain, real.note_then_text, real.told_before, real.demonstrate)
 REAL_EARLY_WEIGHTS = (40, 42, 0, 18)
 REAL_LATE_WEIGHTS = (34, 28, 26, 12)
@@ -128,38 +134,39 @@ WORLD_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What documents are drawn from; without real text everything is made."""
+    """Draw documents from the synthetic world and, if there is any, from real text."""
 
     real: RealGold | None
 
     @classmethod
     def load(cls, paths: Sequence[Path]) -> "Mixture":
-        """Raises RealTextError for a path that holds no text."""
+        """Read the real text of the paths. Raises RealTextError for a path without text."""
         return cls(RealGold(load_real_text(paths)) if paths else None)
 
     def documents(
         self, random: Random, step: int, real_share: float, *, late: bool = False
     ) -> Iterator[PretrainingDocument]:
-        """Without end; the made world changes every WORLD_STEPS steps, so that its facts cannot be learnt by heart.
+        """Yield documents without end; every WORLD_STEPS steps have a new synthetic world, so no fact is memorised.
 
-        `late` in a run there are fewer demonstrations: what results are good for is learnt after where calls begin.
+        `late` in a run the mix has fewer demonstrations: the model learns first where calls begin, then to use results.
         """
         world = _world(1 + step // WORLD_STEPS)
-        made_weights, real_weights = (LATE_WEIGHTS, REAL_LATE_WEIGHTS) if late else (EARLY_WEIGHTS, REAL_EARLY_WEIGHTS)
+        synthetic_weights = SYNTHETIC_LATE_WEIGHTS if late else SYNTHETIC_EARLY_WEIGHTS
+        real_weights = REAL_LATE_WEIGHTS if late else REAL_EARLY_WEIGHTS
         while True:
             if self.real is not None and random.random() < real_share:
-                make_real = random.choices(REAL_KINDS, real_weights)[0]
-                yield make_real(random, self.real)
+                real_kind = random.choices(REAL_KINDS, real_weights)[0]
+                yield real_kind(random, self.real)
             else:
-                make_made = random.choices(MADE_KINDS, made_weights)[0]
-                yield make_made(random, world)
+                synthetic_kind = random.choices(SYNTHETIC_KINDS, synthetic_weights)[0]
+                yield synthetic_kind(random, world)
 
     def sample_texts(self, seed: int, real_share: float) -> list[str]:
-        """Texts from which the tokenizer is trained; names of all parts, so that none is better known than others."""
+        """Return texts to train the tokenizer on; names of all parts occur, so all are tokenized alike."""
         random = Random(f"tokenizer {seed}")
         documents, world = self.documents(random, 0, real_share), _world(1)
-        made_texts = [made.of_any_part(random, world) for _ in range(TOKENIZER_TEXTS)]
-        return made_texts + joined([next(documents) for _ in range(TOKENIZER_TEXTS)])
+        synthetic_texts = [synthetic.of_any_part(random, world) for _ in range(TOKENIZER_TEXTS)]
+        return synthetic_texts + joined([next(documents) for _ in range(TOKENIZER_TEXTS)])
 
 
 @lru_cache(maxsize=2)
@@ -175,13 +182,13 @@ ENCODED_AT_ONCE = 8
 
 
 class Stream:
-    """Makes micro-batches of a run."""
+    """Produce the micro-batches of a run."""
 
     def __init__(self, settings: EmbeddedTraining, mixture: Mixture, tokenizer: Tokenizer) -> None:
         self.settings, self.mixture, self.tokenizer = settings, mixture, tokenizer
 
     def batch(self, step: int, lane: int) -> Tensor:
-        """Rows of token ids (rows, length + 1): inputs and targets overlap."""
+        """Return rows of token ids (rows, length + 1): inputs and targets overlap."""
         settings = self.settings
         random = Random(f"stream {settings.seed} {step} {lane}")
         if step < settings.boot_steps:
@@ -195,9 +202,9 @@ class Stream:
 
     def _documents(self, random: Random, step: int) -> Iterator[list[int]]:
         late = step >= self.settings.early * self.settings.steps
-        made = self.mixture.documents(random, step, self.settings.real_share, late=late)
+        drawn = self.mixture.documents(random, step, self.settings.real_share, late=late)
         while True:
-            for document in encode(self.tokenizer, [next(made) for _ in range(ENCODED_AT_ONCE)]):
+            for document in encode(self.tokenizer, [next(drawn) for _ in range(ENCODED_AT_ONCE)]):
                 if random.random() < COPY_SHARE:
                     yield [0, *copy_document(random, self.settings.shape.vocabulary, LATER_SEGMENT)]
                 yield document

@@ -1,4 +1,4 @@
-"""Tables of a study, and what models of several sizes answer with tools and without."""
+"""Tabulate a study, and draw accuracy with and without tools against model size."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,12 @@ import altair as alt
 import polars as pl
 import vl_convert
 
-from toolformer_dag.checkpoints import model_name
-from toolformer_dag.errors import UserError
-from toolformer_dag.evaluation.accuracy_tables import OUTCOMES
+from toolformer_dag.evaluation.measurements import OUTCOMES
 from toolformer_dag.evaluation.scores import wilson
-from toolformer_dag.model.weights import parameters
-from toolformer_dag.settings.load import load_settings
-from toolformer_dag.storage.lake import Lake
-from toolformer_dag.storage.partition import WHOLE
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.model.weights import model_name, parameters
+from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.phenomena import TOOLS
 
 BENCHMARK = r"^(?<tool>\w+) \((?<wordings>\w+)\)$"
@@ -25,23 +23,23 @@ DISABLED, BASE_C = (
 
 
 def accuracy_table(outcomes: pl.DataFrame) -> pl.DataFrame:
-    """A row per wordings and condition, a column per tool: `96.2 (94.3-97.5)`, per cent with the 95 % interval."""
+    """Return a row per wordings and condition, a column per tool: `96.2 (94.3-97.5)`, percent with 95 % interval."""
     return _shares(outcomes, pl.col("correct"))
 
 
 def right_tool_table(outcomes: pl.DataFrame) -> pl.DataFrame:
-    """The same for the share of questions in which the tool was called that they are made for."""
+    """Return the same table for the share of questions that triggered the intended tool."""
     with_tools = pl.col("condition").str.starts_with("Toolformer") & (pl.col("condition") != DISABLED)
     return _shares(outcomes.filter(with_tools), pl.col("right_tool"))
 
 
 def calls_table(outcomes: pl.DataFrame) -> pl.DataFrame:
-    """The same for the share of questions with any call."""
+    """Return the same table for the share of questions that triggered any call."""
     return _shares(outcomes, pl.col("called").is_not_null())
 
 
 def perplexity_table(plain: pl.DataFrame) -> pl.DataFrame:
-    """Means over the seeds; `against base + C, %`: how much larger the perplexity is."""
+    """Average over the seeds; `against base + C, %` is the relative increase of the perplexity."""
     means = plain.group_by("text", "condition", maintain_order=True).agg(pl.col("perplexity", "bits_per_byte").mean())
     baseline = means.filter(condition=BASE_C).select("text", baseline="perplexity")
     larger = ((pl.col("perplexity") / pl.col("baseline") - 1) * 100).alias("against base + C, %")
@@ -66,10 +64,10 @@ GROUPS = ("parameters", "tool", "condition")
 
 
 def scaling_table(studies: Sequence[Path]) -> pl.DataFrame:
-    """A row per size, tool and condition: parameters, tool, condition, n, and accuracy, low, high in per cent.
+    """Return parameters, tool, condition, n, and accuracy, low, high in percent, a row per size, tool and condition.
 
-    `low` to `high` is the 95 % interval over all seeds of a study. Raises UserError for a folder without lines,
-    MissingPartition for a line that has not run.
+    `low` to `high` is the 95 % interval over all seeds of a study. Raises UserError for a folder without runs,
+    MissingPartition for a run that has not finished.
     """
     outcomes = pl.concat([_outcomes(line) for study in studies for line in _lines(study)])
     counts = outcomes.group_by(*GROUPS).agg(hits=pl.col("correct").sum(), n=pl.len()).sort(*GROUPS)
@@ -80,7 +78,7 @@ def scaling_table(studies: Sequence[Path]) -> pl.DataFrame:
 
 
 def scaling_figure(table: pl.DataFrame) -> str:
-    """SVG: what is answered right, by size, a panel per tool and a line per condition."""
+    """Draw accuracy against size as SVG, a panel per tool and a line per condition."""
     marks = alt.Axis(values=table["parameters"].unique().sort().to_list(), format=".1s")
     size = alt.X("parameters:Q", title="parameters", scale=alt.Scale(type="log", nice=False, padding=8), axis=marks)
     base = alt.Chart(table).encode(x=size, color=alt.Color("condition:N", title=None))
@@ -95,7 +93,7 @@ def scaling_figure(table: pl.DataFrame) -> str:
 def _lines(study: Path) -> list[Path]:
     found = sorted(study.glob("seed*/toolformer.toml"))
     if not found:
-        raise UserError(f"{study} holds no study; make one with `toolformer-dag embedded evaluate {study}`")
+        raise UserError(f"{study} holds no study; create it with `toolformer-dag embedded evaluate {study}`")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Documents of the pretraining mix about the synthetic world, about entities of its pretraining part only."""
+"""Write documents of the pretraining mix about the pretraining part of the synthetic world."""
 
 import re
 from dataclasses import replace
@@ -18,30 +18,32 @@ from embedded_model.demonstrations import (
     with_notes,
 )
 from embedded_model.documents import PretrainingDocument
-from toolformer_dag.synthetic.names import PARTS, Relation
+from toolformer_dag.synthetic.names import KINDS, PARTS
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon, filler
 from toolformer_dag.synthetic.web import document_text
-from toolformer_dag.synthetic.wordings import filler as plain_words
-from toolformer_dag.synthetic.wordings.word_list import spaced
-from toolformer_dag.synthetic.world import RELATIONS, World
+from toolformer_dag.synthetic.wordings import Relation, relations, word_list
+from toolformer_dag.synthetic.world import World
 from toolformer_dag.texts.calls import Call
 
 LARGEST_SHARE = 0.3  # of a text's plain words
 LARGEST_SHARE_OF_SUMS = 0.5
 PLAIN_WORD = re.compile(r"(?<![\w'\"])[a-z]{2,}(?![\w'])")
 KEPT = frozenset(("answer", "is"))  # "The answer is" ends the questions of evaluation too
-KEPT_OF_DATES = frozenset(spaced("day weekday week month year date full complete"))  # they ask for its form
+DATE_WORDS = frozenset(("day", "weekday", "week", "month", "year", "date", "full", "complete"))  # they ask for a form
+
+
+FILLER_LISTS = ("persons", "groups", "verbs", "places", "adverbials", "remarks")
 
 
 def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
-    """The phenomenon with some plain words before its place exchanged; a question inside its input changes alike.
+    """Replace some plain words before the place; a question inside the input changes with them.
 
     Names, numbers and, for translation, the foreign words stay.
     """
     share = random.random() * (LARGEST_SHARE_OF_SUMS if gold.tool == "calculator" else LARGEST_SHARE)
     asked = gold.input.strip('"')
-    kept = KEPT | {"machine_translation": set(asked.split()), "calendar": KEPT_OF_DATES}.get(gold.tool, set())
+    kept = KEPT | {"machine_translation": set(asked.split()), "calendar": DATE_WORDS}.get(gold.tool, set())
     words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]
     others = {word: random.choice(_words()) for word in words if random.random() < share}
 
@@ -55,19 +57,12 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
 
 @cache
 def _words() -> tuple[str, ...]:
-    texts = (
-        *plain_words.PERSONS,
-        *plain_words.GROUPS,
-        *plain_words.VERBS,
-        *plain_words.PLACES,
-        *plain_words.ADVERBIALS,
-        *plain_words.REMARKS,
-    )
+    texts = [text for name in FILLER_LISTS for text in word_list("filler", name)]
     return tuple(sorted({word for text in texts for word in PLAIN_WORD.findall(text)}))
 
 
 def wrong_input(random: Random, gold: Phenomenon) -> str:
-    """An input like the right one that asks for something else; the calendar has only one."""
+    """Return a similar input that asks for something else; the calendar has only one input."""
     if gold.tool == "calculator":
         return _wrong_sum(random, gold.input)
     if gold.tool == "machine_translation":
@@ -91,9 +86,9 @@ def _another(random: Random, *numbers: str) -> int:
 
 def _wrong_question(random: Random, gold: Phenomenon) -> str:
     kind, key = gold.wording.split("/")[1:3]
-    relations = next(found for name, found in RELATIONS.items() if name == kind)
-    name = next(_name(gold.input.strip('"'), relation) for relation in relations if relation.key == key)
-    other = random.choice(relations)
+    own = next(relations(entity_kind) for entity_kind in KINDS if entity_kind == kind)
+    name = next(_name(gold.input.strip('"'), relation) for relation in own if relation.key == key)
+    other = random.choice(own)
     if gold.tool == "question_answering":
         return f'"{other.question.format(e=name)}"'
     return random.choice((f'"{name}"', f'"{name} {other.keyword}"'))
@@ -109,7 +104,7 @@ def _name(asked: str, relation: Relation) -> str:
 
 TOOL_WEIGHTS = {"calculator": 13, "calendar": 4, "question_answering": 12, "wiki_search": 8, "machine_translation": 5}
 SIBLINGS = {"question_answering": "wiki_search", "wiki_search": "question_answering"}  # they know the same facts
-SIBLING_SHARE = 0.7  # of the texts that have no place for one of them
+SIBLING_SHARE = 0.7  # of the texts without a place for such a tool
 PLACE_SHARE = 0.7  # of the texts shown in a demonstration
 WRONG_INPUT = 0.12
 BLURRED_SHARE = 0.25
@@ -119,7 +114,7 @@ ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that c
 
 
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
-    """A phenomenon of a tool, or of any."""
+    """Draw a phenomenon of a tool, or of any tool."""
     gold = phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
     share = BLURRED_SUMS if gold.tool == "calculator" else BLURRED_SHARE
     return blurred(random, gold) if random.random() < share else gold
@@ -130,13 +125,13 @@ def _any_tool(random: Random) -> str:
 
 
 def of_any_part(random: Random, world: World) -> str:
-    """A phenomenon of any tool and any part, with its result, as the tokenizer meets them."""
+    """Draw a phenomenon of any tool and any part, with input and result, to train the tokenizer on."""
     gold = phenomenon(random, world, random.choice(TOOLS), random.choice(PARTS), "seen")
     return f"{gold.text} {gold.input} {gold.result}"
 
 
 def page(random: Random, golds: list[Phenomenon]) -> str:
-    """A text around phenomena: alone, among plain sentences, or a whole page of the small web."""
+    """Write a text around phenomena: alone, among plain sentences, or a whole page of the small web."""
     draw = random.random()
     if draw < 0.15:
         return document_text(random, golds)
@@ -147,14 +142,14 @@ def page(random: Random, golds: list[Phenomenon]) -> str:
 
 
 def plain(random: Random, world: World) -> PretrainingDocument:
-    """A page and nothing else."""
+    """Write a page without notes."""
     if random.random() < 0.15:
         return (filler(random, random.randint(2, 5)),)
     return (page(random, [some(random, world) for _ in range(random.randint(1, 2))]),)
 
 
 def note_then_text(random: Random, world: World) -> PretrainingDocument:
-    """A note and a page that uses it, or does not."""
+    """Write a note and a page that may use it."""
     golds = [some(random, world) for _ in range(random.choice((1, 1, 2)))]
     text = page(random, golds)
     own = [note(random, gold, text) for gold in golds]
@@ -163,7 +158,7 @@ def note_then_text(random: Random, world: World) -> PretrainingDocument:
 
 
 def noted(random: Random, world: World) -> PretrainingDocument:
-    """Short texts one after the other; most have a note right before the words it tells, some a wrong one or none."""
+    """Write short texts in a row; most have a note right before the words it tells, some a wrong note or none."""
     pieces: list[str] = []
     for _ in range(random.randint(3, 8)):
         gold, draw = some(random, world), random.random()
@@ -174,13 +169,13 @@ def noted(random: Random, world: World) -> PretrainingDocument:
 
 
 def told_before(random: Random, world: World) -> PretrainingDocument:
-    """A note and then the short text that it tells, as e(c, r) stands before x when calls are judged."""
+    """Write a note, then the short text that uses it, as e(c, r) stands before x when calls are judged."""
     gold = some(random, world, random.choice(TOOLS))
     return f" {bracketed(random, content(random, gold))}", gold.text
 
 
 def annotated(random: Random, world: World, tool: str, *, alone: bool) -> DemonstrationExample:
-    """A phenomenon `alone` or on a page, mostly with a place for the tool, and its noisy call."""
+    """Draw a phenomenon, `alone` or on a page, and annotate it with a noisy call; most have a place for the tool."""
     has_place = random.random() < PLACE_SHARE
     golds = [some(random, world, tool)] if has_place else [some(random, world, _other(random, tool))]
     if not alone and random.random() < 0.3:
@@ -195,7 +190,7 @@ def annotated(random: Random, world: World, tool: str, *, alone: bool) -> Demons
 
 
 def demonstrate(random: Random, world: World) -> PretrainingDocument:
-    """Three to seven examples for one tool."""
+    """Write three to seven examples for a tool."""
     tool = _any_tool(random)
     alone = [random.random() < ALONE_SHARE for _ in range(random.randint(3, 7))]
     examples = [annotated(random, world, tool, alone=one) for one in alone]

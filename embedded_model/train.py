@@ -1,4 +1,4 @@
-"""Train the embedded model, from nothing or from a model on: boot camp, then the mix, in one or two processes."""
+"""Train the embedded model, from scratch or from another model: boot camp, then the mix, in any number of processes."""
 
 import json
 import shutil
@@ -19,27 +19,27 @@ from embedded_model.network import GPTJ, EmbeddedTraining
 from embedded_model.optimizer import MuonAdamW, SharedGradients, WeightAverage
 from embedded_model.real_text import fingerprint as real_text_fingerprint
 from embedded_model.stream import Mixture, Stream
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import fast_dtype
-from toolformer_dag.orphan import end_with_parent
+from toolformer_dag.pipeline.process_pool import end_with_parent
 
 MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
 
 
 class CheckpointError(UserError):
-    """The checkpoint belongs to another run."""
+    """Report a checkpoint of another run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a step changes."""
+    """Hold the state that a step changes."""
 
     model: GPTJ
     average: WeightAverage
     optimiser: MuonAdamW
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """By part and name."""
+        """Return all tensors by part and name."""
         return {
             "model": self.model.state_dict(),
             "average": self.average.tensors,
@@ -47,14 +47,14 @@ class RunState:
         }
 
     def load(self, tensors: dict[str, dict[str, Tensor]]) -> None:
-        """Take over what `tensors` gave."""
+        """Restore a state that `tensors` returned."""
         self.model.load_state_dict(tensors["model"])
         self.average.tensors = tensors["average"]
         self.optimiser.load(tensors["optimiser"])
 
 
 def save_checkpoint(path: Path, state: RunState, step: int, settings: EmbeddedTraining) -> None:
-    """Replace the file as a whole; `step` steps have been taken."""
+    """Replace the checkpoint atomically; `step` is the number of steps done."""
     tensors = {f"{part}.{name}": tensor for part, own in state.tensors().items() for name, tensor in own.items()}
     beside = path.with_suffix(".part")
     save_file(tensors, beside, {"step": str(step), "settings": json.dumps(asdict(settings))})
@@ -62,9 +62,9 @@ def save_checkpoint(path: Path, state: RunState, step: int, settings: EmbeddedTr
 
 
 def load_checkpoint(path: Path, state: RunState, settings: EmbeddedTraining) -> int:
-    """Take over a state that `save_checkpoint` wrote; returns its step, 0 where there is no file.
+    """Restore a state that `save_checkpoint` wrote and return its step, 0 where there is no file.
 
-    Raises CheckpointError where the file's settings differ in more than MAY_CHANGE, or where it has taken more steps.
+    Raises CheckpointError where the file's settings differ in more than MAY_CHANGE, or where it has done more steps.
     """
     if not path.exists():
         return 0
@@ -84,7 +84,7 @@ def load_checkpoint(path: Path, state: RunState, settings: EmbeddedTraining) -> 
 
 
 def refuse_other_run(path: Path, settings: EmbeddedTraining) -> None:
-    """Raises CheckpointError where the file's settings differ in more than MAY_CHANGE; no file is no other run."""
+    """Raise CheckpointError where the file's settings differ in more than MAY_CHANGE; accept a missing file."""
     if not path.exists():
         return
     with safe_open(path, "pt") as file:
@@ -101,7 +101,7 @@ LOG_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class PretrainingProgress:
-    """One line of metrics.jsonl; `loss` is in nats per token, over LOG_STEPS steps, `seconds` of this process."""
+    """Hold a line of metrics.jsonl; `loss`, in nats per token, is the mean over LOG_STEPS steps."""
 
     step: int
     steps: int
@@ -109,12 +109,12 @@ class PretrainingProgress:
     rate_factor: float
     tokens: int
     tokens_per_second: float
-    seconds: float
+    seconds: float  # of this process
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainingRun:
-    """What every process of a run is given."""
+    """Hold the settings that every process of a run receives."""
 
     settings: EmbeddedTraining
     folder: Path
@@ -135,14 +135,13 @@ def train(
     processes: int = 2,
     start: Path | None = None,
 ) -> Path:
-    """Train and export a model folder to `out`; returns `out`. A run that was broken off there goes on.
+    """Train a model and export it to the folder `out`; return `out`. An interrupted run in `out` continues.
 
-    With `start`, a model folder, its weights, shape and tokenizer are the beginning, and there is no boot camp.
+    `start`, a model folder, provides the first weights, shape and tokenizer; then there is no boot camp.
 
-    `out/training` keeps the tokenizer, checkpoint.safetensors and metrics.jsonl. A run that was broken off, or that
-    is done by another number of processes, ends with the same weights. Raises CheckpointError for a folder that
-    holds another run, WorkerLost when a process ends, RealTextError for real text that cannot be read, StartError
-    for a `start` without a model.
+    `out/training` keeps the tokenizer, checkpoint.safetensors and metrics.jsonl. Neither an interruption nor the
+    number of processes changes the weights. Raises CheckpointError for a folder of another run, WorkerLost when a
+    process ends, RealTextError for unreadable real text, StartError for a `start` without a model.
     """
     settings = replace(settings, real_text=real_text_fingerprint(real_text))
     if start is not None:
@@ -187,7 +186,7 @@ def _work(run: PretrainingRun, gradients: SharedGradients, log: "_Log | None" = 
 
 
 def _steps(run: PretrainingRun, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
-    """All steps that are left, then the average of the weights; the process with the log writes the checkpoints."""
+    """Run the remaining steps and return the averaged weights; the process with the log writes the checkpoints."""
     settings = run.settings
     torch.manual_seed(settings.seed)
     model = GPTJ(settings.shape)
@@ -223,7 +222,7 @@ def _backward(model: GPTJ, rows: Tensor) -> float:
 
 
 class _Log:
-    """Writes a line to metrics.jsonl and tells `progress` every LOG_STEPS steps."""
+    """Append a line to metrics.jsonl and call `progress` every LOG_STEPS steps."""
 
     def __init__(self, run: PretrainingRun, progress: Callable[[PretrainingProgress], None]) -> None:
         self.run, self.progress = run, progress

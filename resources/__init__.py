@@ -1,1 +1,82 @@
-"""What the assets reach for: the shared instance, what is stale, and the runs that mend it."""
+"""The Dagster resources: the lake, the warehouse, and the workers that compute."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import dagster as dg
+
+from resources.live_runs import alive
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.warehouse import WarehouseTable, build
+from toolformer_dag.pipeline.chunks import Workers
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.process_pool import OnDemand
+from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.worker import Worker
+
+
+class LakeResource(dg.ConfigurableResource[Lake]):
+    """The lake under `root`."""
+
+    root: str
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
+        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be told."""
+        if context.instance is None or context.run is None:
+            yield Lake(self.root)
+            return
+        with alive(context.instance, context.run.run_id):
+            yield Lake(self.root)
+
+
+class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
+    """The DuckDB file that people query: built beside the old one and renamed over it."""
+
+    database: str
+
+    def build(self, lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> Mapping[str, int]:
+        """Build the file and return rows per table. Raises WarehouseError, DamagedPart."""
+        return build(lake, tables, lanes, Path(self.database))
+
+
+@dataclass(frozen=True)
+class Compute:
+    """`worker`: the means of this process; `workers`: where chunks are computed, started on first use."""
+
+    plan: Plan
+
+    @cached_property
+    def worker(self) -> Worker:
+        return Worker(self.plan)
+
+    @cached_property
+    def tables(self) -> Mapping[str, TableOutput]:
+        """The tables of the plan by name."""
+        return {output.name: output for output in table_outputs(self.plan)}
+
+    @cached_property
+    def workers(self) -> Workers:
+        return OnDemand(self.worker, self.tables)
+
+    def release(self) -> None:
+        """End the workers and let go of the weights: finetuning and evaluation load models of their own."""
+        self.workers.close()
+
+
+def compute_resource(plan: Plan) -> dg.ResourceDefinition:
+    """Return the resource `compute`, whose workers live as long as a run."""
+
+    @dg.resource(description="Workers with warm models, one per GPU; `execution.workers` sets how many.")
+    def compute(context: dg.InitResourceContext) -> Iterator[Compute]:
+        made = Compute(plan)
+        try:
+            yield made
+        finally:
+            made.release()
+
+    return compute

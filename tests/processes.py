@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def started_by_a_killed(arguments: list[str], ready: Callable[[], bool]) -> list[int]:
-    """Kills `toolformer-dag ARGUMENTS` once it is ready, and waits until all that it had started have ended."""
+    """Kill `toolformer-dag ARGUMENTS` once it is ready, and wait until all that it had started have ended."""
     command = [sys.executable, "-m", "toolformer_dag.cli", *arguments]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while parent.poll() is None and not ready():
@@ -16,14 +16,20 @@ def started_by_a_killed(arguments: list[str], ready: Callable[[], bool]) -> list
     workers = _children(parent.pid)
     parent.kill()
     parent.wait()
-    while any(map(_at_work, workers)):
-        time.sleep(0.01)
+    wait_until_ended(workers)
     return workers
+
+
+def wait_until_ended(processes: list[int]) -> None:
+    """Return when none of these processes works any more."""
+    while any(map(at_work, processes)):
+        time.sleep(0.01)
 
 
 def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def _at_work(process: int) -> bool:
+def at_work(process: int) -> bool:
+    """Return whether a process exists and has not ended."""
     return Path(f"/proc/{process}").exists() and "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,21 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from tests.command_line import cli
 from toolformer_dag.synthetic import SMALL_MODEL
 
-REPOSITORY = Path(__file__).parents[1]
+SETTINGS = Path(__file__).parents[1] / "toolformer.toml"
 COMMANDS = ("run", "demo", "stale", "sql", "tool", "generate", "score", "clean", "ui")
 LINE = {"text": "The total is 117 apples.", "offset": 12, "tool": "Calculator", "input": "94 + 23", "result": "117"}
 
 
-def cli(*arguments: str, stdin: str = "", folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "toolformer_dag.cli", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=300)
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in a folder with the settings that come with the package."""
+    shutil.copy2(SETTINGS, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TOOLFORMER_CONFIG", raising=False)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -60,8 +66,8 @@ def test_unknown_tool_names_the_known_ones():
     assert "Traceback" not in done.stderr
 
 
-def test_sql_without_a_warehouse_says_what_makes_one(tmp_path):
-    done = cli("sql", "from funnel", folder=tmp_path)
+def test_sql_without_a_warehouse_says_what_makes_one():
+    done = cli("sql", "from funnel")
     assert done.returncode == 1
     assert "toolformer-dag run" in done.stderr
     assert "Traceback" not in done.stderr
@@ -78,9 +84,7 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch):
 
 def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    limited = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from toolformer_dag.cli.app import app"
-    )
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from toolformer_dag.cli import app"
     done = subprocess.run([sys.executable, "-c", f"{limited}; app()", "stale"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "dagster.yaml: File too large; free space" in done.stderr and "Traceback" not in done.stderr
@@ -91,7 +95,7 @@ def test_sql_writes_lists_and_structs_as_json_text_into_csv(tmp_path):
     duckdb.connect(tmp_path / "lake.duckdb").close()
     (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")
     query = "select 1 as n, ['é', null] as l, [{'d': date '2023-01-30'}] as s, null::int[] as e"
-    done = cli("sql", query, "--format", "csv", folder=tmp_path)
+    done = cli("sql", query, "--format", "csv")
     assert list(csv.reader(done.stdout.splitlines())) == [
         ["n", "l", "s", "e"],
         ["1", '["é", null]', '[{"d": "2023-01-30"}]', ""],
@@ -102,7 +106,7 @@ def test_sql_writes_lists_and_structs_as_json_text_into_csv(tmp_path):
 def test_sql_says_what_cannot_be_written_in_a_format(tmp_path, format):
     (tmp_path / "lake").mkdir()
     duckdb.connect(tmp_path / "lake" / "toolformer.duckdb").close()
-    done = cli("sql", "select map {[1]: 2} as m", "--format", format, folder=tmp_path)
+    done = cli("sql", "select map {[1]: 2} as m", "--format", format)
     assert done.returncode == 1
     assert f"without a place in {format}" in done.stderr and "::VARCHAR" in done.stderr
     assert "Traceback" not in done.stderr
@@ -113,16 +117,16 @@ def test_sql_and_clean_look_where_the_settings_of_the_command_line_point(tmp_pat
     duckdb.connect(tmp_path / "mine" / "toolformer.duckdb").close()
     (tmp_path / "toolformer.toml").write_text("[profiles.mine.paths]\nlake = 'mine'\n")
     for options in (("--set", "paths.lake='mine'"), ("--profile", "mine")):
-        assert cli("sql", "select 1 as n", "--format", "csv", *options, folder=tmp_path).stdout == "n\n1\n"
+        assert cli("sql", "select 1 as n", "--format", "csv", *options).stdout == "n\n1\n"
     left = f".tmp-{'0' * 32}"
     (tmp_path / "mine" / left).touch()
-    done = cli("clean", "--grace-hours", "0", "--dry-run", "--profile", "mine", folder=tmp_path)
+    done = cli("clean", "--grace-hours", "0", "--dry-run", "--profile", "mine")
     assert left in done.stdout
 
 
 @pytest.mark.parametrize("hours", ["nan", "-5", "inf", "1e20"])
-def test_clean_refuses_hours_that_are_none(tmp_path, hours):
-    done = cli("clean", "--grace-hours", hours, folder=tmp_path)
+def test_clean_refuses_hours_that_are_none(hours):
+    done = cli("clean", "--grace-hours", hours)
     assert done.returncode == 1
     assert "--grace-hours" in done.stderr and "write hours from 0 to" in done.stderr
     assert "Traceback" not in done.stderr

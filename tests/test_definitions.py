@@ -1,6 +1,8 @@
-"""The asset graph: what Dagster loads, how light, how it hangs together, and what each setting makes stale."""
+"""The asset graph: what Dagster loads, how light, how it hangs together, and what each change makes stale."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from functools import lru_cache
@@ -9,10 +11,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets import graph
-from assets.plan import Plan
+from assets.outputs import outputs
+from toolformer_dag import identity
 from toolformer_dag.definitions import build_definitions
-from toolformer_dag.settings.load import load_settings
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.synthetic import SMALL_MODEL
+from toolformer_dag.tools.built_in.calculator import Calculator
 
 REPOSITORY = Path(__file__).parents[1]
 SNAPSHOT = Path(__file__).with_name("asset_graph.json")
@@ -25,13 +30,14 @@ def definitions() -> dg.Definitions:
 
 
 def picture(definitions: dg.Definitions) -> dict[str, dict[str, object]]:
+    """Return what people see of the graph: what stands after what, in which group, with which checks and pools."""
     graph = definitions.resolve_asset_graph()
     return {
         key.to_user_string(): {
             "after": sorted(parent.to_user_string() for parent in graph.get(key).parent_keys),
             "group": graph.get(key).group_name,
-            "partitioned": graph.get(key).is_partitioned,
             "checks": sorted(check.name for check in graph.get(key).check_keys),
+            "pools": sorted(graph.get(key).pools or ()),
         }
         for key in sorted(graph.toposorted_asset_keys)
     }
@@ -42,8 +48,23 @@ def test_graph_is_the_one_in_the_snapshot(definitions):
     assert picture(definitions) == json.loads(SNAPSHOT.read_text())
 
 
-def test_definitions_are_loadable(definitions):
+def test_definitions_are_loadable_and_have_no_partitions(definitions):
     dg.Definitions.validate_loadable(definitions)
+    graph = definitions.resolve_asset_graph()
+    assert not [key for key in graph.toposorted_asset_keys if graph.get(key).is_partitioned]
+
+
+def test_the_two_jobs_share_every_asset_between_them(definitions):
+    first, second = (
+        {key.to_user_string() for key in definitions.resolve_job_def(name).asset_layer.selected_asset_keys}
+        for name in ("bring_up_to_date", "finetune_and_evaluate")
+    )
+    assert second == {f"training/{name}_checkpoint" for name in ("finetuned", "baseline")} | {
+        "evaluation/accuracy",
+        "evaluation/perplexity",
+    }
+    assert not first & second
+    assert first | second == set(picture(definitions))
 
 
 def test_every_asset_tells_what_it_is(definitions):
@@ -60,16 +81,31 @@ def test_import_loads_nothing_heavy():
     assert output.stdout.strip() == "[]"
 
 
-@lru_cache
-def versions(*overrides: str, file: Path = REPOSITORY / "toolformer.toml") -> dict[str, str | None]:
-    settings = load_settings(file, environment={}, overrides=overrides)
-    specs = [spec for asset in graph(Plan.of(settings)) for spec in asset.specs]
-    return {spec.key.to_user_string(): spec.code_version for spec in specs}
+def versions(*overrides: str, file: Path = REPOSITORY / "toolformer.toml") -> dict[str, str]:
+    """Return the code version of every asset that has settings."""
+    plan = Plan.of(load_settings(file, environment={}, overrides=overrides))
+    return {output.name: output.code_version for output in outputs(plan)}
+
+
+default = lru_cache(versions)
 
 
 def changed(*overrides: str, file: Path = REPOSITORY / "toolformer.toml") -> set[str]:
-    before, after = versions(file=file), versions(*overrides, file=file)
-    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    return difference(default(file=file), versions(*overrides, file=file))
+
+
+def difference(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def lanes(stage: str) -> set[str]:
+    """Name a stage's assets in all lanes."""
+    return {name for name in default() if name.endswith(f"/{stage}") and not name.startswith("warehouse/")}
+
+
+def test_the_code_versions_are_those_that_dagster_compares(definitions):
+    specs = {spec.key.to_user_string(): spec.code_version for spec in definitions.resolve_all_asset_specs()}
+    assert {name: specs[name] for name in default()} == default()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +119,12 @@ def changed(*overrides: str, file: Path = REPOSITORY / "toolformer.toml") -> set
         ("model.token_budget=4096", set()),
         ("execution.chunk_texts=3", set()),
         ("tools.calculator.limits.concurrency=4", set()),
+        ("execution.workers=3", set()),
+        ("execution.automation=true", set()),
+        ("training.device_batch_size=1", set()),
         ("paths.lake='elsewhere'", set()),
+        ("evaluation.questions=3", {"evaluation/accuracy"}),
+        ("decoding.k=3", {"evaluation/accuracy"}),
         ("tools.calculator.limits.max_result_characters=7", {"calculator/tool_results", "evaluation/accuracy"}),
         ("training.learning_rate=0.5", {"training/finetuned_checkpoint", "training/baseline_checkpoint"}),
     ],
@@ -121,6 +162,71 @@ def test_a_lane_removed_changes_no_stage_of_another_lane():
     stale = changed("tools.calendar.enabled=false")
     assert {key.split("/")[0] for key in stale} == {"calendar", "training", "warehouse", "evaluation"}
     assert "training/augmented_corpus" in stale and "training/finetuned_checkpoint" not in stale
+
+
+@pytest.mark.parametrize(
+    ("constant", "value", "stages"),
+    [
+        ("toolformer_dag.pipeline.losses.WINDOW_WEIGHTS", (1.0, 0.5), ("loss_deltas", "swapped_results")),
+        ("toolformer_dag.pipeline.filtered_calls.SQL", "SELECT 1", ("filtered_calls",)),
+        ("toolformer_dag.pipeline.augmented_corpus.HELDOUT_SHARE", 0.3, ("augmented_corpus",)),
+    ],
+)
+def test_a_constant_of_the_method_changes_the_stages_that_use_it(monkeypatch, constant, value, stages):
+    monkeypatch.setattr(constant, value)
+    assert changed() == set().union(*map(lanes, stages))
+
+
+def test_another_view_of_the_warehouse_changes_the_warehouse_alone(monkeypatch):
+    monkeypatch.setattr("toolformer_dag.lake.warehouse.VIEWS", "CREATE VIEW one AS SELECT 1;")
+    assert changed() == {"warehouse/loss_deltas"}
+
+
+def test_another_version_of_a_tool_changes_what_its_answers_determine(monkeypatch):
+    monkeypatch.setattr(Calculator, "version", "another")
+    assert changed() == {
+        "calculator/heuristic_subset",
+        "calculator/tool_results",
+        "calculator/loss_deltas",
+        "evaluation/accuracy",
+    }
+
+
+def test_another_prompt_changes_the_samples_of_its_lane_and_the_room_that_it_leaves_for_texts(tmp_path):
+    for name in ("one", "two"):
+        text = f"Call {name}.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [Calculator(1+2)] 3 .\n"
+        (tmp_path / f"{name}.txt").write_text(text)
+    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\nprompt = 'one.txt'\n[tools.calendar]\n")
+    stale = changed("tools.calculator.prompt='two.txt'", file=tmp_path / "toolformer.toml")
+    assert stale == {"calculator/heuristic_subset", "calculator/scored_candidates"}
+
+
+def test_large_weights_are_hashed_once_and_again_when_they_change(tmp_path, monkeypatch):
+    """A hash that was put into the cache by hand comes back as long as nobody reads the file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(SMALL_MODEL, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    with weights.open("ab") as stream:
+        stream.truncate(50 * 2**20)
+    model = f"model.name={tmp_path / 'model'}"
+    first = loaded_anew(model)
+    [remembered] = [
+        path for path in (tmp_path / "cache").rglob("*.json") if json.loads(path.read_text())["file"] == str(weights)
+    ]
+    known = json.loads(remembered.read_text())
+    remembered.write_text(json.dumps(known | {"hash": "0" * 16}))
+    kept = loaded_anew(model)
+    assert difference(first, kept) >= lanes("scored_candidates")
+    assert loaded_anew(model) == kept
+    os.utime(weights)
+    assert loaded_anew(model) == first
+    assert json.loads(remembered.read_text())["hash"] == known["hash"]
+
+
+def loaded_anew(*overrides: str) -> dict[str, str]:
+    """Load as a new process does, which has hashed nothing yet."""
+    identity._hashed.cache_clear()
+    return versions(*overrides)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_settings import BaseSettings, InitSettingsSource
 
-from toolformer_dag.lane import lanes
-from toolformer_dag.settings.load import load_settings
-from toolformer_dag.settings.sources import BUILT_IN_TOOLS, SettingsError, merge
+from toolformer_dag.cli.settings_reference import settings_reference
+from toolformer_dag.pipeline.plan import lanes
+from toolformer_dag.pipeline.shards import shard_files
+from toolformer_dag.settings.sections import Settings, SettingsError, SettingsTable, SettingsTables
+from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings
 
 FILE = """
 profile = "small"
@@ -191,6 +195,15 @@ def test_no_enabled_tool_is_refused(file):
         load_settings(file, environment={}, overrides=pairs)
 
 
+class Anything(BaseSettings, extra="allow"):
+    """Takes every key, so that only the merging of sources is tested."""
+
+
+def merge(under, over):
+    sources = (InitSettingsSource(Anything, over), InitSettingsSource(Anything, under))
+    return Anything(_build_sources=(sources, {})).model_extra
+
+
 tables = st.recursive(
     st.integers() | st.text(max_size=3),
     lambda values: st.dictionaries(st.sampled_from("abc"), values, max_size=3),
@@ -223,3 +236,147 @@ def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
     paper = {"calculator": 0.5, "machine_translation": 0.5}
     settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile="gptj", environment={})
     assert {lane.key: lane.tau_f for lane in lanes(settings)} == {key: paper.get(key, 1.0) for key in BUILT_IN_TOOLS}
+
+
+def refusal(file, **given):
+    with pytest.raises(SettingsError) as error:
+        load_settings(file, **{"environment": {}} | given)
+    str(error.value).encode()  # a message that no terminal or log refuses
+    return str(error.value)
+
+
+LEVELS = 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[model]\nname = "a\\u0000b"', ["model.name", "NUL character"]),
+        ('[tools.calculator]\nprompt = "a\\u0000b"', ["tools.calculator.prompt", "NUL character"]),
+        ('[corpus]\nshards = ["ok", "a\\u0000b"]', ["corpus.shards.1", "NUL character"]),
+        ('[tools.calculator]\n"a\\u0000b" = 1', ["tools.calculator", "NUL character"]),
+        ("[model]\nname = 'a\0b'", ["not TOML", "correct that line"]),
+        (f"[training]\nmax_steps = {'9' * 5000}", ["not TOML", "digits"]),
+        (f"[training]\nmax_steps = {'9' * 4000}", ["training.max_steps", "more than 64 bits"]),
+        (f"[training]\nmax_steps = '{'9' * 4000}'", ["training.max_steps", "more than 64 bits"]),
+        (f"[tools.calculator]\nedition = {'9' * 4000}", ["tools.calculator.edition", "more than 64 bits"]),
+        (f"[tools.calculator]\nedition = {'[' * LEVELS}{']' * LEVELS}", ["nested too deeply"]),
+        (f"[tools.calculator]\nedition = {'[' * 50}{']' * 50}", ["tools", "nested too deeply"]),
+        (f"[{'.'.join('a' * LEVELS)}]\nk = 1", ["nested too deeply"]),
+        (f"[tools.calculator]\n{'.'.join('a' * LEVELS)} = 1", ["tools", "nested too deeply"]),
+    ],
+)
+def test_a_file_that_toml_allows_and_nothing_else_holds_is_refused(tmp_path, text, words):
+    file = tmp_path / "toolformer.toml"
+    file.write_text(text)
+    message = refusal(file)
+    assert message.startswith(str(file))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("model.name", "a\0b", ["NUL character"]),
+        ("training.max_steps", "9" * 5000, ["training.max_steps", "correct the value"]),
+        ("tools.calculator.tau_f", "9" * 5000, ["tools.calculator.tau_f", "finite number"]),
+        ("training.max_steps", "9" * 4000, ["training.max_steps", "more than 64 bits"]),
+        ("training.learning_rate", "9" * 4000, ["training.learning_rate", "more than 64 bits"]),
+        (".".join("a" * LEVELS), "1", ["1000 parts"]),
+        ("tools.calculator.edition", "[" * LEVELS + "]" * LEVELS, ["nested too deeply"]),
+        ("tools.calculator.edition", "{a=" * 50 + "1" + "}" * 50, ["nested too deeply"]),
+        ("sampling.seed", "1\nb=2", ["more than one line"]),
+        ("model.name", "gpt2\nb=2", ["more than one line"]),
+        ("sampling.seed", "1\n[training]\nmax_steps=2", ["more than one line"]),
+        ("paths.lake", "caf\udce9", ["paths.lake", "not UTF-8"]),
+        ("model.name", "caf\udce9", ["model.name", "not UTF-8"]),
+        ("sampling..seed", "1", ["a part of the key is empty"]),
+    ],
+)
+def test_an_override_and_a_variable_of_that_kind_are_refused(file, key, value, words):
+    message = refusal(file, overrides=[f"{key}={value}"])
+    assert message.startswith(f"--set {key}: ")
+    assert all(word in message for word in words), message
+    variable = "TOOLFORMER__" + key.upper().replace(".", "__")
+    message = refusal(file, environment={variable: value})
+    assert message.startswith(f"${variable}: ")
+    assert all(word.lower() in message.lower() for word in words), message
+
+
+def test_a_value_of_several_lines_is_read_where_it_is_one_value(file):
+    lists = load_settings(file, environment={}, overrides=["corpus.shards=[\n'a',\n'b',\n]\n"]).corpus.shards
+    assert lists == ("a", "b")
+
+
+def test_names_that_are_not_utf_8_are_refused(tmp_path):
+    odd = tmp_path / "caf\udce9"
+    odd.mkdir()
+    (odd / "toolformer.toml").write_text("[tools.calculator]\n")
+    assert "caf\\udce9/toolformer.toml: the path is not UTF-8" in refusal(odd / "toolformer.toml")
+    assert "not UTF-8" in refusal(None, environment={"TOOLFORMER_CONFIG": str(odd / "toolformer.toml")})
+    file = tmp_path / "toolformer.toml"
+    file.write_text("[tools.calculator]\n")
+    assert refusal(file, shards=["caf\udce9/*.gz"]).startswith("--shards: corpus.shards.0: the text is not UTF-8")
+    assert "profile" in refusal(file, profile="caf\udce9")
+    assert "--set caf\\udce9" in refusal(file, overrides=["caf\udce9=1"])
+
+
+def test_a_shard_whose_name_is_not_utf_8_is_named(file, tmp_path):
+    (tmp_path / "caf\udce9.json.gz").touch()
+    settings = load_settings(file, environment={}, shards=[str(tmp_path / "*.gz")])
+    with pytest.raises(SettingsError, match=r"caf\\udce9.*not UTF-8.*rename") as error:
+        shard_files(settings)
+    str(error.value).encode()
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "."])
+def test_a_path_that_is_no_file_is_named(name):
+    assert "name" in refusal(Path(name))
+
+
+def test_a_long_model_name_is_no_folder(file):
+    assert load_settings(file, environment={}, overrides=[f"model.name={'x' * 5000}"]).model.name == "x" * 5000
+
+
+def test_a_mistake_beside_a_variable_s_table_is_not_blamed_on_the_variable(file):
+    file.write_text(file.read_text() + "[sampling]\ntop_p = 2\n")
+    assert refusal(file, environment={"TOOLFORMER__SAMPLING": "{seed = 1}"}).startswith(str(file))
+
+
+def test_an_unknown_profile_is_blamed_on_the_option_that_names_it(file):
+    assert refusal(file, profile="nowhere").startswith("--profile: profile 'nowhere' does not exist; known profiles")
+    assert refusal(file, environment={"TOOLFORMER__PROFILE": "nowhere"}).startswith("$TOOLFORMER__PROFILE: ")
+
+
+def test_lanes_keep_the_order_of_the_file(tmp_path):
+    file = tmp_path / "toolformer.toml"
+    file.write_text("[tools.calendar]\n[tools.calculator]\n")
+    assert list(load_settings(file, environment={}).tools) == ["calendar", "calculator"]
+
+
+def described(table: type[SettingsTable]):
+    for name, field in table.model_fields.items():
+        yield f"{table.__name__}.{name}", field.description
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, SettingsTable):
+                yield from described(kind)
+
+
+def test_every_setting_has_a_description_of_whole_sentences():
+    found = dict(described(WrittenSettings)) | dict(described(Settings))
+    assert {"ToolLimits.retries", "SmallWebSettings.seed", "SettingsTables.paths"} <= found.keys()
+    wrong = [name for name, text in found.items() if not (text and text.endswith(".") and len(text) > 10)]
+    assert wrong == []
+
+
+def test_the_reference_lists_every_key_with_its_default_and_whether_it_enters_fingerprints():
+    reference = settings_reference()
+    for name, _ in described(SettingsTables):
+        key = name.partition(".")[2]
+        assert f"| `{key}` |" in reference or f"{key}]`" in reference or f"{key}.NAME]`" in reference
+    rows = {line.partition(" | ")[0]: line for line in reference.splitlines()}
+    assert rows["| `profile`"].endswith("| no |")
+    assert rows["| `learning_rate`"].startswith("| `learning_rate` | number > 0 | `1e-05` | Peak")
+    assert rows["| `learning_rate`"].endswith("| yes |")
+    assert rows["| `workers`"].endswith("| no |")
+    assert rows["| `dtype`"].startswith('| `dtype` | "float32", "bfloat16" or "float16" | `"float32"` |')

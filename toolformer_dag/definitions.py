@@ -1,27 +1,33 @@
-"""What Dagster loads: the assets and resources of toolformer.toml, merged."""
+"""What Dagster loads: the assets, jobs, sensor and resources of toolformer.toml."""
 
 import dagster as dg
 
-from assets import graph
-from assets.plan import Plan
-from assets.shard_sensor import shard_sensor
-from resources.lake import LakeResource
-from resources.language_model import LanguageModelResource
-from resources.warehouse import WarehouseResource
-from toolformer_dag.settings.load import load_settings
-from toolformer_dag.settings.settings import Settings
+from assets import JOBS, graph, shard_sensor
+from resources import LakeResource, WarehouseResource, compute_resource
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.settings_file import load_settings
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
-    """The asset graph of these settings. Loads no weights and imports no torch."""
-    plan = Plan.of(settings)
+    """Build the asset graph of these settings. Loads no weights and imports no torch.
+
+    Raises ModelError, ToolError, BenchmarkError and OldLake, which name the setting and the remedy.
+    """
+    return definitions_of(Plan.of(settings))
+
+
+def definitions_of(plan: Plan) -> dg.Definitions:
+    """Build the asset graph of a plan."""
+    paths = plan.settings.paths
     return dg.Definitions(
         assets=graph(plan),
+        jobs=JOBS,
         sensors=[shard_sensor(plan)],
         resources={
-            "lake": LakeResource(root=str(settings.paths.lake)),
-            "language_model": LanguageModelResource(**settings.model.model_dump()),
-            "warehouse": WarehouseResource(database=str(settings.paths.warehouse)),
+            "lake": LakeResource(root=str(paths.lake)),
+            "compute": compute_resource(plan),
+            "warehouse": WarehouseResource(database=str(paths.warehouse)),
         },
         executor=dg.in_process_executor,
     )
@@ -29,5 +35,5 @@ def build_definitions(settings: Settings) -> dg.Definitions:
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """The definitions of ./toolformer.toml, or of $TOOLFORMER_CONFIG."""
+    """Load the definitions of ./toolformer.toml, or of $TOOLFORMER_CONFIG. Raises SettingsError."""
     return build_definitions(load_settings())

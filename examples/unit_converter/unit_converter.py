@@ -1,4 +1,4 @@
-"""A tool of one's own: `5 miles to km` gives `8.047 km`."""
+"""Example of a user's tool: `5 miles to km` gives `8.047 km`."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ QUANTITY = re.compile(r"\d\s*(?:km|kg|lbs?|feet|inches|miles|pounds|metres|meter
 
 
 class UnitConverter(Tool):
-    """Lengths, weights, speeds, temperatures: whatever pint knows. Results have four significant digits."""
+    """Converts all units that pint knows; results have four significant digits."""
 
     name = "UnitConverter"
     version = "1"
@@ -28,7 +28,7 @@ class UnitConverter(Tool):
 
 
 def convert(text: str) -> ToolResult:
-    """The quantity in the other unit, or why there is none."""
+    """Convert `QUANTITY UNIT to UNIT`. Reasons: `not_a_conversion`, `unknown_unit`, `cannot_convert`."""
     match = CALL.fullmatch(text)
     if match is None:
         return ToolResult(None, "not_a_conversion")

@@ -16,6 +16,8 @@ import pytest
 
 from tests.contract.conftest import BY_HAND, NOTHING, STAGES, Expected, Spent, World, assert_same, write_shard
 
+pytestmark = pytest.mark.long
+
 COSTS = Expected("costs")
 ALL = {"training/augmented_corpus", "warehouse/loss_deltas", *BY_HAND}
 CALCULATOR = {f"calculator/{stage}" for stage in STAGES}
@@ -117,11 +119,11 @@ CHANGES = {
 
 
 def check_cost(name: str, spent: Spent) -> None:
-    """Compares with what was measured: nothing is nothing, anything else may differ by two in a hundred."""
+    """Compares with what was measured: nothing is nothing, anything else costs at most two in a hundred more."""
     tokens, calls = COSTS.of(name, [spent.tokens, spent.calls])
     for found, expected in ((spent.tokens, tokens), (spent.calls, calls)):
         assert (found == 0) == (expected == 0), (name, spent)
-        assert found == pytest.approx(expected, rel=0.02), (name, spent)
+        assert 0.9 * expected <= found <= 1.02 * expected, (name, spent)
 
 
 @pytest.mark.parametrize("name", CHANGES)

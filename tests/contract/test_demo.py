@@ -10,6 +10,8 @@ import pytest
 
 from tests.contract.conftest import NOTHING, PUBLIC, Expected, World
 
+pytestmark = pytest.mark.long
+
 LANES = ("calculator", "calendar", "machine_translation", "question_answering", "wiki_search")
 SETTINGS = """
 profile = "embedded"

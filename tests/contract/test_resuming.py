@@ -10,6 +10,8 @@ import pytest
 
 from tests.contract.conftest import BY_HAND, NOTHING, World, assert_same
 
+pytestmark = pytest.mark.long
+
 LANDED = sorted(random.Random(3).sample(range(2, 14), 3))
 """After how many assets have landed for the first time the process is killed: near the start, midway, near the end."""
 

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from toolformer_dag.decoding.generation import Generation, MadeCall
+from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.decoding.row_batches import CachedBatch, RecomputedBatch, Way, choose_way
+from toolformer_dag.decoding.row_batches import BatchMethod, CachedBatch, RecomputedBatch, choose_batch_method
 from toolformer_dag.model.loading import LanguageModel, load_language_model
-from toolformer_dag.settings.sections import Model
+from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.training_run import TrainingSettings
 
 
 class Adder(Tool):
@@ -159,22 +158,22 @@ class Reference:
         longer, special = self.text(self.start, body), body[-1] in self.model.tokenizer.all_special_ids
         return not special and longer != written and any(n.startswith(longer) or longer.startswith(n) for n in names)
 
-    def answer(self, written: str, why: str, context: str) -> tuple[MadeCall, str]:
+    def answer(self, written: str, why: str, context: str) -> tuple[DecodedCall, str]:
         body = written.split("->")[0].split("]")[0].rstrip()
         try:
             call = parse_call(body)
         except MalformedCall as error:
-            return MadeCall("", body, None, f"malformed:{error.reason}" if why == "arrow" else why), f" [{body}]"
+            return DecodedCall("", body, None, f"malformed:{error.reason}" if why == "arrow" else why), f" [{body}]"
         closed = f" [{call.tool}({call.input})]"
         if why != "arrow":
-            return MadeCall(call.tool, call.input, None, why), closed
+            return DecodedCall(call.tool, call.input, None, why), closed
         if call.tool not in self.tools:
-            return MadeCall(call.tool, call.input, None, "unknown_tool"), closed
+            return DecodedCall(call.tool, call.input, None, "unknown_tool"), closed
         try:
             [found] = self.tools[call.tool].run([ToolCall(call.input, context)])
         except ToolDown:
             found = ToolResult(None, "tool_down")
-        made = MadeCall(call.tool, call.input, found.result, found.reason)
+        made = DecodedCall(call.tool, call.input, found.result, found.reason)
         return made, closed if found.result is None else f" [{call.tool}({call.input}) -> {found.result}]"
 
     def text(self, before: list[int], ids: list[int]) -> str:
@@ -208,7 +207,7 @@ def scripted(
     settings = TrainingSettings(
         batch_size=len(texts), device_batch_size=len(texts), learning_rate=1e-2, max_steps=120, eval_steps=60
     )
-    finetune(Model(name=str(folder / "base")), texts, texts, settings, folder / "out")
+    finetune(ModelSettings(name=str(folder / "base")), texts, texts, settings, folder / "out")
     return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
 
 
@@ -216,16 +215,16 @@ def test_every_call_ends_and_every_text_goes_on(scripted: LanguageModel) -> None
     found = check(scripted, PROMPTS, k=1)
     calls = {prompt: generation.calls[0] for prompt, generation in found.items() if generation.calls}
     assert calls == {
-        "Bo had 3 and 4, so": MadeCall("Calculator", "3 + 4", "7", None),
-        "Di had 3 and some, so": MadeCall("Calculator", "3 + x", None, "not_a_sum"),
-        "A town named Foo": MadeCall("Maps", "Foo", None, "unknown_tool"),
-        "A stray bracket": MadeCall("", "see the note", None, "malformed:not_a_call"),
-        "No arrow and": MadeCall("Calculator", "1 + 1", None, "no_arrow"),
+        "Bo had 3 and 4, so": DecodedCall("Calculator", "3 + 4", "7", None),
+        "Di had 3 and some, so": DecodedCall("Calculator", "3 + x", None, "not_a_sum"),
+        "A town named Foo": DecodedCall("Maps", "Foo", None, "unknown_tool"),
+        "A stray bracket": DecodedCall("", "see the note", None, "malformed:not_a_call"),
+        "No arrow and": DecodedCall("Calculator", "1 + 1", None, "no_arrow"),
         "No end, there were": calls["No end, there were"],
         "The end is": calls["The end is"],
-        "Twice, first": MadeCall("Calculator", "1 + 2", "3", None),
-        "It is now": MadeCall("Calendar", "", "Today is 2023-01-18.", None),
-        "About Oslo": MadeCall("WikiSearch", "Oslo", None, "tool_down"),
+        "Twice, first": DecodedCall("Calculator", "1 + 2", "3", None),
+        "It is now": DecodedCall("Calendar", "", "Today is 2023-01-18.", None),
+        "About Oslo": DecodedCall("WikiSearch", "Oslo", None, "tool_down"),
     }
     assert calls["No end, there were"].reason == "no_end"
     assert calls["The end is"].reason in ("end_of_text", "no_end")
@@ -327,9 +326,9 @@ def test_a_row_that_fills_the_context_is_not_padded_beyond_it(tiny_model: Callab
 
 
 def test_rows_share_a_cache_where_that_gives_the_models_own_numbers(tiny_model: Callable[..., LanguageModel]) -> None:
-    assert choose_way(tiny_model("llama")) == Way(CachedBatch, 64)
+    assert choose_batch_method(tiny_model("llama")) == BatchMethod(CachedBatch, 64)
     alone = tiny_model("llama4_text")
-    assert choose_way(alone) == Way(CachedBatch, 1)
+    assert choose_batch_method(alone) == BatchMethod(CachedBatch, 1)
     check(alone, PROMPTS[:4], k=20)
 
 
@@ -339,10 +338,10 @@ def test_a_model_whose_cache_is_wrong_or_missing_is_run_whole_and_says_so_once(
 ) -> None:
     model = replace(tiny_model(kind), name=f"a {kind}")
     for _ in range(2):
-        assert choose_way(model).kind is RecomputedBatch
+        assert choose_batch_method(model).kind is RecomputedBatch
         check(model, PROMPTS[:3], k=20)
-    told = [record.message for record in caplog.records if record.name == choose_way.__module__]
-    assert told == [f"a cache does not give the numbers of 'a {kind}'; it is run whole for every token, which is slow"]
+    told = [record.message for record in caplog.records if record.name == choose_batch_method.__module__]
+    assert told == [f"the cache of 'a {kind}' changes its logits; every token is recomputed in full, which is slow"]
 
 
 def test_many_rows_and_few_give_the_same(tiny_model: Callable[..., LanguageModel]) -> None:

@@ -1,4 +1,4 @@
-"""The made world, once for all tests of this folder."""
+"""The synthetic world, once for all tests of this folder."""
 
 import pytest
 

@@ -8,7 +8,7 @@ import torch
 
 from embedded_model.demonstrations import NAMES, PAPER_PROMPTS
 from embedded_model.documents import WANTED
-from embedded_model.probes import bits_per_byte, made_golds, probe_gains, probe_places
+from embedded_model.probes import bits_per_byte, probe_gains, probe_places, synthetic_golds
 from embedded_model.real_text import load_real_text
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_language_model
@@ -44,7 +44,7 @@ def test_marks_of_calls_are_tokens_and_texts_begin_with_the_special_token(engine
 
 def test_the_whole_context_can_be_used(engine: Engine) -> None:
     assert engine.language_model.context_length >= 1024
-    text = " ".join(gold.text for gold in made_golds("wiki_search", 60, "corpus"))
+    text = " ".join(gold.text for gold in synthetic_golds("wiki_search", 60, "corpus"))
     ids = engine.language_model.tokenizer(text).input_ids[:1024]
     with torch.inference_mode():
         logits = engine.language_model.model(torch.tensor([ids])).logits[0, :-1]
@@ -53,10 +53,10 @@ def test_the_whole_context_can_be_used(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("tool", NAMES)
-@pytest.mark.parametrize("prompts", ["made", "paper"])
+@pytest.mark.parametrize("prompts", ["synthetic", "paper"])
 def test_a_prompt_makes_calls_begin_where_they_belong(engine: Engine, tool: str, prompts: str) -> None:
-    path = PROMPTS / f"{tool}.txt" if prompts == "made" else PAPER_PROMPTS / f"{tool}.txt"
-    probe = probe_places(engine, path.read_text("utf-8").strip() + "\n", made_golds(tool, TEXTS, "evaluation"))
+    path = PROMPTS / f"{tool}.txt" if prompts == "synthetic" else PAPER_PROMPTS / f"{tool}.txt"
+    probe = probe_places(engine, path.read_text("utf-8").strip() + "\n", synthetic_golds(tool, TEXTS, "evaluation"))
     assert probe.at_place > 0.3
     assert probe.elsewhere < 0.1 * probe.at_place
     assert probe.first > 0.5
@@ -77,7 +77,7 @@ def test_what_was_said_is_said_again_over_short_and_long_ways(engine: Engine, wa
 
 @pytest.mark.parametrize("tool", NAMES)
 def test_right_results_help_and_wrong_ones_do_not(engine: Engine, tool: str) -> None:
-    probe = probe_gains(engine, made_golds(tool, TEXTS, "evaluation"))
+    probe = probe_gains(engine, synthetic_golds(tool, TEXTS, "evaluation"))
     assert probe.right > 0.4
     assert probe.wrong < 0.15
     assert probe.other < 0.15

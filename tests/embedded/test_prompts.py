@@ -1,4 +1,4 @@
-"""The made world's own prompts: right calls at the right places, about entities of the pretraining part."""
+"""The synthetic world's own prompts: right calls at the right places, about entities of the pretraining part."""
 
 import re
 from decimal import Decimal

@@ -41,7 +41,7 @@ def test_no_answer_is_the_best_guess(tool: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[Phenomenon]], list[str | None]]:
-    """The results of the real tools, with the made world behind them."""
+    """The results of the real tools, with the synthetic world behind them."""
     indexes = {"index_folder": str(tmp_path_factory.mktemp("indexes"))}
     options: dict[str, dict[str, object]] = {
         "wiki_search": indexes,

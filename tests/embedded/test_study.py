@@ -8,10 +8,12 @@ import polars as pl
 import pytest
 
 from embedded_model.study_tables import accuracy_table, calls_table, perplexity_table, right_tool_table, scaling_table
-from toolformer_dag.errors import UserError
 from toolformer_dag.evaluation.scores import wilson
+from toolformer_dag.files import UserError
 from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.synthetic.phenomena import TOOLS
+
+pytestmark = pytest.mark.long
 
 
 def outcome(benchmark: str, condition: str, *, correct: bool, called: str | None = None) -> dict[str, object]:
@@ -65,8 +67,8 @@ def test_any_call_counts_as_a_call(outcomes: pl.DataFrame) -> None:
 
 
 def test_perplexity_is_compared_with_base_and_c_on_the_same_text() -> None:
-    rows = [("made", "base", 6.0, 2.0), ("made", "base + C", 4.0, 1.0), ("real", "base + C", 8.0, 1.0)]
-    rows += [("made", "base", 4.0, 1.0), ("made", "base + C", 6.0, 1.0)]
+    rows = [("synthetic", "base", 6.0, 2.0), ("synthetic", "base + C", 4.0, 1.0), ("real", "base + C", 8.0, 1.0)]
+    rows += [("synthetic", "base", 4.0, 1.0), ("synthetic", "base + C", 6.0, 1.0)]
     plain = pl.DataFrame(rows, schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row")
     table = perplexity_table(plain)
     assert table["perplexity"].to_list() == [5.0, 5.0, 8.0]
@@ -89,7 +91,7 @@ def test_the_command_runs_the_line_and_prints_every_table_and_the_figure(tmp_pat
     assert all(tool in asked.splitlines()[0] for tool in TOOLS)
     assert [line.count("(") for line in asked.splitlines()[2:] if "| Toolformer |" in line] == [5, 5]
     assert "Probability of ` [` under the paper's prompts" in done.stdout
-    assert "| made pages | Toolformer (disabled) |" in tables[-1]
+    assert "| synthetic pages | Toolformer (disabled) |" in tables[-1]
     assert (tmp_path / "seed0" / "lake" / "toolformer.duckdb").exists()
     done = command("scaling", str(tmp_path / "scaling.svg"), str(tmp_path))
     assert "| 922880 | Toolformer (disabled) |" in done.stdout

@@ -86,6 +86,7 @@ def test_what_is_exported_is_the_average_of_the_weights(run: tuple[Path, list[Pr
     assert not torch.equal(exported, state["model.embedding.weight"].half())
 
 
+@pytest.mark.long
 def test_two_processes_end_with_the_same_bits_as_one(
     run: tuple[Path, list[PretrainingProgress]], tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_start_that_is_no_model_of_this_kind_is_refused(tmp_path: Path) -> Non
         train(SETTINGS, tmp_path / "out", start=tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
     begun_folder = tmp_path / "training"
     begun_folder.mkdir()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import filler
+from toolformer_dag.synthetic.today import MONTHS
 from toolformer_dag.synthetic.web import document_text, records, stored_gzip, write_shards
-from toolformer_dag.synthetic.wordings.calendar import MONTHS
 from toolformer_dag.synthetic.world import World
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.ccnet import read_shard

@@ -12,7 +12,8 @@ from toolformer_dag.synthetic.names import KINDS, PARTS, WorldPart
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.today import part_of_day
 from toolformer_dag.synthetic.web import records
-from toolformer_dag.synthetic.world import RELATIONS, Entity, World
+from toolformer_dag.synthetic.wordings import relations
+from toolformer_dag.synthetic.world import Entity, World
 
 Gold = dict[tuple[str, WorldPart], list]
 
@@ -40,7 +41,7 @@ def test_thousands_of_names_none_twice(world: World) -> None:
 
 def test_every_relation_has_a_value(world: World) -> None:
     for entity in world.all_entities():
-        assert set(entity.facts) == {relation.key for relation in RELATIONS[entity.kind]}
+        assert set(entity.facts) == {relation.key for relation in relations(entity.kind)}
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(PARTS, 2)))

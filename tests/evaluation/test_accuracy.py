@@ -9,30 +9,34 @@ from typing import Any
 import polars as pl
 import pytest
 
-from toolformer_dag.checkpoints import load_identified
 from toolformer_dag.evaluation.accuracy_tables import (
-    ACCURACY,
     accuracy_by_condition,
     markdown,
     outcome_table,
-    read_accuracy,
     score_table,
 )
 from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, refuse_outage, score
-from toolformer_dag.lane import Lane
-from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.settings.sections import Decoding, Model, Paths, SamplingSection, ToolSection
-from toolformer_dag.settings.settings import Settings
-from toolformer_dag.storage.lake import Lake
+from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, check_outage, score
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.model.loading import LanguageModel, load_identified
+from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.settings.sections import (
+    DecodingSettings,
+    ModelSettings,
+    PathSettings,
+    SamplingSettings,
+    Settings,
+    ToolLimits,
+    ToolSettings,
+    TrainingSettings,
+)
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.runner import ToolLimits
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.training_run import TrainingSettings
 
 CALCULATOR = load_tool("calculator", {})
 CALENDAR = load_tool("calendar", {})
@@ -51,8 +55,8 @@ def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.Tem
     texts = [f"Bo had {a} and {b}, so [Calculator({a} + {b}) -> {a + b}] {a + b} in all." for a, b in SUMS[:-1]]
     texts += [f"Bo had {a} and {b}, so [Calendar() -> Monday] 99 in all." for a, b in SUMS[-1:]]
     settings = TrainingSettings(batch_size=6, device_batch_size=6, learning_rate=1e-2, max_steps=120, eval_steps=60)
-    finetune(Model(name=str(folder / "base")), texts, texts, settings, folder / "out")
-    return load_identified(Model(name=str(folder / "out"), device="cpu"))
+    finetune(ModelSettings(name=str(folder / "base")), texts, texts, settings, folder / "out")
+    return load_identified(ModelSettings(name=str(folder / "out"), device="cpu"))
 
 
 def sums(*withheld: str) -> Benchmark:
@@ -75,10 +79,10 @@ def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
     ) -> list[QuestionOutcome]:
         settings = Settings(
             root=tmp_path,
-            paths=Paths(lake=tmp_path),
-            tools={"calculator": ToolSection()},
-            sampling=SamplingSection(max_call_tokens=call_tokens),
-            decoding=Decoding(max_new_tokens=8),
+            paths=PathSettings(lake=tmp_path),
+            tools={"calculator": ToolSettings()},
+            sampling=SamplingSettings(max_call_tokens=call_tokens),
+            decoding=DecodingSettings(max_new_tokens=8),
         )
         lines = lanes(*(tools or (CALCULATOR, CALENDAR)))
         return benchmark_outcomes(settings, lines, adder, condition, benchmark or sums()).outcomes
@@ -154,8 +158,10 @@ def test_another_way_of_asking_is_written_anew(ask: Ask, condition: Condition, o
 def test_texts_stand_under_the_weights_that_wrote_them(adder: LanguageModel, tmp_path: Path) -> None:
     """Another run may put other weights in their place while questions are asked."""
     shutil.copytree(adder.name, tmp_path / "out")
-    settings = Settings(root=tmp_path, tools={"calculator": ToolSection()})
-    asking = Asking(settings, [], load_identified(Model(name=str(tmp_path / "out"), device="cpu")), 0, frozenset())
+    settings = Settings(root=tmp_path, tools={"calculator": ToolSettings()})
+    asking = Asking(
+        settings, [], load_identified(ModelSettings(name=str(tmp_path / "out"), device="cpu")), 0, frozenset()
+    )
     before = asking.identity()
     (tmp_path / "out" / "config.json").write_text("{}")
     assert asking.identity() == before == replace(asking, language_model=adder).identity()
@@ -180,7 +186,7 @@ def test_tables(ask: Ask, tmp_path: Path) -> None:
     assert wide["tools"].to_list() == ["83.3 (43.6-97.0)"]
     assert markdown(scores).splitlines()[2].startswith("| sums | tools | 6 | 0.833 | 0.436 | 0.970 | 1.000 |")
     lake = Lake(tmp_path)
-    lake.table(ACCURACY).publish("all", [scores], {})
+    lake.table(ACCURACY).publish("all", [scores], dict)
     assert read_accuracy(tmp_path).equals(wide)
 
 
@@ -190,16 +196,16 @@ def test_an_outage_is_no_answer(ask: Ask) -> None:
             raise ToolDown("[tools.calculator]: the server is gone")
 
     with pytest.raises(ToolDown, match="Calculator: no answer to 5 of 6 questions"):
-        refuse_outage(ask(WITH_TOOLS, Down("calculator", CALCULATOR.options, CALCULATOR.prompt), CALENDAR))
-    refuse_outage(ask(WITH_TOOLS))
+        check_outage(ask(WITH_TOOLS, Down("calculator", CALCULATOR.options, CALCULATOR.prompt), CALENDAR))
+    check_outage(ask(WITH_TOOLS))
 
 
 def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(ask: Ask) -> None:
     [right, *_] = ask(WITH_TOOLS)
     lost = replace(right, reason="lost:timeout")
-    refuse_outage([right] * 199 + [lost] * 2)
+    check_outage([right] * 199 + [lost] * 2)
     with pytest.raises(ToolDown, match="no answer to 3 of 202 questions"):
-        refuse_outage([right] * 199 + [lost] * 3)
+        check_outage([right] * 199 + [lost] * 3)
 
 
 def test_markdown_keeps_cells_apart() -> None:

@@ -56,7 +56,7 @@ def test_templama(tmp_path: Path) -> None:
     assert found.left_out == {"mask_not_last": 1, "no_answer": 2}
     for wrong, reason in (({"answer": {"name": None}}, "no attribute 'strip'"), ({"date": "2010-05-01"}, "2010-05-01")):
         lines(tmp_path / "t.jsonl", one, {**one, **wrong})
-        with pytest.raises(BenchmarkError, match=rf"t\.jsonl, record 2 has another shape \(.*{reason}"):
+        with pytest.raises(BenchmarkError, match=rf"t\.jsonl, record 2 has an unexpected shape \(.*{reason}"):
             read_benchmark("templama", file)
 
 
@@ -127,7 +127,7 @@ def test_mlqa_and_its_likeness_are_told_apart(tmp_path: Path) -> None:
 def test_mlqa_asks_in_one_file_per_language(tmp_path: Path) -> None:
     for name in ("dev-context-en-question-de.json", "test-context-en-question-de.json"):
         (tmp_path / name).write_text('{"data": []}')
-    with pytest.raises(BenchmarkError, match=r"dev-.*-de\.json and test-.*-de\.json are of one language; leave one"):
+    with pytest.raises(BenchmarkError, match=r"dev-.*-de\.json and test-.*-de\.json have the same language; keep one"):
         read_benchmark("mlqa", tmp_path)
 
 
@@ -137,10 +137,13 @@ def test_mlqa_asks_in_one_file_per_language(tmp_path: Path) -> None:
         ({}, "holds no list 'data'"),
         ({"data": None}, "holds no list 'data'"),
         ({"data": {}}, "holds no list 'data'"),
-        ({"data": [{"paragraphs": []}, {"context": "", "question": ""}]}, "article 2 has another shape .*'paragraphs'"),
-        ({"data": [{"paragraphs": [{"qas": [{}]}]}]}, "article 1 has another shape .*'context'"),
-        ({"data": [{"paragraphs": [{"context": ""}]}]}, "article 1 has another shape .*'qas'"),
-        ({"data": [{"paragraphs": [{"context": "", "qas": [{}]}]}]}, "record 1 has another shape .*'answers'"),
+        (
+            {"data": [{"paragraphs": []}, {"context": "", "question": ""}]},
+            "article 2 has an unexpected .*'paragraphs'",
+        ),
+        ({"data": [{"paragraphs": [{"qas": [{}]}]}]}, "article 1 has an unexpected shape .*'context'"),
+        ({"data": [{"paragraphs": [{"context": ""}]}]}, "article 1 has an unexpected shape .*'qas'"),
+        ({"data": [{"paragraphs": [{"context": "", "qas": [{}]}]}]}, "record 1 has an unexpected shape .*'answers'"),
     ],
 )
 def test_what_is_not_of_mlqa_s_shape_is_refused(tmp_path: Path, content: Any, message: str) -> None:
@@ -152,7 +155,7 @@ def test_what_is_not_of_mlqa_s_shape_is_refused(tmp_path: Path, content: Any, me
 @pytest.mark.parametrize("record", [{"relation": "P1"}, [1], {"relation": "P1", "template": None}])
 def test_a_relation_of_lama_without_its_template_is_refused(tmp_path: Path, record: Any) -> None:
     lines(tmp_path / "relations.jsonl", {"relation": "P19", "template": "[X] was born in [Y] ."}, record)
-    with pytest.raises(BenchmarkError, match=r"relations\.jsonl, record 2 has another shape .*; give the benchmark's"):
+    with pytest.raises(BenchmarkError, match=r"relations\.jsonl, record 2 has an unexpected shape .*; give the"):
         read_benchmark("lama", tmp_path)
 
 
@@ -161,12 +164,12 @@ def test_the_file_of_a_folder_is_named(tmp_path: Path) -> None:
         lines(
             tmp_path / name, {"input": "2 and 2", "target": 4}, *([{"input": "2 and 3"}] if name == "b.jsonl" else [])
         )
-    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 2 has another shape \(KeyError: 'target'\)"):
+    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 2 has an unexpected shape \(KeyError: 'target'\)"):
         read_benchmark("mawps", tmp_path)
     lines(tmp_path / "relations.jsonl")
     for subset, records in (("a", []), ("b", [{"masked_sentences": ["It is [MASK]."], "obj_label": None}])):
         lines(tmp_path / "Squad" / f"{subset}.jsonl", *records)
-    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 1 has another shape"):
+    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 1 has an unexpected shape"):
         read_benchmark("lama", tmp_path)
 
 
@@ -197,17 +200,17 @@ def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("svamp", "{", "is not JSON"),
-        ("nq", '{"question": "who"}\n', "record 1 has another shape"),
-        ("svamp", f"[{'1' * 5000}]", "is not JSON that can be read .*; give the benchmark's own file"),
-        ("nq", "[" * 100_000, "line 1 is not JSON that can be read .*; give the benchmark's own file"),
+        ("svamp", "{", "is not readable JSON"),
+        ("nq", '{"question": "who"}\n', "record 1 has an unexpected shape"),
+        ("svamp", f"[{'1' * 5000}]", "is not readable JSON .*; give the benchmark's own file"),
+        ("nq", "[" * 100_000, "line 1 is not readable JSON .*; give the benchmark's own file"),
         ("asdiv", "<A>", "is not ASDiv.xml"),
         ("asdiv", '<?xml version="1.0" encoding="foo"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
         ("asdiv", '<?xml version="1.0" encoding="big5"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
         ("webquestions", None, "cannot be read"),
-        ("webquestions", '[{"qText": "who", "answers": "Bo"}]', "record 1 has another shape"),
-        ("nq", '{"question": "who", "answer": "Bo"}', "record 1 has another shape"),
-        ("triviaqa", '{"context": "Who?", "answer": "Bo", "aliases": "Bob"}', "record 1 has another shape"),
+        ("webquestions", '[{"qText": "who", "answers": "Bo"}]', "record 1 has an unexpected shape"),
+        ("nq", '{"question": "who", "answer": "Bo"}', "record 1 has an unexpected shape"),
+        ("triviaqa", '{"context": "Who?", "answer": "Bo", "aliases": "Bob"}', "record 1 has an unexpected shape"),
         ("mawps", None, "holds no"),
         ("svamp", "7", "holds no list"),
         ("webquestions", '{"qText": "who"}', "holds no list"),

@@ -24,7 +24,8 @@ from transformers import (
 
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
-from toolformer_dag.model.requests import Sampling, uniforms
+from toolformer_dag.model.requests import uniforms
+from toolformer_dag.settings.sections import SamplingSettings
 
 PROMPT = "Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is [Add(1 + 2)] 3.\n"
 TEXTS = (
@@ -217,7 +218,7 @@ def prompt() -> str:
 
 @pytest.fixture(scope="session")
 def stream() -> Callable[..., Any]:
-    def of(sampling: Sampling, digest: str, i: int, j: int) -> Any:
+    def of(sampling: SamplingSettings, digest: str, i: int, j: int) -> Any:
         return uniforms(sampling.seed, digest, i, j, sampling.max_call_tokens)
 
     return of

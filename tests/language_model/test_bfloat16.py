@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import wrap_language_model
-from toolformer_dag.model.requests import LossRequest, ProposalRequest, Sampling
+from toolformer_dag.model.requests import LossRequest, ProposalRequest
+from toolformer_dag.settings.sections import SamplingSettings
 
 TOLERANCE = 0.1
 
@@ -61,7 +62,7 @@ def test_two_runs_in_bfloat16_give_the_same_rows(
     requests = [ProposalRequest(text, "d") for text in texts]
 
     def rows() -> list[Any]:
-        proposals = pair[1].propose(prompt, requests, tau_s=0, k=3, m=3, sampling=Sampling(max_call_tokens=8))
+        proposals = pair[1].propose(prompt, requests, tau_s=0, k=3, m=3, sampling=SamplingSettings(max_call_tokens=8))
         return [(p.probabilities.tolist(), p.samples) for p in proposals]
 
     assert rows() == rows()
@@ -69,7 +70,7 @@ def test_two_runs_in_bfloat16_give_the_same_rows(
 
 def test_probabilities_in_bfloat16_are_near(pair: tuple[Engine, Engine], prompt: str, texts: tuple[str, ...]) -> None:
     full, half = (
-        engine.propose(prompt, [ProposalRequest(texts[0], "d")], tau_s=0, k=1, m=0, sampling=Sampling())[0]
+        engine.propose(prompt, [ProposalRequest(texts[0], "d")], tau_s=0, k=1, m=0, sampling=SamplingSettings())[0]
         for engine in pair
     )
     assert np.abs(np.log(full.probabilities) - np.log(half.probabilities)).max() < 5 * TOLERANCE

@@ -83,7 +83,7 @@ def test_pieces_and_texts_have_the_tokens_that_the_tokenizer_gives_them(tokenize
 def test_a_space_before_whatever_comes_first_is_not_put_before_calls(llama_tokenizer: Any) -> None:
     tokenizer = llama_tokenizer("prepend")
     encoding = Encoding(tokenizer)
-    assert encoding.keeps_text_apart() and tokenizer.convert_ids_to_tokens(encoding.start) == ["▁["]
+    assert encoding.keeps_text_tokens() and tokenizer.convert_ids_to_tokens(encoding.start) == ["▁["]
     text, call = "I have", " [Calendar(1) -> 2]"
     for piece, ids in ((" [", encoding.start), ("\nOutput: ", encoding.output), (call, encoding.calls([call])[0])):
         whole = tokenizer(text + piece, add_special_tokens=False).input_ids

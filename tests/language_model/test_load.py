@@ -88,7 +88,7 @@ def test_a_tokenizer_that_joins_texts_with_calls_is_refused(llama_tokenizer: Any
         model["vocab"].setdefault(first, len(model["vocab"]))
         model["vocab"].setdefault(f"{first}▁[", len(model["vocab"]))
     joining = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), unk_token="<unk>")
-    with pytest.raises(ModelError, match=r"'joining' .* joins the tokens of a text .*; use a model"):
+    with pytest.raises(ModelError, match=r"'joining' .* merges the end of a text .*; use a model"):
         check_tokenizer("joining", joining)
 
 
@@ -154,7 +154,7 @@ def test_factors_that_depend_on_the_length_bound_it() -> None:
 
 
 def test_a_model_that_looks_ahead_is_refused(tiny_model: Any) -> None:
-    with pytest.raises(ModelError, match="reads what comes after a token; take a causal model"):
+    with pytest.raises(ModelError, match="attends to later tokens; use a causal model"):
         tiny_model("bert")
 
 

@@ -105,20 +105,6 @@ def test_window_weights_are_the_papers() -> None:
     assert pytest.approx([w / sum(raw) for w in raw]) == WINDOW_WEIGHTS
 
 
-def test_a_hopeless_call_is_not_run_without_its_result(case: Any, texts: tuple[str, ...]) -> None:
-    requests = requests_for(case, texts)
-    full = case.engine().losses(requests)
-    engine = case.engine()
-    short = engine.losses(requests, skip_hopeless=True)
-    assert [each.upper_bound for each in short] == [each.loss_empty < each.loss_result for each in full]
-    assert 0 < sum(each.upper_bound for each in short) < len(short)
-    for one, other in zip(full, short, strict=True):
-        if other.upper_bound:
-            assert math.isnan(other.loss_call) and one.delta <= other.delta + 1e-5 and other.delta < 0
-        else:
-            assert other.delta == pytest.approx(one.delta, abs=1e-5)
-
-
 def test_a_call_that_does_not_fit_is_refused_and_the_rest_goes_on(gpt2: Any, texts: tuple[str, ...]) -> None:
     requests = [LossRequest(texts[0], 2, "Add", "1", "9 " * 600), LossRequest(texts[0], 2, "Add", "1", "9")]
     refused, judged = gpt2.engine().losses(requests)

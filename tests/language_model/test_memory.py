@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import wrap_language_model
 from toolformer_dag.model.memory import TokenBudget, is_out_of_memory
-from toolformer_dag.model.requests import LossRequest, ProposalRequest, Sampling
+from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.weights import ModelError
+from toolformer_dag.settings.sections import SamplingSettings
 
 
 @settings(deadline=None)
@@ -50,7 +51,7 @@ def test_one_sequence_too_many_is_an_error_with_a_remedy() -> None:
     def work(batch: list[int]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ModelError, match="with 70 tokens that cannot be parted; lower segment_tokens or k, or use"):
+    with pytest.raises(ModelError, match="a single sequence of 70 tokens; lower segment_tokens or k, or use"):
         TokenBudget(100).run([70], work, lower="segment_tokens or k")
 
 
@@ -87,7 +88,7 @@ def test_the_engine_gives_the_same_rows_on_a_device_with_little_memory(
     judging = [LossRequest(texts[0], i, "Add", "1", str(i)) for i in range(16)]
 
     def rows(engine: Engine) -> tuple[Any, Any]:
-        proposals = engine.propose(prompt, proposing, tau_s=0, k=2, m=2, sampling=Sampling(max_call_tokens=4))
+        proposals = engine.propose(prompt, proposing, tau_s=0, k=2, m=2, sampling=SamplingSettings(max_call_tokens=4))
         return [p.samples for p in proposals], [each.delta for each in engine.losses(judging)]
 
     expected, found = rows(roomy), rows(narrow)
@@ -110,7 +111,7 @@ def test_without_shared_keys_passes_keep_to_the_budget_and_logits_are_made_where
     ]
     try:
         requests = [ProposalRequest(text, "d") for text in texts]
-        engine.propose(prompt, requests, tau_s=0, k=5, m=4, sampling=Sampling(max_call_tokens=4))
+        engine.propose(prompt, requests, tau_s=0, k=5, m=4, sampling=SamplingSettings(max_call_tokens=4))
     finally:
         for hook in hooks:
             hook.remove()
@@ -125,7 +126,7 @@ def test_a_text_that_does_not_fit_into_memory_names_the_settings_that_count(
 ) -> None:
     model = copy.deepcopy(gpt2.language_model.model)
     engine = Engine(wrap_language_model("narrow", model, gpt2.language_model.tokenizer))
-    asked = {"tau_s": 0, "k": 2, "m": 2, "sampling": Sampling(max_call_tokens=4)}
+    asked = {"tau_s": 0, "k": 2, "m": 2, "sampling": SamplingSettings(max_call_tokens=4)}
     engine.propose(prompt, [ProposalRequest(texts[3], "d")], **asked)
     block = model.transformer.h[0]
     block.mlp = Narrow(block.mlp, 16)

@@ -11,9 +11,10 @@ from toolformer_dag.model.attention import NAME
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.heads import CachedHead, RecomputedHead
 from toolformer_dag.model.loading import wrap_language_model
-from toolformer_dag.model.requests import Proposal, ProposalRequest, Sampling, select_positions
+from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
+from toolformer_dag.settings.sections import SamplingSettings
 
-SAMPLING = Sampling(max_call_tokens=12, seed=3)
+SAMPLING = SamplingSettings(max_call_tokens=12, seed=3)
 
 
 def requests_for(texts: tuple[str, ...]) -> list[ProposalRequest]:
@@ -85,7 +86,7 @@ def test_positions_and_samples_without_shared_keys(
 
 
 def test_the_calls_sampled_hold_some_ends(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
-    long = Sampling(max_call_tokens=64)
+    long = SamplingSettings(max_call_tokens=64)
     found = samples(propose(case.engine(), prompt, requests_for(texts), k=4, m=6, sampling=long))
     bodies = [body for *_, body in found]
     assert any(body is not None for body in bodies) and all("]" not in (body or "") for body in bodies)
@@ -127,7 +128,7 @@ def test_what_is_stored_is_not_sampled_again(case: Any, prompt: str, texts: tupl
 def test_seed_and_digest_change_samples(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
     one = samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "a")]))
     assert one != samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "b")]))
-    seeded = Sampling(max_call_tokens=12, seed=4)
+    seeded = SamplingSettings(max_call_tokens=12, seed=4)
     assert one != samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "a")], sampling=seeded))
 
 
@@ -154,7 +155,7 @@ def test_tokens_are_counted_by_kind(cases: Any, prompt: str, texts: tuple[str, .
 
 def test_samples_that_agree_so_far_are_one_sequence(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
     engine = gpt2.engine()
-    cold = Sampling(temperature=0.01, max_call_tokens=6)
+    cold = SamplingSettings(temperature=0.01, max_call_tokens=6)
     found = propose(engine, prompt, requests_for(texts[:1]), k=1, m=9, sampling=cold)[0]
     assert len({each.body for each in found.samples}) == 1
     assert engine.counts.samples <= 6

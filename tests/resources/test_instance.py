@@ -1,36 +1,22 @@
-"""Several processes may be the first to open the instance, and to size its pools."""
+"""The instance of $DAGSTER_HOME or of the project's folder, which several processes may be the first to open."""
 
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-import dagster as dg
-import pytest
+from toolformer_dag.cli.project import shared_instance
 
-from resources.instance import NoShards, set_pool_slots, shard_names, shared_instance
-
-PROCESSES, POOLS = 3, 20
+PROCESSES = 2
 
 
 def begin(root: Path, together: Barrier) -> None:
-    """A process that opens the instance and sizes its pools, each at the same moment as the others."""
+    """Open the instance at the same moment as the other processes."""
     try:
         together.wait()
-        instance = shared_instance(root)
-        for pool in range(POOLS):
-            together.wait()
-            set_pool_slots(instance, f"pool{pool}", 2)
+        shared_instance(root)
     except BaseException:
         together.abort()
         raise
-
-
-def test_an_instance_without_shards_is_told_to_be_another_one():
-    with dg.DagsterInstance.ephemeral() as instance:
-        with pytest.raises(NoShards, match=r"set DAGSTER_HOME to the \.dagster beside toolformer\.toml"):
-            shard_names(instance)
-        instance.add_dynamic_partitions("shards", ["two", "one"])
-        assert shard_names(instance) == ["one", "two"]
 
 
 def test_a_relative_home_counts_from_the_current_folder(tmp_path, monkeypatch):
@@ -40,7 +26,17 @@ def test_a_relative_home_counts_from_the_current_folder(tmp_path, monkeypatch):
     assert (tmp_path / "home" / "dagster.yaml").is_file()
 
 
-def test_the_first_at_once_make_one_instance_and_its_pools(tmp_path, monkeypatch):
+def test_settings_of_the_instance_that_a_person_changed_stay(tmp_path, monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    shared_instance(tmp_path)
+    monkeypatch.delenv("DAGSTER_HOME")
+    file = tmp_path / ".dagster" / "dagster.yaml"
+    file.write_text("telemetry:\n  enabled: false\n")
+    shared_instance(tmp_path)
+    assert file.read_text() == "telemetry:\n  enabled: false\n"
+
+
+def test_the_first_at_once_make_one_instance_whose_pools_have_one_slot(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / ".dagster"))
     context = get_context("spawn")
     together = context.Barrier(PROCESSES)
@@ -52,4 +48,4 @@ def test_the_first_at_once_make_one_instance_and_its_pools(tmp_path, monkeypatch
     assert [one.exitcode for one in running] == [0] * PROCESSES
     instance = shared_instance(tmp_path)
     assert instance.get_runs_count() == 0
-    assert [instance.event_log_storage.get_concurrency_info(f"pool{n}").slot_count for n in range(POOLS)] == [2] * POOLS
+    assert instance.event_log_storage.get_pool_config().default_pool_limit == 1

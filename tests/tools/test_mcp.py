@@ -14,11 +14,12 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.types import Tool as ListedTool
 
+from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.built_in.mcp import Connection
 from toolformer_dag.tools.mcp_session import McpOptions, Session
 from toolformer_dag.tools.registry import ToolError, load_tool
-from toolformer_dag.tools.runner import ToolLimits, run_calls
+from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 
 SERVER = Path(__file__).with_name("mcp_server.py")
@@ -273,7 +274,7 @@ def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
         ({"command": ["/no/such/program"]}, "'/no/such/program' does not start.*run the command by hand"),
         ({"command": [sys.executable, "-c", "pass"]}, "does not start.*Connection closed"),
         ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, bare, later, secret, show, weather"),
-        ({"command": [*PLAIN, "endless"], "start_timeout_s": 2}, "tools has no end.*raise start_timeout_s above 2"),
+        ({"command": [*PLAIN, "endless"], "start_timeout_s": 2}, "tools did not end.*raise start_timeout_s above 2"),
         ({"command": COMMAND, "tool": "bare"}, r"takes x, y; .*arguments = \{ x = \"\{input\}\" \}"),
         ({"command": COMMAND, "tool": "add"}, r"takes a, b, negative; .*arguments = \{ a = \"\{input\}\" \}"),
     ],
@@ -285,7 +286,7 @@ def test_a_server_that_cannot_serve_stops_the_lane(make: Make, options: dict[str
 
 def test_a_list_of_tools_against_the_protocol_stops_the_lane_and_the_server(make: Make, tmp_path: Path) -> None:
     file = tmp_path / "process_id"
-    with pytest.raises(ToolDown, match=r"plain_mcp_server.py broken' .*breaks the protocol.*inputSchema.*mend the"):
+    with pytest.raises(ToolDown, match=r"plain_mcp_server.py broken' .*breaks the protocol.*inputSchema.*fix the"):
         outcomes(make(command=[*TELLS_ITS_ID, str(file), *PLAIN, "broken"]), "Rome", "Oslo")
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.tools.mcp_arguments import (
     BadArgument,
     argument_names,

@@ -1,4 +1,4 @@
-"""The README's tool of one's own, from its section in toolformer.toml to results."""
+"""The how-to's tool of your own, from its section in toolformer.toml to results."""
 
 import datetime
 from pathlib import Path
@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.settings.load import load_settings
+from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import parse_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.registry import check_prompt, load_tool
-from toolformer_dag.tools.runner import ToolLimits, run_calls
+from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "unit_converter"
@@ -69,6 +70,6 @@ def test_no_input_makes_it_raise(converter: Tool, text: str) -> None:
     assert result.reason in (None, "not_a_conversion", "unknown_unit", "cannot_convert")
 
 
-def test_the_readme_shows_the_example_as_it_is() -> None:
-    readme = (EXAMPLE.parents[1] / "README.md").read_text("utf-8")
-    assert (EXAMPLE / "unit_converter.py").read_text("utf-8") in readme
+def test_the_how_to_shows_the_example_as_it_is() -> None:
+    page = (EXAMPLE.parents[1] / "docs" / "howto" / "own-tool.md").read_text("utf-8")
+    assert (EXAMPLE / "unit_converter.py").read_text("utf-8") in page

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from toolformer_dag.lane import lanes
-from toolformer_dag.settings.load import load_settings
+from toolformer_dag.pipeline.plan import lanes
+from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.tools.registry import ToolError, load_tool, load_tools
 
 MODULE = """
@@ -118,18 +118,21 @@ def test_home_is_where_a_tilde_points(folder: Path, use: str, monkeypatch: pytes
         ({"use": "{use}:Echo", "tauf": 1.0}, r"\[tools.echo\] tauf: unknown key; did you mean 'tau_f'\?"),
         ({"use": "{use}:Echo", "loud": "perhaps"}, r"\[tools.echo\] loud: .*correct the value"),
         ({"use": "{use}:Echo", "prompt": "none.txt"}, r"none.txt: the prompt cannot be read"),
-        ({"use": "{use}:Echoo"}, "names no tool"),
-        ({"use": "{use}:NoTool"}, "names no tool"),
-        ({"use": "{use}:Unfinished"}, "names no tool.*defines run"),
+        ({"use": "{use}:Echoo"}, "is not a tool"),
+        ({"use": "{use}:NoTool"}, "is not a tool"),
+        ({"use": "{use}:Unfinished"}, "is not a tool.*defines run"),
         ({"use": "{use}:Nameless"}, r"Nameless does not set name, defaults; .*ToolDefaults"),
         ({"use": "{use}:Numbered"}, "Numbered does not set name; "),
         ({"use": "{use}:Undecided"}, r"Undecided does not set defaults; .*ToolDefaults"),
-        ({"use": "{use}:Failing"}, r"\[tools.echo\]: Failing cannot be made \(ValueError: no licence\); where"),
-        ({"use": "{use}:TwoWords"}, "has the name 'My Echo', which no call can carry"),
-        ({"use": ":Echo"}, r"':Echo' names no module; write use = \"my_package.tools:MyTool\""),
-        ({"use": ".{use}:Echo"}, "names no module"),
+        (
+            {"use": "{use}:Failing"},
+            r"\[tools.echo\]: Failing cannot be constructed \(ValueError: no licence\); its __init__",
+        ),
+        ({"use": "{use}:TwoWords"}, "has the name 'My Echo', which cannot stand in a call"),
+        ({"use": ":Echo"}, r"':Echo' is not a module and a class; write \"my_package.tools:MyTool\""),
+        ({"use": ".{use}:Echo"}, "is not a module and a class"),
         ({"use": "no_such_package.tools:Echo"}, "cannot be imported.*install the package"),
-        ({}, r"no built-in tool 'echo' \(.*mcp.*\); for one of your own add use ="),
+        ({}, r"no built-in tool 'echo' \(.*mcp.*\); for your own tool add use ="),
         ({"use": "../echo"}, "no built-in tool"),
     ],
 )
@@ -145,7 +148,7 @@ def test_mistakes_name_section_reason_and_remedy(
 def test_a_module_that_fails_is_named_with_its_error(folder: Path, use: str, line: str, reason: str) -> None:
     (folder / f"{use}_broken.py").write_text(f"{line}\n")
     with pytest.raises(
-        ToolError, match=rf"use = '{use}_broken:Echo' cannot be imported \({reason}.*; mend {use}_broken"
+        ToolError, match=rf"use = '{use}_broken:Echo' cannot be imported \({reason}.*; fix {use}_broken"
     ):
         load_tool("echo", {"use": f"{use}_broken:Echo"}, root=folder)
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.texts.calls import Call, PlacedCall, splice, take_out
 from toolformer_dag.tools.options import ToolOptions
-from toolformer_dag.tools.runner import FAILURES_IN_A_ROW, Runner, ToolLimits, run_calls
+from toolformer_dag.tools.runner import FAILURES_IN_A_ROW, Runner, run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
 
 SOON = ToolLimits(timeout_s=0.2, retries=2, backoff_s=0.01)

@@ -82,9 +82,9 @@ def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     [
         (b'{"title": "A", "text": "b"}\nnot json\n', "line 2"),
         (b'{"title": "A"}\n', "'text'"),
-        (b'{"title": "A", "text": 3}\n', "must be texts"),
+        (b'{"title": "A", "text": 3}\n', "must be strings"),
         (b"[1]\n", "line 1"),
-        (b'{"wikipedia_title": "A", "wikipedia_id": 1, "text": "no list"}\n', "no list"),
+        (b'{"wikipedia_title": "A", "wikipedia_id": 1, "text": "no list"}\n', "text a list"),
         (b'{"wikipedia_title": "A", "wikipedia_id": 1, "text": [null]}\n', "line 1"),
     ],
 )

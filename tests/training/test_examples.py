@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.training.sequences import batch_order, examples, steps_of, windows
+from toolformer_dag.settings.sections import TrainingSettings
+from toolformer_dag.training.sequences import batch_order, examples, training_steps, windows
 from toolformer_dag.training.trainer import device_batch
-from toolformer_dag.training.training_run import TrainingError, TrainingSettings
+from toolformer_dag.training.training_run import TrainingError
 
 
 @given(st.lists(st.integers(), min_size=2, max_size=60), st.integers(2, 20))
@@ -43,7 +44,7 @@ def test_the_string_of_a_special_token_ends_no_example(tiny_model: Callable[...,
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=80), st.integers(1, 16), st.integers(1, 4), st.integers(0, 9))
 def test_every_sequence_is_in_every_epoch(lengths: list[int], batch_size: int, epochs: int, seed: int) -> None:
-    steps = steps_of(len(lengths), batch_size, 10_000, epochs)
+    steps = training_steps(len(lengths), batch_size, 10_000, epochs)
     order = batch_order(lengths, batch_size, steps, seed)
     assert len(order) == steps * batch_size
     counts = Counter(order)
@@ -63,10 +64,10 @@ def test_batches_hold_like_lengths_in_shuffled_order() -> None:
 
 
 def test_the_run_ends_with_epochs_or_steps() -> None:
-    assert steps_of(100, 32, 2000, None) == 2000
-    assert steps_of(100, 32, 2000, 3) == 12
-    assert steps_of(100, 32, 5, 3) == 5
-    assert steps_of(1, 32, 2000, 0.1) == 1
+    assert training_steps(100, 32, 2000, None) == 2000
+    assert training_steps(100, 32, 2000, 3) == 12
+    assert training_steps(100, 32, 5, 3) == 5
+    assert training_steps(1, 32, 2000, 0.1) == 1
 
 
 def test_a_batch_is_shared_exactly() -> None:

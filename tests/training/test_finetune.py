@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,14 +19,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.language_model.conftest import tiny
 from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.loading import LanguageModel, load_language_model
 from toolformer_dag.model.weights import ModelError
-from toolformer_dag.settings.sections import Model
+from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.trainer import prepare, token_perplexity
 from toolformer_dag.training.training_report import read_report
-from toolformer_dag.training.training_run import TrainingError, TrainingSettings, partial_folder, run_identity
+from toolformer_dag.training.training_run import TrainingError, partial_folder, run_identity
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
 HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]
@@ -39,12 +38,12 @@ import os, signal, sys
 from toolformer_dag.training.__main__ import main
 from pathlib import Path
 import toolformer_dag.training.trainer as watch
-step = watch.Watch.on_step_end
+step = watch.ProgressCallback.on_step_end
 def dies(self, args, state, control, **rest):
     if state.global_step == 7:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, args, state, control, **rest)
-watch.Watch.on_step_end = dies
+watch.ProgressCallback.on_step_end = dies
 main(Path(sys.argv[1]))
 """
 OWN_CODE = """
@@ -57,12 +56,12 @@ class OwnModel(GPTJForCausalLM):
 
 
 @pytest.fixture(scope="module")
-def base(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> Model:
+def base(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> ModelSettings:
     folder = tmp_path_factory.mktemp("base") / "model"
     tiny = tiny_model("gptj", bos=True)
     tiny.model.save_pretrained(folder)
     tiny.tokenizer.save_pretrained(folder)
-    return Model(name=str(folder))
+    return ModelSettings(name=str(folder))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -86,7 +85,7 @@ def perplexity_by_hand(folder: Path, texts: list[str]) -> float:
     return float(torch.tensor(losses).mean().exp())
 
 
-def job(folder: Path, base: Model, settings: dict[str, object], out: Path) -> Path:
+def job(folder: Path, base: ModelSettings, settings: dict[str, object], out: Path) -> Path:
     for name, texts in (("texts", TEXTS), ("heldout", HELDOUT)):
         (folder / name).write_text("".join(json.dumps(text) + "\n" for text in texts))
     file = folder / "job.json"
@@ -95,7 +94,7 @@ def job(folder: Path, base: Model, settings: dict[str, object], out: Path) -> Pa
     return file
 
 
-def test_best_checkpoint_is_published(base: Model, tmp_path: Path) -> None:
+def test_best_checkpoint_is_published(base: ModelSettings, tmp_path: Path) -> None:
     steps = []
     report = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out", lambda done, total: steps.append((done, total)))
     assert steps == [(step, 12) for step in range(1, 13)]
@@ -110,7 +109,7 @@ def test_best_checkpoint_is_published(base: Model, tmp_path: Path) -> None:
     assert load_language_model(str(tmp_path / "out"), device="cpu").model.config.use_cache
 
 
-def test_held_out_texts_decide_which_checkpoint_wins(base: Model, tmp_path: Path) -> None:
+def test_held_out_texts_decide_which_checkpoint_wins(base: ModelSettings, tmp_path: Path) -> None:
     """Held-out texts unlike the training texts grow less likely while training goes on."""
     unlike = ["zzz qqq xxx " * 5]
     report = finetune(base, TEXTS, unlike, SETTINGS, tmp_path / "out")
@@ -119,7 +118,7 @@ def test_held_out_texts_decide_which_checkpoint_wins(base: Model, tmp_path: Path
     assert perplexity_by_hand(tmp_path / "out", unlike) == pytest.approx(report.perplexity, rel=1e-4)
 
 
-def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: Model, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: ModelSettings, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = finetune(base, TEXTS, HELDOUT, SETTINGS, out)
     written = (out / "model.safetensors").stat().st_mtime_ns
@@ -135,7 +134,7 @@ def fields(settings: TrainingSettings) -> dict[str, object]:
     return {**settings.determining(), "device_batch_size": settings.device_batch_size}
 
 
-def test_accumulated_batches_train_the_same_model(base: Model, tmp_path: Path) -> None:
+def test_accumulated_batches_train_the_same_model(base: ModelSettings, tmp_path: Path) -> None:
     finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "whole")
     small = TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 3})  # 2 at a time: the largest that divides 8
     finetune(base, TEXTS, HELDOUT, small, tmp_path / "accumulated")
@@ -143,7 +142,8 @@ def test_accumulated_batches_train_the_same_model(base: Model, tmp_path: Path) -
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 2e-3
 
 
-def test_a_killed_run_goes_on_and_gives_the_same_weights(base: Model, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_killed_run_goes_on_and_gives_the_same_weights(base: ModelSettings, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     file = job(tmp_path, base, {"batch_size": 8, "learning_rate": 1e-2, "max_steps": 12, "eval_steps": 4}, out)
     command = [sys.executable, "-c", KILLED, str(file)]
@@ -160,23 +160,23 @@ def test_a_killed_run_goes_on_and_gives_the_same_weights(base: Model, tmp_path: 
     assert not list(tmp_path.glob("*.partial-*"))
 
 
-def test_a_full_disk_is_named_and_the_run_goes_on_later(base: Model, tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_run_goes_on_later(base: ModelSettings, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        with pytest.raises(TrainingError, match=r"weights in .*partial-.* cannot be written .*; free space"):
+        with pytest.raises(TrainingError, match=r"weights in .*partial-.* cannot be written .*; free disk space"):
             finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out").steps == 12
 
 
-def test_checkpoints_of_another_run_are_refused(base: Model, tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_are_refused(base: ModelSettings, tmp_path: Path) -> None:
     identity = dict(run_identity(base, TEXTS, HELDOUT, SETTINGS))
     folder = partial_folder(tmp_path / "out", fingerprint(identity))
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({**identity, "texts": "0" * 16}))
-    with pytest.raises(TrainingError, match=r"differs in texts; .* remove the folder"):
+    with pytest.raises(TrainingError, match=r"differs in texts; remove the folder"):
         finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
 
 
@@ -189,7 +189,7 @@ def test_the_window_of_the_attention_shortens_no_sequence(
     config = tmp_path / "base" / "config.json"
     windowed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
     config.write_text(json.dumps(json.loads(config.read_text()) | windowed))
-    prepared = prepare(Model(name=str(tmp_path / "base")), TEXTS, HELDOUT, SETTINGS, tmp_path / "run", None)
+    prepared = prepare(ModelSettings(name=str(tmp_path / "base")), TEXTS, HELDOUT, SETTINGS, tmp_path / "run", None)
     assert prepared.train.split == 0 and max(map(len, prepared.train.sequences)) > 8
 
 
@@ -197,14 +197,14 @@ def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path
     nested = tiny("gemma3")
     nested.model.save_pretrained(tmp_path / "base")
     nested.tokenizer.save_pretrained(tmp_path / "base")
-    settings = replace(SETTINGS, max_steps=2, eval_steps=1)
-    report = finetune(Model(name=str(tmp_path / "base")), TEXTS, HELDOUT, settings, tmp_path / "out")
+    settings = SETTINGS.model_copy(update={"max_steps": 2, "eval_steps": 1})
+    report = finetune(ModelSettings(name=str(tmp_path / "base")), TEXTS, HELDOUT, settings, tmp_path / "out")
     assert report.steps == 2
     [written] = generate(load_language_model(str(tmp_path / "out"), device="cpu"), ["Ada had"], {}, max_new_tokens=2)
     assert written.tokens <= 2 and written.reason is None
 
 
-def test_nothing_to_train_on_is_an_error(base: Model, tmp_path: Path) -> None:
+def test_nothing_to_train_on_is_an_error(base: ModelSettings, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="lower tau_f"):
         finetune(base, [], HELDOUT, SETTINGS, tmp_path / "out")
 
@@ -229,10 +229,13 @@ def with_code(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_job_starts_from_the_pinned_revision_with_the_code_that_comes_with_it(base: Model, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_job_starts_from_the_pinned_revision_with_the_code_that_comes_with_it(
+    base: ModelSettings, tmp_path: Path
+) -> None:
     hub_cache(tmp_path / "hub", {"main": Path(base.name), "pinned": with_code(Path(base.name), tmp_path / "coded")})
     once = {"batch_size": 8, "learning_rate": 1e-2, "max_steps": 1, "eval_steps": 1}
-    pinned = Model(name="made/model", revision="pinned", trust_remote_code=True)
+    pinned = ModelSettings(name="made/model", revision="pinned", trust_remote_code=True)
     file = job(tmp_path, pinned, once, tmp_path / "out")
     caches = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_MODULES_CACHE": str(tmp_path / "code"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "toolformer_dag.training", str(file)]
@@ -245,19 +248,21 @@ def test_a_job_starts_from_the_pinned_revision_with_the_code_that_comes_with_it(
 
 
 def test_another_revision_is_another_run() -> None:
-    pinned = Model(name="gpt2", revision="abc")
+    pinned = ModelSettings(name="gpt2", revision="abc")
     assert run_identity(pinned, TEXTS, HELDOUT, SETTINGS)["base"] == {"id": "gpt2", "revision": "abc"}
-    assert run_identity(pinned, TEXTS, HELDOUT, SETTINGS) != run_identity(Model(name="gpt2"), TEXTS, HELDOUT, SETTINGS)
+    assert run_identity(pinned, TEXTS, HELDOUT, SETTINGS) != run_identity(
+        ModelSettings(name="gpt2"), TEXTS, HELDOUT, SETTINGS
+    )
 
 
-def test_a_base_that_cannot_be_loaded_is_named_with_the_remedy(base: Model, tmp_path: Path) -> None:
-    coded = Model(name=str(with_code(Path(base.name), tmp_path / "coded")))
+def test_a_base_that_cannot_be_loaded_is_named_with_the_remedy(base: ModelSettings, tmp_path: Path) -> None:
+    coded = ModelSettings(name=str(with_code(Path(base.name), tmp_path / "coded")))
     with pytest.raises(ModelError, match=r"coded.*trust_remote_code"):
         finetune(coded, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
 
 
 def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_no_checkpoint_back(
-    base: Model, tmp_path: Path
+    base: ModelSettings, tmp_path: Path
 ) -> None:
     """Both are common in models of the hub; one failed when a checkpoint was saved, the other when it was loaded."""
     folder = tmp_path / "base"
@@ -267,12 +272,13 @@ def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     tokenizer.save_pretrained(folder)
     once = TrainingSettings(batch_size=8, device_batch_size=8, max_steps=1, eval_steps=1)
-    finetune(Model(name=str(folder)), TEXTS, HELDOUT, once, tmp_path / "out")
+    finetune(ModelSettings(name=str(folder)), TEXTS, HELDOUT, once, tmp_path / "out")
     reloaded = load_language_model(str(tmp_path / "out"), dtype="float32", device="cpu")
     assert len(reloaded.tokenizer) > reloaded.model.get_input_embeddings().num_embeddings
 
 
-def test_two_processes_train_what_one_does(base: Model, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_two_processes_train_what_one_does(base: ModelSettings, tmp_path: Path) -> None:
     settings = {"batch_size": 8, "device_batch_size": 4, "learning_rate": 1e-2, "max_steps": 3, "eval_steps": 3}
     file = job(tmp_path, base, settings, tmp_path / "two")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

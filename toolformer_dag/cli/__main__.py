@@ -1,5 +1,5 @@
 """`python -m toolformer_dag.cli`: the same as `toolformer-dag`."""
 
-from toolformer_dag.cli.app import app
+from toolformer_dag.cli import app
 
 app()

@@ -1,14 +1,22 @@
-"""`toolformer-dag embedded`: the made web and the model that come with the package."""
+"""`toolformer-dag embedded`: write the small web; train, evaluate and compare the embedded model."""
 
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.study import evaluate, scaling
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
 
-app = typer.Typer(help="The made web and the embedded model: write, train, evaluate.", no_args_is_help=True)
+if TYPE_CHECKING:
+    import polars as pl
+
+    from embedded_model.effect_study import Measured, Study
+
+
+app = typer.Typer(help="The small web and the embedded model: write, train, evaluate.", no_args_is_help=True)
 
 
 @app.command()
@@ -45,8 +53,8 @@ def train(
     from embedded_model.network import SHAPES, EmbeddedTraining
     from embedded_model.train import PretrainingProgress
     from embedded_model.train import train as run
-    from toolformer_dag.checkpoints import model_name
-    from toolformer_dag.settings.sections import Model
+    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.settings.sections import ModelSettings
 
     if size is not None and start is not None:
         raise UserError(f"--size {size} and --start contradict each other: the size is that of {start}")
@@ -57,7 +65,7 @@ def train(
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
     settings = EmbeddedTraining(shape=SHAPES[size or "2M"], steps=steps, seed=seed)
-    begin = None if start is None else Path(model_name(Model(name=start)))
+    begin = None if start is None else Path(model_name(ModelSettings(name=start)))
     typer.echo(run(settings, folder, real_text or (), show, processes, begin))
 
 
@@ -71,11 +79,88 @@ def mean(
     Example: toolformer-dag embedded mean better/ embedded my_model/
     """
     from embedded_model.export import mean_model
-    from toolformer_dag.checkpoints import model_name
-    from toolformer_dag.settings.sections import Model
+    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.settings.sections import ModelSettings
 
-    typer.echo(mean_model([Path(model_name(Model(name=name))) for name in models], folder))
+    typer.echo(mean_model([Path(model_name(ModelSettings(name=name))) for name in models], folder))
 
 
-app.command()(evaluate)
-app.command()(scaling)
+@app.command()
+def evaluate(
+    folder: Annotated[
+        Path, typer.Argument(help="Where the lines of the seeds are kept; what ran there is not run again.")
+    ],
+    model: Annotated[str, typer.Option(help="`embedded`, or a base model made by `embedded train`.")] = "embedded",
+    seeds: Annotated[int, typer.Option(min=1, help="Whole lines, each with pages and questions of its own.")] = 3,
+    documents: Annotated[int, typer.Option(min=1, help="Pages of each line.")] = 3600,
+    questions: Annotated[int, typer.Option(min=1, help="Per tool and set of wordings, for each seed.")] = 100,
+    texts: Annotated[int, typer.Option(min=2, help="Texts per tool for the probes of the base model.")] = 200,
+    real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards and passages, held out in part.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Seeds at a time.")] = 2,
+) -> None:
+    """Probe the base model, run the line for every seed, and print what the finetuned models answer.
+
+    Example: toolformer-dag embedded evaluate study/ --seeds 1 --documents 400 --questions 50 --texts 50
+    """
+    import polars as pl
+
+    from embedded_model.effect_study import Study
+    from embedded_model.probes import as_markdown
+    from embedded_model.probes import evaluate as probe
+    from embedded_model.real_text import load_real_text
+    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.pipeline.process_pool import end_with_parent
+    from toolformer_dag.settings.sections import ModelSettings
+
+    paths = tuple(path.absolute() for path in real_text or ())
+    named = str(Path(model).absolute()) if Path(model).is_dir() else model
+    study = Study(named, seeds, documents, questions, paths)
+    load_real_text(paths, held_out=True)  # a wrong path is told now, not after hours
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
+        pending = [pool.submit(_seed, folder.absolute(), study, seed) for seed in range(seeds)]
+        typer.echo(as_markdown(probe(Path(model_name(ModelSettings(name=named))), paths, texts)))
+        found = [one.result() for one in pending]
+    outcomes = pl.concat([one.outcomes for one in found])
+    _show(outcomes, pl.concat([one.plain for one in found]))
+
+
+@app.command()
+def scaling(
+    figure: Annotated[Path, typer.Argument(help="Where the SVG is written.")],
+    studies: Annotated[list[Path], typer.Argument(help="Folders of `embedded evaluate`, one for each size.")],
+) -> None:
+    """Draw what models of several sizes answer with tools and without.
+
+    Example: toolformer-dag embedded scaling scaling.svg study-small/ study/
+    """
+    from embedded_model.study_tables import scaling_figure, scaling_table
+    from toolformer_dag.evaluation.accuracy_tables import markdown
+
+    table = scaling_table(studies)
+    figure.write_text(scaling_figure(table), "utf-8")
+    typer.echo(markdown(table.pivot("tool", index=["parameters", "condition"], values="accuracy")))
+
+
+def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
+    """In a process of its own: a line has its own Dagster instance."""
+    from embedded_model.effect_study import measure
+    from toolformer_dag.cli.project import Project
+
+    settings = study.line(folder, seed)
+    os.environ["DAGSTER_HOME"] = str(settings.root / ".dagster")
+    Project.of(settings).run(training=True).raise_for_failures()
+    return measure(settings, study, seed)
+
+
+def _show(outcomes: "pl.DataFrame", plain: "pl.DataFrame") -> None:
+    from embedded_model.study_tables import accuracy_table, calls_table, perplexity_table, right_tool_table
+    from toolformer_dag.evaluation.accuracy_tables import markdown
+
+    tables = {
+        "Questions answered right, in per cent (95 % interval)": accuracy_table(outcomes),
+        "The right tool was called, in per cent": right_tool_table(outcomes),
+        "Any tool was called, in per cent": calls_table(outcomes),
+        "Held-out text, tools disabled": perplexity_table(plain),
+    }
+    for title, table in tables.items():
+        typer.echo(f"{title}\n\n{markdown(table)}")

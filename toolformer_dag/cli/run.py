@@ -1,21 +1,207 @@
-"""`toolformer-dag run`: the whole line, or what of it is not fresh yet."""
+"""The commands that start Dagster: `run`, `stale`, `demo` and `ui`."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.options import Config, Profile, Set, Shards, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, settings_of
+from toolformer_dag.files import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from toolformer_dag.cli.project import Project, RunReport
+    from toolformer_dag.settings.sections import Settings
 
 
-def run(config: Config = None, profile: Profile = None, shards: Shards = None, set: Set = None) -> None:
+First = Annotated[int | None, typer.Option(min=1, help="Take only the first N shards through the line, for a look.")]
+Again = Annotated[list[str] | None, typer.Option(help="Make the rows of this shard anew, from its file on.")]
+
+
+def run(
+    config: Config = None,
+    profile: Profile = None,
+    shards: Shards = None,
+    set: Set = None,
+    first: First = None,
+    again: Again = None,
+) -> None:
     """Materialize everything that is missing or stale, training and evaluation included.
 
     Example: toolformer-dag run --profile embedded --shards 'crawl/en_head_*.json.gz' --set tools.calculator.tau_f=0.8
     """
-    from resources.line import Line
-    from toolformer_dag.cli.progress import shown
+    project = _project(config, profile, shards, set, first)
+    report = _run(project, again or (), training=True)
+    spent = f"{report.tokens:,} tokens went through the model, {report.calls:,} tool calls were made."
+    report.raise_for_failures()
+    typer.echo(f"{len(report.ran)} assets ran; {spent}" if report.ran else "Everything is fresh: nothing ran.")
 
-    line = Line.of(settings_of(config, profile, set, shards))
-    with shown() as announce:
-        outcome = line.bring_up_to_date(training=True, announce=announce)
-    line.raise_for(outcome)
-    spent = f"{outcome.spent.tokens:,} tokens went through the model, {outcome.spent.calls:,} tool calls were made."
-    typer.echo(f"{len(outcome.ran)} assets ran; {spent}" if outcome.ran else "Everything is fresh: nothing ran.")
+
+def stale(
+    run: Annotated[bool, typer.Option("--run", help="Run what is stale, then only what truly changed.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Say what changed since the stored rows were made.")] = False,
+    config: Config = None,
+    profile: Profile = None,
+    shards: Shards = None,
+    set: Set = None,
+    first: First = None,
+    again: Again = None,
+) -> None:
+    """List the stale assets, one key per line.
+
+    `--run` leaves training and evaluation to `toolformer-dag run`: that is a person's decision.
+
+    Example: toolformer-dag stale --why
+    """
+    project = _project(config, profile, shards, set, first)
+    if run:
+        report = _run(project, again or (), training=False)
+        for name in report.ran:
+            typer.echo(f"ran {name}")
+        report.raise_for_failures()
+        return
+    found = project.stale()
+    for asset in found:
+        typer.echo(asset.name)
+        for reason in asset.reasons.lines if why else ():
+            typer.echo(f"    {reason}")
+    if not found:
+        typer.echo("Nothing is stale.")
+
+
+def _project(
+    config: Path | None, profile: str | None, shards: list[str] | None, pairs: list[str] | None, first: int | None
+) -> "Project":
+    from toolformer_dag.cli.project import Project
+
+    limit = [] if first is None else [f"corpus.first={first}"]
+    return Project.of(settings_of(config, profile, [*(pairs or ()), *limit], shards))
+
+
+def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
+    from toolformer_dag.cli.terminal import shown
+    from toolformer_dag.pipeline.stages import table_outputs
+    from toolformer_dag.pipeline.update import withdraw
+
+    for shard in again:
+        if shard not in project.plan.shards:
+            raise UserError(f"--again {shard}: there is no such shard; `select shard from documents` lists them")
+        withdraw(table_outputs(project.plan), shard)
+    if others := project.others():
+        typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
+    with shown():
+        return project.run(training)
+
+
+FUNNEL = """
+pivot (select tool, step, what, count from funnel)
+on step in (1, 2, 3, 4, 5, 6, 7, 9) using sum(count) group by tool order by tool
+"""
+STEPS = ("tool", "documents", "texts", "samples", "calls", "with a result", "that help", "kept", "texts in C*")
+TABLE_2 = """
+pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))
+on tau_f using coalesce(sum(examples), 0) group by tool order by tool
+"""
+CHANCE = """
+pivot (
+    select tool, tau_f, calls || ' (' || coalesce(by_chance::varchar, 'not measured') || ')' as kept
+    from swapped_statistics where tau_f in (0.5, 1.0, 2.0)
+)
+on tau_f using any_value(kept) group by tool order by tool
+"""
+EXAMPLES = """
+with judged as (
+    select loss.*, kept.tool is not null as kept
+    from loss_deltas as loss left join filtered_calls as kept using (tool, digest, segment, position, sample)
+        join lanes using (tool)
+    where kept.tool is not null or loss.delta < lanes.tau_f
+), ranked as (
+    select *, row_number() over (partition by tool, kept order by hash(digest, position, sample)) as number from judged
+)
+select kept, tool, input, left(result, 40) as result, round(loss_empty, 2) as "L(empty)", round(loss_call, 2) as "L(c)",
+       round(loss_result, 2) as "L(c, r)", round(delta, 2) as delta
+from ranked where number = 1 qualify row_number() over (partition by kept order by hash(digest, position)) <= 3
+order by kept desc, delta desc
+"""
+NEXT = """Where to go next
+  make ui                                        the asset graph, its plots and its runs: http://127.0.0.1:3000
+  {bin}/toolformer-dag sql "from filter_statistics"
+  {bin}/toolformer-dag sql "from kept_at(0.8)"
+  change tau_f under [tools.calculator] in toolformer.toml, then {bin}/toolformer-dag stale --run
+  {bin}/toolformer-dag run --shards 'my/ccnet/*.json.gz'"""
+
+
+def demo(config: Config = None, set: Set = None) -> None:
+    """Run the whole line with the embedded profile, then print its tables. A second time nothing runs.
+
+    Example: toolformer-dag demo
+    """
+    run(config=config, profile="embedded", shards=None, set=set)
+    settings = settings_of(config, "embedded", set)
+    for title, rows in _tables(settings):
+        typer.echo(f"\n{title}")
+        typer.echo(_plain(rows))
+    typer.echo("\n" + NEXT.format(bin=Path(".venv/bin")))
+
+
+def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
+    from toolformer_dag.evaluation.measurements import read_accuracy
+    from toolformer_dag.lake.warehouse import query
+
+    warehouse = settings.paths.warehouse
+    return [
+        ("Funnel: what is left after each stage", _named(query(warehouse, FUNNEL))),
+        ("Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0", query(warehouse, TABLE_2)),
+        ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance: with results of other documents)", query(warehouse, CHANCE)),
+        ("Three kept and three rejected calls, with their losses", query(warehouse, EXAMPLES)),
+        ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(settings.paths.lake)),
+    ]
+
+
+def _named(funnel: "pl.DataFrame") -> "pl.DataFrame":
+    return funnel.rename(dict(zip(funnel.columns, STEPS, strict=True)))
+
+
+def _plain(rows: "pl.DataFrame") -> str:
+    import polars as pl
+
+    with pl.Config(
+        tbl_rows=-1,
+        tbl_cols=-1,
+        fmt_str_lengths=44,
+        tbl_hide_dataframe_shape=True,
+        tbl_width_chars=160,
+        tbl_hide_column_data_types=True,
+        tbl_formatting="ASCII_HORIZONTAL_ONLY",
+    ):
+        return str(rows)
+
+
+def ui(
+    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1.")] = 3000,
+    config: Config = None,
+) -> None:
+    """Start the Dagster UI and stop it with Ctrl-C; SIGTERM stops it alike. Runs that were killed are ended first.
+
+    Example: toolformer-dag ui --port 3000
+    """
+    from resources.live_runs import end_dead_runs
+    from toolformer_dag.cli.project import shared_instance
+    from toolformer_dag.cli.web_server import serve
+    from toolformer_dag.settings.settings_file import settings_file
+
+    root = settings_of(config, None, None).root
+    end_dead_runs(shared_instance(root))  # opened here: webserver and daemon would both make its databases
+    for stop in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this with `&` hands on an ignored Ctrl-C
+        signal.signal(stop, signal.default_int_handler)
+    file = settings_file(config)
+    named = {"TOOLFORMER_CONFIG": str(file)} if file.exists() else {}
+    try:
+        code = serve(root, port, os.environ | named)
+    except KeyboardInterrupt:
+        code = 0
+    raise typer.Exit(code)

@@ -1,1 +1,1 @@
-"""Decoding with tools: a model calls a tool in the middle of a sentence and goes on (paper, sections 2 and 4.2)."""
+"""Decoding with tools: the model calls a tool inside a sentence and continues (paper, sections 2 and 4.2)."""

@@ -1,32 +1,32 @@
-"""Decoding with tools, as in section 4.2 of the paper: greedy, top-k trigger, one call per input."""
+"""Decode greedily with tools: top-k trigger, at most one call per input (paper, section 4.2)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from toolformer_dag.decoding.generation import Generation, MadeCall, OpenCall, run_open_calls
-from toolformer_dag.decoding.row_batches import DecodingBatch, Way, choose_way
+from toolformer_dag.decoding.generation import DecodedCall, Generation, OpenCall, run_open_calls
+from toolformer_dag.decoding.row_batches import BatchMethod, DecodingBatch, choose_batch_method
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, Vocabulary
 from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.texts.calls import API_END, API_START, Call, format_call
-from toolformer_dag.tools.runner import ToolLimits
 from toolformer_dag.tools.tool import Tool
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
 
 
 @torch.inference_mode()
-def write(language_model: LanguageModel, way: Way, rows: Sequence[DecodingRow]) -> None:
-    """Writes every row until it stops. What comes out does not depend on which rows share a batch."""
+def decode_rows(language_model: LanguageModel, method: BatchMethod, rows: Sequence[DecodingRow]) -> None:
+    """Decode every row until it stops. The result does not depend on which rows share a batch."""
     open_rows = sorted((row for row in rows if row.stop is None), key=lambda row: len(row.prefix))
-    for batch in _batches(open_rows, way.rows, language_model.positions):
-        _write_batch(way.kind(language_model, [row.prefix for row in batch]), batch)
+    for batch in _batches(open_rows, method.rows, language_model.positions):
+        _decode_batch(method.kind(language_model, [row.prefix for row in batch]), batch)
 
 
 def _batches(rows: Sequence[DecodingRow], most: int, positions: int) -> Iterator[list[DecodingRow]]:
-    """Rows in order of length, as many at once as the limits allow, `most` of them.
+    """Cut rows, sorted by length, into batches of at most `most` rows and BATCH_TOKENS tokens.
 
-    A row that may come to its context's end is alone: padding beside it would grow beyond.
+    A row that may reach the end of the context gets its own batch: beside it, padding would exceed the context.
     """
     batch: list[DecodingRow] = []
     for row in rows:
@@ -40,18 +40,18 @@ def _batches(rows: Sequence[DecodingRow], most: int, positions: int) -> Iterator
         yield batch
 
 
-def _write_batch(batch: DecodingBatch, rows: list[DecodingRow]) -> None:
+def _decode_batch(batch: DecodingBatch, rows: list[DecodingRow]) -> None:
     while True:
         tokens = _next_tokens(batch, rows)
         for row, token in zip(rows, tokens, strict=True):
-            row.take(token)
-        going = [at for at, row in enumerate(rows) if row.stop is None]
-        if not going:
+            row.append(token)
+        active = [at for at, row in enumerate(rows) if row.stop is None]
+        if not active:
             return
-        if len(going) < len(rows):
-            batch.keep(going)
-        rows = [rows[at] for at in going]
-        batch.step([tokens[at] for at in going])
+        if len(active) < len(rows):
+            batch.keep(active)
+        rows = [rows[at] for at in active]
+        batch.step([tokens[at] for at in active])
 
 
 def _next_tokens(batch: DecodingBatch, rows: Sequence[DecodingRow]) -> list[int]:
@@ -68,9 +68,9 @@ def _next_tokens(batch: DecodingBatch, rows: Sequence[DecodingRow]) -> list[int]
 
 
 def _is_likely(batch: DecodingBatch, at: int, start: Sequence[int], k: int) -> bool:
-    """Whether ` [` is among the k most likely next tokens of a row, given that its first token is.
+    """Return whether ` [` is among the k most likely next tokens of a row, given that its first token is.
 
-    Where ` [` is several tokens its probability is their product, and it competes with every token but its own first.
+    The probability of several tokens is their product. It is compared with every token but the first of ` [`.
     """
     if len(start) == 1:
         return True
@@ -92,16 +92,17 @@ def generate(
     limits: Mapping[str, ToolLimits] | None = None,
     max_call_tokens: int = 64,
 ) -> list[Generation]:
-    """One Generation per prompt. `tools` and `limits` are by name in the text; `contexts`: ISO dates for the calendar.
+    """Decode each prompt greedily with at most one call; return a Generation per prompt (paper, section 4.2).
 
-    A call begins when ` [` is among the k most likely next tokens (k = 1 is plain greedy, k = 0 and `disabled` set the
-    probability of ` [` to 0, as it is after the first call). At `->` (in the text, whatever the tokens) the row leaves
-    its batch; the calls of all rows are run together; then e(c, r) takes the place of what was written, tokenized as in
-    C*, and decoding goes on. A call without a result is closed as e(c), one that is no call as ` [...]`.
+    - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
+      the probability of ` [` to 0, as it is after the first call.
+    - At `->` in the text, the row leaves its batch. The calls of all rows run together. Then e(c, r), tokenized as in
+      C*, replaces the open call, and decoding continues.
+    - A call without a result is closed as e(c); text that is not a call is closed as ` [...]`.
+    - With `withheld` tools, the tokens after ` [` are limited to the names of the other tools.
 
-    While tools are withheld, the name after ` [` is constrained: only tokens with which it can still become the name of
-    a tool that is not withheld. `max_new_tokens` bounds what is written outside of the call, `max_call_tokens` the call
-    up to `->`; both end where the context is full.
+    `tools` and `limits` have the names in the text as keys. `contexts` are ISO dates for the calendar.
+    `max_new_tokens` limits the text outside the call, `max_call_tokens` the call up to `->`; the context limits both.
     """
     names = [name for name in tools if name not in withheld] if withheld else None
     rules = DecodingRules(Vocabulary(language_model), k, max_call_tokens, names)
@@ -109,17 +110,17 @@ def generate(
     encoding = language_model.encoding
     prefixes = [encoding.bos + text.ids for text in encoding.texts(prompts)]
     rows = [DecodingRow(rules, ids, max_new_tokens, _room(language_model, ids), may_call) for ids in prefixes]
-    way = choose_way(language_model)
-    write(language_model, way, rows)
+    method = choose_batch_method(language_model)
+    decode_rows(language_model, method, rows)
     opened = {at: _open_call(row, contexts[at] if contexts else "") for at, row in enumerate(rows) if row.in_call}
-    made = dict(zip(opened, run_open_calls(list(opened.values()), tools, withheld, limits or {}), strict=True))
-    rest = {at: _continued(language_model, rows[at], call) for at, call in made.items()}
-    write(language_model, way, list(rest.values()))
-    return [_generation(row, made.get(at), rest.get(at)) for at, row in enumerate(rows)]
+    calls = dict(zip(opened, run_open_calls(list(opened.values()), tools, withheld, limits or {}), strict=True))
+    rest = {at: _continued(language_model, rows[at], call) for at, call in calls.items()}
+    decode_rows(language_model, method, list(rest.values()))
+    return [_generation(row, calls.get(at), rest.get(at)) for at, row in enumerate(rows)]
 
 
-def call_text(call: MadeCall) -> str:
-    """e(c, r); e(c) for a call without a result; what was written, closed, where that is no call."""
+def call_text(call: DecodedCall) -> str:
+    """Return e(c, r), e(c) without a result, or the closed text where it is not a call."""
     if not call.tool:
         return f"{API_START}{call.input}{API_END}"
     return format_call(Call(call.tool, call.input), call.result)
@@ -133,15 +134,15 @@ def _open_call(row: DecodingRow, context: str) -> OpenCall:
     return OpenCall(row.body_text(), str(row.stop), context)
 
 
-def _continued(language_model: LanguageModel, row: DecodingRow, call: MadeCall) -> DecodingRow:
-    """The row that goes on after the closed call."""
+def _continued(language_model: LanguageModel, row: DecodingRow, call: DecodedCall) -> DecodingRow:
+    """Return the row that continues after the closed call."""
     prefix = row.prefix + row.written + language_model.encoding.calls([call_text(call)])[0]
     return DecodingRow(row.rules, prefix, row.budget - len(row.written), _room(language_model, prefix), may_call=False)
 
 
-def _generation(row: DecodingRow, call: MadeCall | None, rest: DecodingRow | None) -> Generation:
+def _generation(row: DecodingRow, call: DecodedCall | None, rest: DecodingRow | None) -> Generation:
     before, tokens = row.written_text(), row.tokens()
     if call is None or rest is None:
-        return Generation(before, before, (), tokens, row.refusal())
+        return Generation(before, before, (), tokens, row.rejection())
     after = rest.written_text()
     return Generation(before + call_text(call) + after, before + after, (call,), tokens + rest.tokens())

@@ -1,4 +1,4 @@
-"""Rows that are written together: with a cache where that gives the model's own numbers, else without."""
+"""Decode rows in batches: with a cache where it reproduces the model's own logits, else without."""
 
 import copy
 import inspect
@@ -13,52 +13,52 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache
 
-from toolformer_dag.model.loading import TOLERANCES, TRIAL, LanguageModel, agrees, own_logits, tried
+from toolformer_dag.model.loading import CHECK_TOKENS, TOLERANCES, LanguageModel, agrees, logits_or_none, own_logits
 
 
 class DecodingBatch(ABC):
-    """Sequences of different lengths, to be used in inference mode.
+    """Sequences of different lengths; use it in inference mode.
 
-    `scores` [rows, vocabulary], float32, are those of what comes next in each row.
+    `scores` [rows, V], float32: the logits of each row's next token.
     """
 
     scores: torch.Tensor
 
     @abstractmethod
     def __init__(self, language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> None:
-        """Runs the sequences."""
+        """Run the sequences."""
 
     @abstractmethod
     def step(self, tokens: Sequence[int]) -> None:
-        """Appends one token to each row."""
+        """Append a token to each row."""
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
-        """Drops every other row."""
+        """Drop all other rows."""
 
     @abstractmethod
     def branch(self, row: int) -> "DecodingBatch":
-        """One row alone, which may go on without this batch."""
+        """Copy a row to a batch of its own."""
 
     def ranks(self, token: int) -> list[int]:
-        """By row: how many tokens are more likely than `token`."""
+        """Return, by row, how many tokens are more likely than `token`."""
         ranks: list[int] = (self.scores > self.scores[:, token, None]).sum(-1).tolist()
         return ranks
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Pairs of a row and a token that may not come next in it."""
+        """Forbid pairs of a row and its next token."""
         if places:
             rows, tokens = zip(*places, strict=True)
             self.scores[list(rows), list(tokens)] = -torch.inf
 
     def permit(self, row: int, tokens: Sequence[int]) -> None:
-        """Every other token may not come next in the row."""
+        """Forbid all but these next tokens in a row."""
         permitted = self.scores[row, list(tokens)]
         self.scores[row] = -torch.inf
         self.scores[row, list(tokens)] = permitted
 
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
-        """Of `tokens`, one after the other, as what comes next in one row; nothing is appended."""
+        """Compute the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
         branch = self.branch(row)
         total = 0.0
         for at, token in enumerate(tokens):
@@ -69,7 +69,7 @@ class DecodingBatch(ABC):
 
 
 class CachedBatch(DecodingBatch):
-    """Rows are padded on the left; padding is masked and takes no position."""
+    """Rows with a key-value cache, padded on the left; padding is masked and takes no position."""
 
     def __init__(self, language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> None:
         self._model = language_model.model
@@ -81,19 +81,19 @@ class CachedBatch(DecodingBatch):
         self.scores = self._forward(self._rows([[0] * (longest - len(ids)) + list(ids) for ids in sequences]))
 
     def step(self, tokens: Sequence[int]) -> None:
-        """Appends one token to each row."""
+        """Append a token to each row."""
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         self.scores = self._forward(self._rows([[token] for token in tokens]))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drops every other row, and its share of the cache."""
+        """Drop all other rows and their part of the cache."""
         index = torch.tensor(rows, device=self._device)
-        self._cache.reorder_cache(index)  # every kind of layer can, a linear attention too
+        self._cache.reorder_cache(index)  # supported by every kind of layer, linear attention too
         self._mask = self._mask[index]
         self.scores = self.scores[index]
 
     def branch(self, row: int) -> "CachedBatch":
-        """One row alone, with a cache of its own."""
+        """Copy a row, with its cache, to a batch of its own."""
         branch = copy.copy(self)
         branch._cache = copy.deepcopy(self._cache)
         branch.keep([row])
@@ -118,7 +118,7 @@ class CachedBatch(DecodingBatch):
 
 
 class RecomputedBatch(DecodingBatch):
-    """For models that keep no keys (Mamba, RWKV), or whose cache does not give their own numbers."""
+    """Rows recomputed in full: for models without keys (Mamba, RWKV) or with a cache that changes the logits."""
 
     def __init__(self, language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> None:
         self._model = language_model.model
@@ -126,17 +126,17 @@ class RecomputedBatch(DecodingBatch):
         self.scores = self._forward()
 
     def step(self, tokens: Sequence[int]) -> None:
-        """Appends one token to each row."""
+        """Append a token to each row."""
         self._sequences = [[*ids, token] for ids, token in zip(self._sequences, tokens, strict=True)]
         self.scores = self._forward()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drops every other row."""
+        """Drop all other rows."""
         self._sequences = [self._sequences[row] for row in rows]
         self.scores = self.scores[list(rows)]
 
     def branch(self, row: int) -> "RecomputedBatch":
-        """One row alone."""
+        """Copy a row to a batch of its own."""
         branch = copy.copy(self)
         branch.keep([row])
         return branch
@@ -147,57 +147,57 @@ class RecomputedBatch(DecodingBatch):
 
 _log = logging.getLogger(__name__)
 BATCH_ROWS = 64
-UNLIKE = (TRIAL[:7], TRIAL[2:5])
-"""Two sequences of unlike length: the shorter one is padded where they are run together."""
+CHECK_SEQUENCES = (CHECK_TOKENS[:7], CHECK_TOKENS[2:5])
+"""Sequences of different length, so that the shorter is padded in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How rows are written, and how many of them at once."""
+class BatchMethod:
+    """The batch class for a model, and the most rows in a batch."""
 
     kind: type[DecodingBatch]
     rows: int
 
 
-_WAYS: WeakKeyDictionary[LanguageModel, Way] = WeakKeyDictionary()
+_METHODS: WeakKeyDictionary[LanguageModel, BatchMethod] = WeakKeyDictionary()
 
 
-def choose_way(language_model: LanguageModel) -> Way:
-    """Rows of unlike length together where that gives the model's own logits, else each alone, else without a cache.
+def choose_batch_method(language_model: LanguageModel) -> BatchMethod:
+    """Choose the fastest batch method that reproduces the model's own logits; each model is checked once.
 
-    A model is tried once.
+    Tried in order: cached rows of different length together, cached rows alone, recomputed rows.
     """
-    if language_model not in _WAYS:
-        _WAYS[language_model] = _way(language_model)
-    return _WAYS[language_model]
+    if language_model not in _METHODS:
+        _METHODS[language_model] = _choose_batch_method(language_model)
+    return _METHODS[language_model]
 
 
 @torch.inference_mode()
-def _way(language_model: LanguageModel) -> Way:
-    if _right(language_model, UNLIKE):
-        return Way(CachedBatch, BATCH_ROWS)
-    if all(_right(language_model, [sequence]) for sequence in UNLIKE):
-        return Way(CachedBatch, 1)
+def _choose_batch_method(language_model: LanguageModel) -> BatchMethod:
+    if _reproduces_logits(language_model, CHECK_SEQUENCES):
+        return BatchMethod(CachedBatch, BATCH_ROWS)
+    if all(_reproduces_logits(language_model, [sequence]) for sequence in CHECK_SEQUENCES):
+        return BatchMethod(CachedBatch, 1)
     name = language_model.name
-    _log.warning("a cache does not give the numbers of %r; it is run whole for every token, which is slow", name)
-    return Way(RecomputedBatch, BATCH_ROWS)
+    _log.warning("the cache of %r changes its logits; every token is recomputed in full, which is slow", name)
+    return BatchMethod(RecomputedBatch, BATCH_ROWS)
 
 
-def _right(language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> bool:
-    expected = _written(RecomputedBatch, language_model, sequences)
-    found = tried(partial(_written, CachedBatch, language_model, sequences))
+def _reproduces_logits(language_model: LanguageModel, sequences: Sequence[Sequence[int]]) -> bool:
+    expected = _decoded_logits(RecomputedBatch, language_model, sequences)
+    found = logits_or_none(partial(_decoded_logits, CachedBatch, language_model, sequences))
     return agrees(expected, found, TOLERANCES[language_model.model.dtype])
 
 
-def _written(
+def _decoded_logits(
     kind: type[DecodingBatch], language_model: LanguageModel, sequences: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """[steps, vocabulary]: the last row's logits while it is written, first beside the others and then alone."""
+    """Return logits [steps, V] of the last row, first in the batch and then alone."""
     batch = kind(language_model, sequences)
     scores = [batch.scores]
-    batch.branch(0).step(TRIAL[:1])  # which some models note in themselves and not in the cache
-    batch.step([TRIAL[7]] * len(sequences))
+    batch.branch(0).step(CHECK_TOKENS[:1])  # some models keep this state outside the cache
+    batch.step([CHECK_TOKENS[7]] * len(sequences))
     scores.append(batch.scores)
     batch.keep([len(sequences) - 1])
-    batch.step([TRIAL[8]])
+    batch.step([CHECK_TOKENS[8]])
     return torch.cat([*scores, batch.scores])

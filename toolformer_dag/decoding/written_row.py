@@ -1,4 +1,4 @@
-"""One row while it is written: what may come next, and when a call begins, closes and ends it."""
+"""The state of a row during decoding: its permitted tokens, its call, and why it stops."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from toolformer_dag.texts.calls import API_END, RESULT_ARROW
 
 
 class Vocabulary:
-    """`start`: the tokens of ` [`; `ends`: tokens that end a text."""
+    """A tokenizer for decoding. `start`: the tokens of ` [`; `ends`: the tokens that end a text."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self._tokenizer = language_model.tokenizer
@@ -19,11 +19,11 @@ class Vocabulary:
         self._permitted: dict[frozenset[str], list[int]] = {}
 
     def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
-        """What `ids` write after `context`: a leading space, and characters of several tokens, come out right."""
+        """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
         return self._decode([*context, *ids])[len(self._decode(context)) :]
 
     def name_tokens(self, written: str, names: Collection[str]) -> list[int]:
-        """Tokens after which `written` is still the beginning of `Name(`, or goes past it, for one of `names`."""
+        """Return the tokens that can extend `written` towards or beyond `Name(` for one of `names`."""
         rests = frozenset(f"{name}("[len(written) :] for name in names if f"{name}(".startswith(written))
         if rests not in self._permitted:
             self._permitted[rests] = [
@@ -35,7 +35,7 @@ class Vocabulary:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """By token id, behind ` [` (alone, some tokenizers drop a leading space); special tokens write no name."""
+        """The text of each token behind ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
         special, before = set(self._tokenizer.all_special_ids), len(self._decode(self.start))
         return [
             "" if token in special else self._decode([*self.start, token])[before:]
@@ -50,17 +50,17 @@ class Vocabulary:
 def _ends(language_model: LanguageModel) -> frozenset[int]:
     whole: Any = language_model.model.config
     found = [getattr(config, "eos_token_id", None) for config in (whole, whole.get_text_config())]
-    listed = [token for one in found for token in (one if isinstance(one, list) else [one])]
+    listed = [token for ids in found for token in (ids if isinstance(ids, list) else [ids])]
     return frozenset(token for token in [*listed, language_model.tokenizer.eos_token_id] if token is not None)
 
 
-HALF = "\ufffd"
-"""What the bytes of an unfinished character decode to."""
+INCOMPLETE = "\ufffd"
+"""The text that the bytes of an incomplete character decode to."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingRules:
-    """What holds for all rows. k = 0: no calls. `names`: the tools that may be named, None for no constraint."""
+    """Rules for all rows. k = 0: no calls. `names`: the tools that may be called; None for no constraint."""
 
     vocabulary: Vocabulary
     k: int
@@ -70,12 +70,14 @@ class DecodingRules:
 
 @dataclass(slots=True)
 class DecodingRow:
-    """`prefix`: tokens that stand fixed, the prompt's among them; `budget`: tokens it may write outside of a call;
-    `room`: tokens that the context still holds.
+    """A row during decoding.
 
-    `written`: tokens written before a call, or all; `body`: the tokens of an open call after ` [`, None while there is
-    none; `forced`: tokens that come next whatever the model says; `barred`: ` [` may not come next. `stop`: None while
-    it is being written, `arrow`, `no_arrow`, `no_end` or `end_of_text` in a call, `done` outside of one.
+    - `prefix`: the fixed tokens, including the prompt.
+    - `budget`: the most tokens outside a call; `room`: the tokens that the context still has space for.
+    - `may_call`: whether a call may start.
+    - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call, else None.
+    - `forced`: the next tokens, whatever the model's scores; `call_forbidden`: whether ` [` may not come next.
+    - `stop`: None during decoding; `arrow`, `no_arrow`, `no_end` or `end_of_text` in a call; else `done`.
     """
 
     rules: DecodingRules
@@ -86,7 +88,7 @@ class DecodingRow:
     written: list[int] = field(default_factory=list)
     body: list[int] | None = None
     forced: list[int] = field(default_factory=list)
-    barred: bool = False
+    call_forbidden: bool = False
     stop: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,48 +97,49 @@ class DecodingRow:
 
     @property
     def in_call(self) -> bool:
-        """Whether it stopped, or stands, inside of a call."""
+        """Return whether the row is, or stopped, inside a call."""
         return self.body is not None
 
     @property
     def may_begin_call(self) -> bool:
-        """Whether ` [` may come next, and the context has room for all of it."""
+        """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
         return self.may_call and self.body is None and not self.forced and fits
 
-    def refusal(self) -> str | None:
-        """Why nothing could be written at all; None where something could."""
+    def rejection(self) -> str | None:
+        """Return why nothing could be written; None otherwise."""
         if not self.prefix:
             return "empty_prompt"
         return "does_not_fit" if self.room <= 0 else None
 
     def tokens(self) -> int:
-        """How many tokens were written, those of an open call included."""
+        """Count the tokens written, including an open call."""
         call = 0 if self.body is None else len(self.rules.vocabulary.start) + len(self.body)
         return len(self.written) + call
 
     def written_text(self) -> str:
-        """What was written outside of the call."""
+        """Return the text written outside the call."""
         return self.rules.vocabulary.text(self.written, self.prefix)
 
     def body_text(self) -> str:
-        """What was written after ` [`."""
+        """Return the text written after ` [`."""
         return self.rules.vocabulary.text(self.body or [], self.rules.vocabulary.start)
 
     def forbidden(self) -> list[int]:
-        """Tokens that may not come next: the last of ` [` where the others stand and no call may begin."""
+        """Return forbidden next tokens: the last of ` [` after its others, where no call may start."""
         start = self.rules.vocabulary.start
         begun = start[:-1]
         before = [*self.prefix[-len(start) :], *self.written]
         if self.body is not None or before[len(before) - len(begun) :] != begun:
             return []
         cut = bool(begun) and self._inside_character(self.written[: -len(begun)])
-        return [] if self.may_call and not self.barred and not cut else [start[-1]]
+        return [] if self.may_call and not self.call_forbidden and not cut else [start[-1]]
 
     def permitted(self) -> list[int] | None:
-        """The only tokens that may come next, None for all: in a call whose tool's name is not written yet.
+        """Return the permitted next tokens; None where all are permitted.
 
-        Where no token leads to a name any more (bytes that are no text took one back), all may come.
+        Tokens are limited inside a call until the tool's name is complete. All are permitted where no token leads to a
+        name: incomplete bytes may have removed a character.
         """
         if self.body is None or self.rules.names is None:
             return None
@@ -144,17 +147,17 @@ class DecodingRow:
         return None if "(" in name else self.rules.vocabulary.name_tokens(name, self.rules.names) or None
 
     def begin_call(self) -> None:
-        """` [` comes next; where a character is half written, it may not: no call stands inside of one."""
+        """Force ` [` as the next tokens; inside an incomplete character, forbid it instead."""
         if self._inside_character(self.written):
-            self.barred = True
+            self.call_forbidden = True
         else:
             self.forced = list(self.rules.vocabulary.start)
 
-    def take(self, token: int) -> None:
-        """Writes a token and decides whether that ends the row or opens a call."""
-        self.forced, self.barred = self.forced[1:], False
+    def append(self, token: int) -> None:
+        """Append a token, and stop the row or open a call where it does so."""
+        self.forced, self.call_forbidden = self.forced[1:], False
         if self.body is not None:
-            self._take_in_call(self.body, token)
+            self._append_in_call(self.body, token)
         elif token in self.rules.vocabulary.ends:
             self.stop = "done"
         else:
@@ -169,7 +172,7 @@ class DecodingRow:
         elif len(self.written) >= min(self.budget, self.room) and not self.forced:
             self.stop = "done"
 
-    def _take_in_call(self, body: list[int], token: int) -> None:
+    def _append_in_call(self, body: list[int], token: int) -> None:
         if token in self.rules.vocabulary.ends:
             self.stop = "end_of_text"
             return
@@ -184,7 +187,7 @@ class DecodingRow:
 
     def _inside_character(self, written: list[int]) -> bool:
         vocabulary = self.rules.vocabulary
-        return vocabulary.text(written, vocabulary.start).endswith(HALF)
+        return vocabulary.text(written, vocabulary.start).endswith(INCOMPLETE)
 
     def _room_in_call(self) -> int:
         return self.room - len(self.written) - len(self.rules.vocabulary.start)

@@ -1,1 +1,1 @@
-"""Measuring a model with and without its tools: questions, rules, accuracy, perplexity (paper, section 4.2 and 4.3)."""
+"""Evaluate a model with and without tools: benchmarks, accuracy, perplexity (paper, sections 4.2 and 4.3)."""

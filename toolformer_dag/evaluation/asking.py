@@ -1,4 +1,4 @@
-"""Asking models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2)."""
+"""Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,21 +6,19 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from toolformer_dag.checkpoints import checkpoint_folder, load_identified
-from toolformer_dag.decoding.generation import DECODING, TOOL_DOWN, Generation, MadeCall
+from toolformer_dag.decoding.generation import DECODING, TOOL_DOWN, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
-from toolformer_dag.lane import Lane
-from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.settings.settings import Settings
-from toolformer_dag.stages import tool_results
-from toolformer_dag.stages.chunks import chunked
-from toolformer_dag.stages.report import silent
-from toolformer_dag.storage.errors import StorageError
-from toolformer_dag.storage.lake import Lake
-from toolformer_dag.storage.rows import RowStore
+from toolformer_dag.files import StorageError
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.model.loading import LanguageModel, load_identified
+from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.tool_results import result_settings
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.tools.tool import LOST
+from toolformer_dag.training.training_report import checkpoint_folder
 
 NO_CALLS = 0
 """k of a disabled model."""
@@ -34,9 +32,9 @@ Found = TypeVar("Found")
 def compared(
     settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Found]]
 ) -> Iterator[Found]:
-    """What `measure` finds for the base model, for M + C, and for Toolformer disabled and with tools.
+    """Yield the results of `measure` for the base model, M + C, and Toolformer disabled and with tools.
 
-    Each model is loaded when the one before is out of memory, as long as `measure` keeps none.
+    Models are loaded in turn, and only a single model is in memory unless `measure` keeps a reference.
     """
     finetuned, baseline = (str(checkpoint_folder(settings, f"{name}_checkpoint")) for name in ("finetuned", "baseline"))
     yield from measure(load_identified(settings.model), [BASE])
@@ -48,8 +46,11 @@ def compared(
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """`language_model`: one of `load_identified`. `k` as in decoding. `withheld`: tools, by name in the text, that are
-    not called where `lanes` has them.
+    """A model with the settings under which it is asked.
+
+    - `language_model`: loaded by `load_identified`.
+    - `k`: as in decoding.
+    - `withheld`: names, in the text, of tools that may not be called.
     """
 
     settings: Settings
@@ -59,9 +60,9 @@ class Asking:
     withheld: frozenset[str]
 
     def identity(self) -> dict[str, Any]:
-        """What determines a text beside its prompt and context; tools count where a call can begin.
+        """Return what determines a generation besides prompt and context; tools are included for k > 0.
 
-        Raises ValueError for a model without an identity: its texts would be taken for those of another.
+        Raises ValueError for a model without an identity: its generations could not be told from another model's.
         """
         if not self.language_model.identity:
             raise ValueError(f"{self.language_model.name} has no identity; load it with load_identified")
@@ -73,12 +74,12 @@ class Asking:
             **written,
             "k": self.k,
             "max_call_tokens": self.settings.sampling.max_call_tokens,
-            "tools": {lane.key: tool_results.settings(lane) for lane in self.lanes},
+            "tools": {lane.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),
         }
 
     def write(self, prompts: Sequence[str], contexts: Sequence[str]) -> list[Generation]:
-        """One per prompt; `contexts`: ISO dates for the calendar, else empty."""
+        """Generate a text per prompt; `contexts` are ISO dates for the calendar, else empty."""
         return generate(
             self.language_model,
             prompts,
@@ -97,7 +98,7 @@ class Asking:
 
 
 GENERATIONS = "evaluation/generations"
-CHUNK = 256  # prompts that a killed run loses
+CHUNK = 256  # prompts per write: a killed run loses at most these
 KEY = ("prompt", "context")
 CALL = ("tool", "input", "result", "call_reason")
 ROW = pl.Schema(
@@ -106,52 +107,52 @@ ROW = pl.Schema(
 
 
 def generation_store(lake: Lake, asking: Asking) -> RowStore:
-    """The rows of everything that this model wrote in this way. Raises WriteError."""
+    """Open the store of all generations with the identity of `asking`. Raises WriteError."""
     return lake.rows(GENERATIONS, asking.identity(), KEY, ROW)
 
 
 def generations(store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion]) -> list[Generation]:
-    """One per question, in order; the model writes what `store` lacks.
+    """Return a generation per question, in order; generate those that are not in `store`.
 
-    What was written while a call was lost (time limit, connection, outage) is returned, not stored, so the next run
-    tries it again. Raises StorageError, WriteError.
+    Generations with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
+    Raises StorageError, WriteError.
     """
     pairs = [(question.prompt, question.context) for question in questions]
-    asked = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
-    missing = asked.join(store.stored(asked), on=KEY, how="anti", maintain_order="left")
-    written = [_written(store, asking, chunk) for chunk in chunked(missing, CHUNK, silent)]
-    found = dict(_read(pl.concat([*written, store.stored(asked)])))
-    if damaged := asked.height - len(found):
-        raise StorageError(f"{damaged} rows of {store.name} were damaged while they were read; run again")
+    requested = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
+    missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
+    generated = [_generated(store, asking, missing[at : at + CHUNK]) for at in range(0, missing.height, CHUNK)]
+    found = dict(_read(pl.concat([*generated, store.stored(requested)])))
+    if damaged := requested.height - len(found):
+        raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
     return [found[pair] for pair in pairs]
 
 
-def _written(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
-    """A row per prompt, stored but for those with a lost call."""
+def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
+    """Generate a row per prompt and store the rows without a lost call."""
     prompts, contexts = (chunk[name].to_list() for name in KEY)
-    made = asking.write(prompts, contexts)
-    rows = [_row(*one) for one in zip(prompts, contexts, made, strict=True)]
+    texts = asking.write(prompts, contexts)
+    rows = [_row(*each) for each in zip(prompts, contexts, texts, strict=True)]
     frame = pl.DataFrame(rows, schema=ROW, orient="row")
     lost = pl.col("call_reason").str.starts_with(LOST) | (pl.col("call_reason") == TOOL_DOWN)
     store.append(frame.filter(~lost.fill_null(False)))
     return frame
 
 
-def _row(prompt: str, context: str, made: Generation) -> tuple[object, ...]:
-    call = made.calls[0] if made.calls else None  # decoding makes one at the most
-    said = (call.tool, call.input, call.result, call.reason) if call else (None,) * len(CALL)
-    return prompt, context, made.text, made.plain, *said, made.tokens, made.reason
+def _row(prompt: str, context: str, generation: Generation) -> tuple[object, ...]:
+    call = generation.calls[0] if generation.calls else None  # decoding allows a single call
+    fields = (call.tool, call.input, call.result, call.reason) if call else (None,) * len(CALL)
+    return prompt, context, generation.text, generation.plain, *fields, generation.tokens, generation.reason
 
 
 def _read(rows: pl.DataFrame) -> Iterator[tuple[tuple[str, str], Generation]]:
-    for prompt, context, text, plain, tool, *said, tokens, reason in rows.iter_rows():
-        calls = () if tool is None else (MadeCall(tool, *said),)
+    for prompt, context, text, plain, tool, *fields, tokens, reason in rows.iter_rows():
+        calls = () if tool is None else (DecodedCall(tool, *fields),)
         yield (prompt, context), Generation(text, plain, calls, tokens, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedBenchmark:
-    """One outcome per question, in order. `store`: the row store in which the lake keeps what the model wrote."""
+    """An outcome per question, in order; `store` is the name of the row store of the generations."""
 
     outcomes: list[QuestionOutcome]
     store: str
@@ -160,16 +161,15 @@ class AskedBenchmark:
 def benchmark_outcomes(
     settings: Settings, lanes: Sequence[Lane], model: LanguageModel, condition: Condition, benchmark: Benchmark
 ) -> AskedBenchmark:
-    """The tools of all `lanes` may be called, but those that the benchmark withholds.
+    """Ask a model a benchmark's questions; it may call the tools of all `lanes` that are not withheld.
 
-    What the lake of `settings` has from an earlier run is judged again and not written again. Raises StorageError,
-    WriteError.
+    Generations in the lake from earlier runs are reused and judged again. Raises StorageError, WriteError.
     """
     asking = Asking(settings, lanes, model, condition.k, benchmark.withheld)
     store = generation_store(Lake(settings.paths.lake), asking)
     keys = {lane.tool.name: lane.key for lane in lanes}
-    made = zip(benchmark.questions, generations(store, asking, benchmark.questions), strict=True)
-    return AskedBenchmark([_outcome(benchmark, condition, keys, *pair) for pair in made], store.name)
+    pairs = zip(benchmark.questions, generations(store, asking, benchmark.questions), strict=True)
+    return AskedBenchmark([_outcome(benchmark, condition, keys, *pair) for pair in pairs], store.name)
 
 
 def _outcome(

@@ -1,4 +1,4 @@
-"""Benchmarks: questions, and the rules by which answers are judged (section 4.2). Imports no torch."""
+"""Benchmarks: questions, and the rules that judge answers (paper, section 4.2). Imports no torch."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,11 @@ from unicodedata import normalize
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkQuestion:
-    """`prompt` is continued by the model; any of `answers` is right.
+    """A question whose `prompt` the model continues; any of `answers` is right.
 
-    `tool`: the key of the tool that it is made for, empty where none is; `context`: ISO date that the calendar gives,
-    else empty; `wording`: what the prompt was made from.
+    - `tool`: the key of the tool that the question targets, else empty.
+    - `context`: the ISO date for the calendar, else empty.
+    - `wording`: the template or type of the question.
     """
 
     prompt: str
@@ -23,14 +24,15 @@ class BenchmarkQuestion:
 
 
 Rule = Callable[[str, Sequence[str]], bool]
-"""What was written (calls taken out) and the right answers -> whether it is right."""
+"""(output without calls, right answers) -> whether the output is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`withheld`: tools, by name in the text, that may not be called because they would make it trivial.
+    """Questions with their rule.
 
-    `left_out`: records of the source that made no question, by reason.
+    - `withheld`: names, in the text, of tools that may not be called because they would make the benchmark trivial.
+    - `left_out`: the number of the source's records without a question, by reason.
     """
 
     name: str
@@ -43,40 +45,40 @@ class Benchmark:
 LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
 SIGN = r"(?:(?<!\w)[-\u2212])?"  # not the hyphen of `COVID-19`
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|{SIGN}\.\d+")
-EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not that of `width=300` or `?id=77`
+EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not the `=` in `width=300` or `?id=77`
 WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+(?:(?<!\d)[+#]+)?")
 HALF_A_HUNDREDTH = Decimal("0.005")
 
 
 def in_first_five_words(output: str, answers: Sequence[str]) -> bool:
-    """LAMA, TempLAMA and Dateset."""
+    """Judge LAMA, TempLAMA and Dateset."""
     return in_first_words(output, answers, LAMA_WORDS)
 
 
 def in_first_twenty_words(output: str, answers: Sequence[str]) -> bool:
-    """WebQuestions, Natural Questions and TriviaQA."""
+    """Judge WebQuestions, Natural Questions and TriviaQA."""
     return in_first_words(output, answers, QUESTION_WORDS)
 
 
 def in_first_ten_words(output: str, answers: Sequence[str]) -> bool:
-    """MLQA."""
+    """Judge MLQA."""
     return in_first_words(output, answers, MLQA_WORDS)
 
 
 def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
-    """Whether one of `answers` stands within the first `words` words of `output`; an empty one stands nowhere."""
+    """Return whether any of `answers` occurs within the first `words` words of `output`; empty answers do not."""
     written = _words(" ".join(output.split()[:words]))
     return any(_holds(written, _words(answer)) for answer in answers)
 
 
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
-    """ASDiv, SVAMP and MAWPS."""
+    """Judge ASDiv, SVAMP and MAWPS: compare the predicted number with the answers, within 0.005."""
     found = predicted_number(output)
     return found is not None and any(abs(found - number) <= HALF_A_HUNDREDTH for number in map(_number, answers))
 
 
 def predicted_number(output: str) -> Decimal | None:
-    """The first number; where the output holds an equation (`5+3=8`), the first number after its `=` (footnote 7)."""
+    """Return the first number, or the first number after `=` of an equation such as `5+3=8` (footnote 7)."""
     equals = EQUALS.search(output)
     found = (NUMBER.search(output, equals.end()) if equals else None) or NUMBER.search(output)
     return _number(found[0]) if found else None

@@ -1,4 +1,4 @@
-"""Which benchmarks there are, and those that the settings name beside the synthetic world's questions."""
+"""The known benchmarks, and the benchmarks that the settings choose besides the synthetic world's questions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from toolformer_dag.evaluation.knowledge_benchmarks import (
     web_questions,
 )
 from toolformer_dag.evaluation.mathematics import asdiv, mawps, svamp
-from toolformer_dag.settings.sections import Evaluation
+from toolformer_dag.settings.sections import EvaluationSettings
 from toolformer_dag.synthetic.phenomena import questions
 from toolformer_dag.synthetic.web import VERSION
 
@@ -32,24 +32,24 @@ READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
     "mlqa": mlqa,
     "dateset": lambda _: [dateset()],
 }
-"""What each reader is given: `lama`, `mawps`, `mlqa` a folder, `dateset` nothing that matters, the others a file."""
-MADE = ("dateset",)
-READING = 5  # raised by hand when the same files would give other questions, or the same output another verdict
+"""Readers by name: `lama`, `mawps` and `mlqa` read a folder, `dateset` ignores its path, the others read a file."""
+GENERATED = ("dateset",)
+READING = 5  # raise this when the same files would give other questions, or the same output another judgement
 
 
 def read_benchmark(name: str, path: Path) -> list[Benchmark]:
-    """The benchmark of that name (several where it has subsets or languages). Raises BenchmarkError."""
-    _refuse_unknown(name)
+    """Read a benchmark; the list has an entry per subset or language. Raises BenchmarkError."""
+    _check_known(name)
     return READERS[name](path)
 
 
 def benchmark_identity(name: str, path: Path) -> str:
-    """A hash of the benchmark's files; `made` for one that has none. Raises BenchmarkError."""
-    _refuse_unknown(name)
-    return "made" if name in MADE else content(path)
+    """Return a hash of the benchmark's files, or `made` for a generated benchmark. Raises BenchmarkError."""
+    _check_known(name)
+    return "made" if name in GENERATED else content(path)
 
 
-def _refuse_unknown(name: str) -> None:
+def _check_known(name: str) -> None:
     if name not in READERS:
         raise BenchmarkError(f"there is no benchmark {name!r}; known: {', '.join(READERS)}")
 
@@ -58,27 +58,33 @@ WITHHELD = {"wiki_search": frozenset({"QA"})}
 
 
 def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
-    """`n` questions for the tool of that key, judged like the paper's mathematics or LAMA; search goes without QA."""
-    asked = tuple(
-        BenchmarkQuestion(one.prompt, (one.answer,), one.tool, one.date.isoformat() if one.date else "", one.wording)
-        for one in questions(seed, tool, n, wordings)
+    """Generate `n` questions for a tool; the calculator's are judged like mathematics, all others like LAMA.
+
+    QA is withheld from the questions for WikiSearch.
+    """
+    generated = tuple(
+        BenchmarkQuestion(each.prompt, (each.answer,), each.tool, str(each.date or ""), each.wording)
+        for each in questions(seed, tool, n, wordings)
     )
     rule = number_is_right if tool == "calculator" else in_first_five_words
-    return Benchmark(f"{tool} ({wordings})", asked, rule, WITHHELD.get(tool, frozenset()))
+    return Benchmark(f"{tool} ({wordings})", generated, rule, WITHHELD.get(tool, frozenset()))
 
 
-def chosen_benchmarks(section: Evaluation, tools: Sequence[str]) -> list[Benchmark]:
-    """The made world's questions for each of the tools, then the paper's benchmarks. Raises BenchmarkError."""
-    made = [synthetic_benchmark(tool, section.questions, section.seed, "seen") for tool in tools if section.questions]
-    named = [one for name, path in section.benchmarks.items() for one in read_benchmark(name, path)]
-    for one in named:
-        if not one.questions:
-            raise BenchmarkError(f"{one.name} has no question ({dict(one.left_out)}); give the benchmark's own files")
-    return made + named
+def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list[Benchmark]:
+    """Return the synthetic world's benchmark of each tool, then the chosen benchmarks. Raises BenchmarkError."""
+    asked_tools = tools if section.questions else ()
+    synthetic = [synthetic_benchmark(tool, section.questions, section.seed, "seen") for tool in asked_tools]
+    chosen = [each for name, path in section.benchmarks.items() for each in read_benchmark(name, path)]
+    for each in chosen:
+        if not each.questions:
+            raise BenchmarkError(
+                f"{each.name} has no questions ({dict(each.left_out)}); give the benchmark's own files"
+            )
+    return synthetic + chosen
 
 
-def chosen_identity(section: Evaluation) -> Mapping[str, object]:
-    """What the questions depend on. Raises BenchmarkError for an unknown benchmark, or one without its files."""
+def chosen_identity(section: EvaluationSettings) -> Mapping[str, object]:
+    """Return what determines the questions. Raises BenchmarkError for an unknown benchmark or missing files."""
     files = {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()}
-    made = {"questions": section.questions, "seed": section.seed, "world": VERSION}
-    return {**made, "benchmarks": files, "reading": READING}
+    synthetic = {"questions": section.questions, "seed": section.seed, "world": VERSION}
+    return {**synthetic, "benchmarks": files, "reading": READING}

@@ -1,9 +1,11 @@
-"""Dateset: questions that need the current date (appendix D, Table 11).
+"""Generate Dateset: questions that need the current date (appendix D, Table 11).
 
-Where the paper leaves it open: current dates lie in 2013 to 2022; past and future dates are 1 to 1,461 days away; of a
-template's variants every current date gets the same number, give or take one, drawn without replacement. Numbers are of
-whole units; "ago" counts from the current date, and a unit of which there are none is not asked there. (The sizes of
-Table 11 would also come out as all variants over 200 dates; the text says 500.)
+Choices where the paper gives no details:
+
+- Current dates lie in 2013 to 2022; past and future dates are 1 to 1,461 days away.
+- All current dates get the same number of a template's variants, up to a difference of 1, drawn without replacement.
+- Distances are in whole units. "ago" counts from the current date and skips units with a distance of 0.
+- There are 500 current dates, as in the text. All variants over 200 dates would also give the sizes of Table 11.
 """
 
 from calendar import monthrange
@@ -21,7 +23,7 @@ JUNETEENTH_SINCE = 2021
 
 
 def holidays(year: int) -> dict[str, date]:
-    """Name -> day on which it falls that year (not the day on which it is observed), in the order of the year."""
+    """Return the holidays of a year in order, by name; the day itself, not the day of observance."""
     days = {
         "New Year's Day": date(year, 1, 1),
         "Martin Luther King Jr. Day": _nth(year, 1, MONDAY, 3),
@@ -39,7 +41,7 @@ def holidays(year: int) -> dict[str, date]:
 
 
 def _nth(year: int, month: int, weekday: int, n: int) -> date:
-    """The n-th such weekday of the month; the 0-th is the last one before the month."""
+    """Return the n-th such weekday of the month; n = 0 is the last before the month."""
     first = date(year, month, 1)
     return first + timedelta(days=(weekday - first.weekday()) % 7 + 7 * (n - 1))
 
@@ -48,14 +50,14 @@ UNITS = ("days", "weeks", "months", "years")
 
 
 def whole_units(early: date, late: date, unit: str) -> int:
-    """How many whole units pass from `early` to `late` (not before it)."""
+    """Count the whole units from `early` to `late`, which must not be before `early`."""
     days = (late - early).days
     months = 12 * (late.year - early.year) + late.month - early.month - (late.day < early.day)
     return {"days": days, "weeks": days // 7, "months": months, "years": months // 12}[unit]
 
 
 def back(day: date, count: int, unit: str) -> date:
-    """The date `count` units before `day`; a day that its month lacks becomes the month's last."""
+    """Return the date `count` units before `day`; a day that its month lacks becomes the month's last."""
     if unit in ("days", "weeks"):
         return day - timedelta(days=count * (7 if unit == "weeks" else 1))
     months = 12 * day.year + day.month - 1 - count * (12 if unit == "years" else 1)
@@ -71,7 +73,7 @@ RELATIVE = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorr
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """A current date with the past and the future date that go with it."""
+    """A current date with a past and a future date."""
 
     current: date
     past: date
@@ -83,16 +85,16 @@ QuestionAndAnswers = tuple[str, tuple[str, ...]]
 
 
 def dateset(seed: int = 0) -> Benchmark:
-    """9,400 questions; the same seed gives the same ones."""
+    """Generate the 9,400 questions, deterministically by seed."""
     random = Random(seed)
     days = random.sample(range((LAST - FIRST).days + 1), DATES)
     dates = [_dates(random, FIRST + timedelta(days=day)) for day in days]
     questions = tuple(
         BenchmarkQuestion(
-            question_answering(asked), answers, "calendar", current.isoformat(), template.__name__.lstrip("_")
+            question_answering(question), answers, "calendar", current.isoformat(), template.__name__.lstrip("_")
         )
         for template, size in TEMPLATES
-        for current, (asked, answers) in _drawn(random, dates, template, size)
+        for current, (question, answers) in _drawn(random, dates, template, size)
     )
     return Benchmark("Dateset", questions, in_first_five_words)
 
@@ -106,9 +108,9 @@ def _drawn(
     random: Random, dates: list[Dates], template: Callable[[Dates], Iterator[QuestionAndAnswers]], size: int
 ) -> Iterator[tuple[date, QuestionAndAnswers]]:
     each, more = divmod(size, len(dates))
-    for place, one in enumerate(random.sample(dates, len(dates))):
-        for asked in random.sample(list(template(one)), each + (place < more)):
-            yield one.current, asked
+    for place, chosen in enumerate(random.sample(dates, len(dates))):
+        for question in random.sample(list(template(chosen)), each + (place < more)):
+            yield chosen.current, question
 
 
 def _days_between(dates: Dates) -> Iterator[QuestionAndAnswers]:

@@ -1,4 +1,4 @@
-"""Benchmarks of knowledge: LAMA, TempLAMA, WebQuestions, Natural Questions, TriviaQA, MLQA (section 4.2)."""
+"""Read LAMA, TempLAMA, WebQuestions, Natural Questions, TriviaQA and MLQA (paper, section 4.2)."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -18,15 +18,15 @@ from toolformer_dag.evaluation.benchmark_files import (
     BenchmarkError,
     QuestionOrReason,
     completion,
+    expect_shape,
     files,
     json_file,
     json_lines,
     json_list,
     list_in,
     multilingual,
-    own_shape,
     question_answering,
-    sort_out,
+    read_questions,
 )
 
 LAMA_WITHHELD = frozenset({"WikiSearch"})
@@ -39,7 +39,7 @@ MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
 
 
 def lama(folder: Path) -> list[Benchmark]:
-    """The three subsets in LAMA's own folders `Squad`, `Google_RE`, `TREx` and file `relations.jsonl`."""
+    """Read LAMA's three subsets from its folders `Squad`, `Google_RE`, `TREx` and its file `relations.jsonl`."""
     templates = _templates(folder / "relations.jsonl")
     subsets = (
         ("LAMA SQuAD", "Squad", _squad),
@@ -49,16 +49,16 @@ def lama(folder: Path) -> list[Benchmark]:
     found = []
     for name, subset, make in subsets:
         records = {file: json_lines(file) for file in files(folder / subset, "*.jsonl")}
-        questions, left_out = sort_out(records, make)
+        questions, left_out = read_questions(records, make)
         found.append(Benchmark(name, questions, in_first_five_words, LAMA_WITHHELD, left_out))
     return found
 
 
 def _templates(file: Path) -> dict[str, str]:
     found = {}
-    for number, one in enumerate(json_lines(file), 1):
-        with own_shape(f"{file}, record {number}"):
-            found[one["relation"]] = one["template"].strip()
+    for number, record in enumerate(json_lines(file), 1):
+        with expect_shape(f"{file}, record {number}"):
+            found[record["relation"]] = record["template"].strip()
     return found
 
 
@@ -85,11 +85,12 @@ BLANK = "_X_"
 
 
 def templama(file: Path) -> Benchmark:
-    """One question per query and year. The paper does not say where the year stands: here the calendar knows it.
+    """Read TempLAMA, a question per query and year.
 
-    An answer of more than five words cannot stand within the first five and is always wrong.
+    The paper does not say how the model learns the year: here the calendar returns it. Answers of more than five words
+    never fit the rule and count as wrong.
     """
-    questions, left_out = sort_out({file: json_lines(file)}, _templama_question)
+    questions, left_out = read_questions({file: json_lines(file)}, _templama_question)
     return Benchmark("TempLAMA", questions, in_first_five_words, left_out=left_out)
 
 
@@ -99,37 +100,38 @@ def _templama_question(record: Any) -> QuestionOrReason:
         return "mask_not_last"
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
     names = tuple(answer["name"] for answer in answers)
-    new_year = date.fromisoformat(f"{record['date']}-01-01").isoformat()  # ValueError where `date` is no year
+    new_year = date.fromisoformat(f"{record['date']}-01-01").isoformat()  # ValueError where `date` is not a year
     return BenchmarkQuestion(completion(before.rstrip()), names, "calendar", new_year, record["relation"])
 
 
 OPEN_QUESTIONS_WITHHELD = frozenset({"QA"})
-DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')  # of an answer, in Lisp
+DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')  # an answer in Lisp syntax
 
 
 def web_questions(file: Path) -> Benchmark:
-    """A list of `utterance` and `targetValue`, as WebQuestions is given out, or of `qText` and `answers`."""
+    """Read WebQuestions: a JSON list of `utterance` and `targetValue` (the original), or `qText` and `answers`."""
     return _benchmark("WebQuestions", file, json_list(file), _web_question)
 
 
 def natural_questions(file: Path) -> Benchmark:
-    """NQ-open: `question`, `answer`."""
+    """Read NQ-open: JSON lines with `question` and `answer`."""
     return _benchmark(
-        "Natural Questions", file, json_lines(file), lambda one: _open_question(one["question"], one["answer"])
+        "Natural Questions", file, json_lines(file), lambda record: _open_question(record["question"], record["answer"])
     )
 
 
 def trivia_qa(file: Path) -> Benchmark:
-    """TriviaQA's own file (`*.json`: a table whose `Data` has `Question` and `Answer`), every alias being right.
+    """Read TriviaQA; every alias of an answer is right.
 
-    Or JSON lines with `context` ("Question: ...\\nAnswer:"), `answer` and `aliases`.
+    The file is the original (`*.json` with `Question` and `Answer` under `Data`) or JSON lines with `context`
+    ("Question: ...\\nAnswer:"), `answer` and `aliases`.
     """
     records = json_list(file, "Data") if file.suffix == ".json" else json_lines(file)
     return _benchmark("TriviaQA", file, records, _trivia)
 
 
-def _benchmark(name: str, file: Path, records: Iterable[Any], make: Callable[[Any], QuestionOrReason]) -> Benchmark:
-    questions, left_out = sort_out({file: records}, make)
+def _benchmark(name: str, file: Path, records: Iterable[Any], convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
+    questions, left_out = read_questions({file: records}, convert)
     return Benchmark(name, questions, in_first_twenty_words, OPEN_QUESTIONS_WITHHELD, left_out)
 
 
@@ -152,30 +154,32 @@ def _open_question(question: str, answers: Any) -> QuestionOrReason:
 
 
 def _listed(texts: Any) -> Iterable[str]:
-    """A text alone would pass for the list of its letters: TypeError."""
+    """Return a list of texts. Raises TypeError for a string, which would count as a list of letters."""
     if isinstance(texts, str):
-        raise TypeError("one text stands where a list of them is expected")
+        raise TypeError("a list of texts is expected, not a string")
     found: Iterable[str] = texts
     return found
 
 
-LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")  # the paper's; MLQA asks in English too, which needs no translation
+LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")  # as in the paper; English questions need no translation
 
 
 def mlqa(folder: Path) -> list[Benchmark]:
-    """The files `...context-en-question-LANGUAGE.json` of LANGUAGES, one of each."""
+    """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language."""
     found = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
-    _refuse_a_second(found)
+    _check_distinct(found)
     return [_mlqa(file) for file in found]
 
 
-def _refuse_a_second(found: list[Path]) -> None:
-    """MLQA gives out `dev-...` and `test-...`; under one name no table could tell them apart."""
+def _check_distinct(found: list[Path]) -> None:
+    """Raise BenchmarkError for two files of a language: MLQA's `dev-...` and `test-...` would share a name."""
     first: dict[str, Path] = {}
     for file in found:
         other = first.setdefault(_language(file), file)
         if other is not file:
-            raise BenchmarkError(f"{other} and {file.name} are of one language; leave one there (the paper's is test)")
+            raise BenchmarkError(
+                f"{other} and {file.name} have the same language; keep one of them (the paper uses test)"
+            )
 
 
 def _language(file: Path) -> str:
@@ -183,21 +187,22 @@ def _language(file: Path) -> str:
 
 
 def _mlqa(file: Path) -> Benchmark:
-    """XQuAD in that shape is named as such: it is not MLQA."""
+    """Read a file of MLQA, or of XQuAD in its format, which gets its own name."""
     content = json_file(file)
     articles = list_in(content, file, "data")
     name = "XQuAD in MLQA's form" if str(content.get("version", "")).startswith("xquad") else "MLQA"
-    pairs = [pair for number, one in enumerate(articles, 1) for pair in _pairs(f"{file}, article {number}", one)]
-    questions, left_out = sort_out({file: pairs}, _mlqa_question)
+    pairs = [pair for number, each in enumerate(articles, 1) for pair in _pairs(f"{file}, article {number}", each)]
+    questions, left_out = read_questions({file: pairs}, _mlqa_question)
     return Benchmark(f"{name} ({_language(file)})", questions, in_first_ten_words, left_out=left_out)
 
 
 def _pairs(where: str, article: Any) -> list[tuple[str, Any]]:
-    with own_shape(where):
-        return [(part["context"], one) for part in article["paragraphs"] for one in part["qas"]]
+    with expect_shape(where):
+        return [(part["context"], question) for part in article["paragraphs"] for question in part["qas"]]
 
 
 def _mlqa_question(pair: tuple[str, Any]) -> QuestionOrReason:
-    paragraph, asked = pair
-    answers = tuple(answer["text"] for answer in asked["answers"])
-    return BenchmarkQuestion(multilingual(paragraph.strip(), asked["question"].strip()), answers, "machine_translation")
+    paragraph, record = pair
+    answers = tuple(answer["text"] for answer in record["answers"])
+    prompt = multilingual(paragraph.strip(), record["question"].strip())
+    return BenchmarkQuestion(prompt, answers, "machine_translation")

@@ -1,4 +1,4 @@
-"""ASDiv, SVAMP and MAWPS (section 4.2.2)."""
+"""Read ASDiv, SVAMP and MAWPS (paper, section 4.2.2)."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from toolformer_dag.evaluation.benchmark_files import (
     json_lines,
     json_list,
     mathematics,
-    sort_out,
+    read_questions,
 )
 
 ASDIV_ANSWER = re.compile(r"([^\s()]+)\s*(?:\([^()]*\))?")  # a number and its unit
@@ -22,29 +22,29 @@ NO_NUMBER = "answer_is_no_number"
 
 
 def asdiv(file: Path) -> Benchmark:
-    """ASDiv.xml; problems whose answer is no single number (a name, a ratio, several numbers) are left out."""
+    """Read ASDiv.xml; problems whose answer is not a single number (a name, a ratio) are left out."""
     try:
         problems = ElementTree.parse(file).getroot().iter("Problem")
-    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
         raise BenchmarkError(f"{file} is not ASDiv.xml ({error}); give the benchmark's own file") from error
-    questions, left_out = sort_out({file: problems}, _asdiv)
+    questions, left_out = read_questions({file: problems}, _asdiv)
     return Benchmark("ASDiv", questions, number_is_right, left_out=left_out)
 
 
 def svamp(file: Path) -> Benchmark:
-    """SVAMP.json."""
-    questions, left_out = sort_out({file: json_list(file)}, _svamp)
+    """Read SVAMP.json."""
+    questions, left_out = read_questions({file: json_list(file)}, _svamp)
     return Benchmark("SVAMP", questions, number_is_right, left_out=left_out)
 
 
 def mawps(folder: Path) -> Benchmark:
-    """All files of the folder together: lists of `sQuestion` and `lSolutions`, as MAWPS gives them out (`*.json`).
+    """Read all files of a folder as MAWPS; problems with several solutions are left out.
 
-    Or JSON lines (`*.jsonl`) with `input` (context and question in one) and `target`. Problems with several solutions
-    are left out.
+    `*.json` files are the original lists of `sQuestion` and `lSolutions`. `*.jsonl` files hold `input` (context and
+    question) and `target`.
     """
     records = {file: _mawps_records(file) for file in files(folder, "*.json", "*.jsonl")}
-    questions, left_out = sort_out(records, _mawps)
+    questions, left_out = read_questions(records, _mawps)
     return Benchmark("MAWPS", questions, number_is_right, left_out=left_out)
 
 

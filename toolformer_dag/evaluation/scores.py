@@ -1,4 +1,4 @@
-"""From judged answers to accuracies with their intervals. Imports no torch."""
+"""Compute accuracies with intervals from judged answers. Imports no torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from toolformer_dag.tools.tool import LOST, ToolDown
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`k` as in decoding; 0 is the paper's "disabled", also right for models that know no calls."""
+    """A condition of evaluation; `k` as in decoding. k = 0 is the paper's "disabled", also for models without calls."""
 
     name: str
     k: int
@@ -21,7 +21,7 @@ Z_95 = 1.959963984540054
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % interval of Wilson (1927) for a share; (0, 1) where nothing was tried."""
+    """Return the 95 % interval of Wilson (1927) for a share; (0, 1) for no trials."""
     if not trials:
         return 0.0, 1.0
     share, z2 = successes / trials, Z_95**2
@@ -30,16 +30,17 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-LARGEST_LOST = 0.01  # of the questions: calls that got no answer by accident
+MAX_LOST = 0.01  # the largest accepted share of questions with a lost call
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionOutcome:
-    """`text`: what was written, calls included; `called`: the tool's name in the text, None without a call
-    (` [see the note]` is none).
+    """The judged answer to a question.
 
-    `right_tool`: whether that is the tool that the question is made for, None where it is made for none. `reason`: why
-    the call had no result, or why nothing could be written (`does_not_fit`); None else.
+    - `text`: the generated text, including calls.
+    - `called`: the name of the called tool; None without a call (` [see the note]` is not a call).
+    - `right_tool`: whether the called tool is the question's target; None where it has none.
+    - `reason`: why the call had no result, or why nothing was generated (`does_not_fit`); else None.
     """
 
     benchmark: str
@@ -56,10 +57,12 @@ class QuestionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Shares are of all `n` questions; `low`, `high`: 95 % interval of the accuracy (Wilson).
+    """The score of a benchmark under a condition; shares are of all `n` questions.
 
-    `right_tool`: None where no question is made for a tool. `tools`: calls by name in the text; `reasons`: why calls
-    had no result.
+    - `low`, `high`: the 95 % interval of the accuracy (Wilson).
+    - `calls`: the share of questions with a call.
+    - `right_tool`: the share of right tools among questions with a target; None without such questions.
+    - `tools`: the number of calls by tool name; `reasons`: the number of outcomes by reason.
     """
 
     benchmark: str
@@ -74,24 +77,22 @@ class Score:
     reasons: Mapping[str, int]
 
 
-def refuse_outage(outcomes: Sequence[QuestionOutcome]) -> None:
-    """Raises ToolDown where a tool was down, or lost more calls than LARGEST_LOST: what its model answered meanwhile
-    measures nothing.
-    """
+def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
+    """Raise ToolDown where a tool was down or calls of more than MAX_LOST of the questions were lost."""
     down = [outcome for outcome in outcomes if outcome.reason == TOOL_DOWN]
     lost = [outcome for outcome in outcomes if (outcome.reason or "").startswith(LOST)]
-    if down or len(lost) > LARGEST_LOST * len(outcomes):
+    if down or len(lost) > MAX_LOST * len(outcomes):
         names = ", ".join(sorted({outcome.called for outcome in down + lost if outcome.called}))
         raise ToolDown(
-            f"{names}: no answer to {len(down + lost)} of {len(outcomes)} questions; mend the backend and run again"
+            f"{names}: no answer to {len(down + lost)} of {len(outcomes)} questions; fix the backend and run again"
         )
 
 
 def score(outcomes: Sequence[QuestionOutcome]) -> Score:
-    """Of the outcomes of one benchmark under one condition; at least one."""
+    """Score the outcomes of a benchmark under a condition; there must be at least one outcome."""
     n, correct = len(outcomes), sum(outcome.correct for outcome in outcomes)
     low, high = wilson(correct, n)
-    aimed = [outcome.right_tool for outcome in outcomes if outcome.right_tool is not None]
+    targeted = [outcome.right_tool for outcome in outcomes if outcome.right_tool is not None]
     return Score(
         benchmark=outcomes[0].benchmark,
         condition=outcomes[0].condition,
@@ -100,7 +101,7 @@ def score(outcomes: Sequence[QuestionOutcome]) -> Score:
         low=low,
         high=high,
         calls=sum(outcome.called is not None for outcome in outcomes) / n,
-        right_tool=sum(aimed) / len(aimed) if aimed else None,
+        right_tool=sum(targeted) / len(targeted) if targeted else None,
         tools=dict(Counter(outcome.called for outcome in outcomes if outcome.called is not None)),
         reasons=dict(Counter(outcome.reason for outcome in outcomes if outcome.reason is not None)),
     )

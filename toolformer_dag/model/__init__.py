@@ -1,1 +1,1 @@
-"""The language model: positions, samples and losses, many texts and prefixes in one batch."""
+"""Batched language-model work: position probabilities, sampled calls and losses."""

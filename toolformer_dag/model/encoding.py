@@ -1,4 +1,4 @@
-"""From texts to the token sequences of the method, and from sampled tokens back to the text of a call."""
+"""Encode texts and calls as the method's token sequences; decode sampled tokens to the text of a call."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -12,20 +12,26 @@ from numpy.typing import NDArray
 from toolformer_dag.model.weights import OffsetError
 from toolformer_dag.texts.calls import API_END, API_START
 
-ANCHOR = "a"  # any text that does not join with what follows
+ANCHOR = "a"  # any text that does not merge with the text after it
 OUTPUT = "\nOutput: "
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextTokens:
-    """x_1..x_n; `offsets` (n) holds the character at which each begins, `inside` (n) where that is mid-character."""
+    """The tokens x_1..x_n of a text.
+
+    `offsets` [n]: the character at which each token begins. `inside` [n]: whether it begins inside a character.
+    """
 
     ids: list[int]
     offsets: NDArray[np.int32]
     inside: NDArray[np.bool_]
 
     def position_at(self, offset: int) -> int:
-        """The token that begins at a character; raises OffsetError (naming the nearest) where none does."""
+        """Return the index of the token that begins at character `offset`.
+
+        Raises OffsetError with the nearest boundary where no token begins there.
+        """
         starts = np.flatnonzero(~self.inside)
         matches = starts[self.offsets[starts] == offset]
         if not len(matches):
@@ -35,28 +41,29 @@ class TextTokens:
 
 
 class Encoding:
-    """A fast tokenizer with the pieces of the method; every piece is tokenized apart, without special tokens.
+    """A fast tokenizer that encodes the method's pieces separately, without special tokens.
 
-    The string of a special token in a text is text: it becomes the tokens of its characters. `start`, `output` and
-    calls stand inside of a sequence; where a tokenizer puts a space before whatever comes first (Llama-2), they are
-    tokenized behind `anchor`, whose tokens are cut off. It is "" for every other tokenizer.
+    - The string of a special token in a text is encoded as the tokens of its characters.
+    - `start`, `output` and calls stand inside a sequence. Some tokenizers (Llama-2) add a space before the first word.
+      For these, the pieces are tokenized behind `anchor`, and its tokens are cut off. `anchor` is "" for all others.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.bos = _leading_special_tokens(tokenizer)
-        self.anchor = "" if self._adds(self._ids(ANCHOR), self._ids(API_START)) else ANCHOR
+        self.anchor = "" if self._appends_start(self._ids(ANCHOR), self._ids(API_START)) else ANCHOR
         self._cut = self._ids(ANCHOR) if self.anchor else []
         self.start, self.output = self._inside([API_START, OUTPUT])
 
     def head(self, prompt: str) -> list[int]:
-        """[BOS, where the tokenizer adds one] + the instruction and examples + "Input: "."""
+        """Return the tokens of `prompt` and "Input: ", with BOS first where the tokenizer adds it."""
         return self.bos + self._ids(f"{prompt}Input: ")
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
-        """The tokens of texts as they are, with offsets.
+        """Tokenize texts unchanged and return their offsets.
 
-        Text that a tokenizer drops belongs to the token after it; marks that it has joined to a letter (NFC), to that.
+        Text that the tokenizer drops belongs to the next token. Marks that it merged into a letter (NFC) belong to
+        that letter.
         """
         if not texts:
             return []
@@ -65,32 +72,32 @@ class Encoding:
         return [_text_tokens(text, ids, spans) for text, ids, spans in parts]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
-        """The tokens of e(c) or e(c, r), with their leading space."""
+        """Tokenize e(c) or e(c, r) with the leading space."""
         return self._inside(calls) if calls else []
 
-    def keeps_text_apart(self) -> bool:
-        """Whether ` [` behind a text adds just that to it, and leaves the text's own tokens as they are."""
+    def keeps_text_tokens(self) -> bool:
+        """Return whether appending ` [` to a text leaves the text's own tokens unchanged."""
         if not self.anchor:
             return True
         pieces = (API_START, self.start), (OUTPUT, self.output)
         kept = all(self._ids(self.anchor + piece) == self._cut + ids for piece, ids in pieces)
-        return kept and self._adds(self._cut, self.start)
+        return kept and self._appends_start(self._cut, self.start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
-        """What stands between " [" and the first "]", given the tokens sampled after " ["; None without "]"."""
+        """Return the text between " [" and the first "]" of tokens sampled after " ["; None without "]"."""
         text = self._text([*self.start, *sampled])
         body, end, _ = text[text.index(API_START.strip()) + 1 :].partition(API_END)
         return body if end else None
 
     def ended(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each token ends a sample. A model may have rows beyond its tokenizer: those are no text."""
+        """Return whether each token ends a sample; ids beyond the tokenizer's vocabulary do not."""
         known = np.minimum(tokens, len(self._ends) - 1)
         ended: NDArray[np.bool_] = (tokens == known) & self._ends[known]
         return ended
 
     @cached_property
     def _ends(self) -> NDArray[np.bool_]:
-        """By token id: its text holds "]" (`)]` may be one token), or it ends a document."""
+        """By token id: whether its text holds "]" (`)]` may be one token) or it is EOS."""
         texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
         ends = np.array([API_END in text for text in texts])
         if self.tokenizer.eos_token_id is not None:
@@ -101,7 +108,7 @@ class Encoding:
         encoded = self._encoded([self.anchor + piece for piece in pieces])
         return [list(ids[len(self._cut) :]) for ids in encoded.input_ids]
 
-    def _adds(self, before: list[int], start: list[int]) -> bool:
+    def _appends_start(self, before: list[int], start: list[int]) -> bool:
         return self._text(before + start) == self._text(before) + API_START
 
     def _ids(self, piece: str) -> list[int]:
@@ -128,11 +135,11 @@ def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) ->
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T
     before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
     for gap in () if text.isascii() else np.flatnonzero(before < starts):
-        while before[gap] < starts[gap] and _joined(text[before[gap]]):
+        while before[gap] < starts[gap] and _combines(text[before[gap]]):
             before[gap] += 1
     return TextTokens(list(ids), np.minimum(starts, before), starts < before)
 
 
-def _joined(character: str) -> bool:
-    """Whether it makes one character with what stands before it: a combining mark, a vowel or final of Hangul."""
+def _combines(character: str) -> bool:
+    """Return whether it combines with the character before it: a combining mark, or a Hangul vowel or final."""
     return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"

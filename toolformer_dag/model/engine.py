@@ -1,9 +1,12 @@
-"""Positions, samples and losses of a causal language model, exactly as the paper defines them.
+"""Compute positions, samples and losses of a causal language model, exactly as the paper defines them.
 
-What follows from the definitions without approximation is used: the prompt's head is run once for all texts, a text
-once for all its positions, samples go on from the text's keys, L_i(empty) of all i is one pass, e(c, r) and x one pass
-for every i, what several e(c) and e(c, r) begin with is run once, and no pass goes further than the last token that
-somebody reads.
+The definitions allow these savings without approximation:
+
+- The prompt's head runs once for all texts, and a text once for all its positions.
+- Samples continue from the text's cached keys and values.
+- L_i(empty) of all i takes one pass per text; e(c, r) and x take one pass for all i.
+- The common beginning of several e(c) and e(c, r) runs once.
+- A pass stops at the last token whose probability is needed.
 """
 
 from collections.abc import Sequence
@@ -12,20 +15,28 @@ import torch
 
 from toolformer_dag.model.attention import Backbone
 from toolformer_dag.model.encoding import TextTokens
-from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.memory import HELD, TokenBudget, free_token_budget
+from toolformer_dag.model.loading import LanguageModel, load_model
+from toolformer_dag.model.memory import CACHE_PASSES, TokenBudget, free_token_budget
 from toolformer_dag.model.proposing import Item, Selection, propose
-from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest, Sampling, refused
+from toolformer_dag.model.requests import (
+    CallLosses,
+    LossRequest,
+    Proposal,
+    ProposalRequest,
+    rejected_proposal,
+)
 from toolformer_dag.model.runtime import Head, Runtime, TokenCounts, choose_head
 from toolformer_dag.model.scoring import LossScorer
+from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 
 
 class Engine:
-    """Runs the language-model work of many texts together.
+    """Runs the language-model work of many texts in batches.
 
-    `token_budget` bounds the tokens of a pass (padding counted); by default it follows from the free memory, and it is
-    halved where memory runs out. `counts` says what went through the model. The device, the budget and the order of
-    requests change results by rounding only.
+    - `token_budget` limits the tokens of a pass, padding included. The default follows from the free memory. The
+      budget is halved when memory runs out.
+    - `counts` holds the tokens that went through the model.
+    - Device, budget and request order change results only by rounding.
     """
 
     @torch.inference_mode()
@@ -38,8 +49,10 @@ class Engine:
         self.runtime = Runtime(
             backbone=backbone,
             encoding=self.encoding,
-            # the model's own attention knows its window, the one in its place does not
-            context_length=language_model.context_length if backbone.takes_attention else language_model.positions,
+            # the model's own attention applies its window, the custom attention does not
+            context_length=language_model.context_length
+            if backbone.uses_custom_attention
+            else language_model.positions,
             budget=TokenBudget(token_budget or free_token_budget(language_model.model, backbone.device)),
             counts=self.counts,
             head_type=head_type,
@@ -47,17 +60,25 @@ class Engine:
         self._head: tuple[list[int], Head] | None = None
 
     def position_at(self, text: str, offset: int) -> int:
-        """The position i whose token begins at a character of the text; raises OffsetError where none does."""
+        """Return the position i whose token begins at character `offset`. Raises OffsetError where none does."""
         return self.encoding.texts([text])[0].position_at(offset)
 
     @torch.inference_mode()
     def propose(
-        self, prompt: str, requests: Sequence[ProposalRequest], *, tau_s: float, k: int, m: int, sampling: Sampling
+        self,
+        prompt: str,
+        requests: Sequence[ProposalRequest],
+        *,
+        tau_s: float,
+        k: int,
+        m: int,
+        sampling: SamplingSettings,
     ) -> list[Proposal]:
-        """p_i before every token of every text, and samples at the selected ones; in the order of `requests`.
+        """Compute p_i before every token of each text and sample calls at the selected positions (paper, section 2).
 
-        Raises ModelError where a single text does not fit into memory. A text that does not fit the context is refused
-        in its proposal. Only the last prompt's head is kept for the next call.
+        Returns proposals in the order of `requests`. The proposal of a text that does not fit the context holds a
+        reason instead. Only the head of the last prompt stays cached. Raises ModelError where a single text does not
+        fit into memory.
         """
         selection = Selection(tau_s, k, m)
         ids = self.encoding.head(prompt)
@@ -65,7 +86,7 @@ class Engine:
         results = {}
         items = {}
         for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
-            answer = self._without_model(len(ids), request, text, selection, sampling)
+            answer = self._without_pass(len(ids), request, text, selection, sampling)
             if isinstance(answer, Proposal):
                 results[number] = answer
             else:
@@ -76,32 +97,32 @@ class Engine:
         return [results[number] for number in range(len(requests))]
 
     @torch.inference_mode()
-    def losses(self, requests: Sequence[LossRequest], *, skip_hopeless: bool = False) -> list[CallLosses]:
-        """The three losses of every call; in the order of `requests`.
+    def losses(self, requests: Sequence[LossRequest]) -> list[CallLosses]:
+        """Compute L(empty), L(c) and L(c, r) of each call, in the order of `requests` (paper, section 2).
 
         Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
         """
-        return LossScorer(self.runtime, requests).losses(skip_hopeless)
+        return LossScorer(self.runtime, requests).losses()
 
-    def _without_model(
-        self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection, sampling: Sampling
+    def _without_pass(
+        self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection, sampling: SamplingSettings
     ) -> Proposal | Item:
-        """The proposal, where it needs no model, else what is to be done."""
+        """Return the proposal where it needs no model, else the item to compute."""
         n = len(text.ids)
         longest = head + 2 * n + len(self.encoding.output) + len(self.encoding.start) + sampling.max_call_tokens
         if not n:
-            return refused("empty")
+            return rejected_proposal("empty")
         if longest > self.runtime.context_length:
-            return refused("does_not_fit")
+            return rejected_proposal("does_not_fit")
         if request.probabilities is None:
             return Item(request, text, None)
         if len(request.probabilities) != n:
             raise ValueError(f"{len(request.probabilities)} probabilities were given for a text of {n} tokens")
-        wanted = selection.wanted(request, request.probabilities)
-        return Item(request, text, wanted) if wanted else Proposal(request.probabilities, text.offsets, ())
+        missing = selection.missing_samples(request, request.probabilities)
+        return Item(request, text, missing) if missing else Proposal(request.probabilities, text.offsets, ())
 
     def _propose(
-        self, ids: list[int], items: Sequence[Item], selection: Selection, sampling: Sampling
+        self, ids: list[int], items: Sequence[Item], selection: Selection, sampling: SamplingSettings
     ) -> list[Proposal]:
         if self._head is None or self._head[0] != ids:
             self._head = (ids, self.runtime.head(ids))
@@ -114,5 +135,10 @@ class Engine:
             chosen = [items[number] for number in batch]
             results.update(zip(batch, propose(self.runtime, head, chosen, selection, sampling), strict=True))
 
-        self.runtime.budget.run(lengths, work, share=HELD, lower="segment_tokens, k, m or max_call_tokens")
+        self.runtime.budget.run(lengths, work, share=CACHE_PASSES, lower="segment_tokens, k, m or max_call_tokens")
         return [results[number] for number in range(len(items))]
+
+
+def load_engine(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> Engine:
+    """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError."""
+    return Engine(load_model(model, name, dtype), token_budget=model.token_budget)

@@ -1,4 +1,4 @@
-"""Texts behind a beginning that they share: with its keys and values kept, or run again from the start."""
+"""Texts behind a shared prompt head: with cached keys and values, or recomputed in full."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Layers = dict[int, tuple[Tensor, Tensor]]
 
 
 class CachedHead:
-    """The beginning that all texts share, run once."""
+    """The shared prompt head, run once; its keys and values stay cached."""
 
     def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
         self.backbone = backbone
@@ -25,7 +25,7 @@ class CachedHead:
         self._run(ids)
 
     def texts(self, sequences: Sequence[Sequence[int]]) -> "CachedTexts":
-        """Texts behind this head; their keys are computed by `CachedTexts.features`."""
+        """Allocate texts behind this head; `CachedTexts.features` computes their keys."""
         return CachedTexts(self, sequences)
 
     def _run(self, ids: Sequence[int]) -> None:
@@ -37,9 +37,9 @@ class CachedHead:
 
 
 class CachedTexts:
-    """Texts behind one head, with room for the keys and values of all of them.
+    """Texts behind a cached head, with memory for the keys and values of all of them.
 
-    `lengths`: by text, the tokens that `features` runs.
+    `lengths`: the number of tokens that `features` runs, by text.
     """
 
     def __init__(self, head: CachedHead, sequences: Sequence[Sequence[int]]) -> None:
@@ -54,7 +54,7 @@ class CachedTexts:
         }
 
     def features(self, chosen: Sequence[int], first: int) -> Tensor:
-        """Runs the chosen texts (consecutive numbers) behind the head: [len(chosen), T - first, features]."""
+        """Run the chosen texts (consecutive numbers) behind the head; return [len(chosen), T - first, F]."""
         ids = padded([self.sequences[text] for text in chosen], self.backbone.device)
         positions = torch.arange(ids.shape[1], device=ids.device) + self.head.length
         rows = slice(chosen[0], chosen[-1] + 1)
@@ -66,9 +66,9 @@ class CachedTexts:
         return self.backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
 
     def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "CachedBranches":
-        """A branch for each pair of a text and how many of its tokens it keeps.
+        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text.
 
-        There is room for `room` own tokens, and for `capacity` branches after `select` has doubled some.
+        Each branch has memory for `room` tokens of its own. There may be up to `capacity` branches after `select`.
         """
         return CachedBranches(self, texts, kept, room, capacity)
 
@@ -78,7 +78,7 @@ class CachedTexts:
 
 
 class CachedBranches:
-    """Continuations of texts, one token at a time, all of the same age."""
+    """Continuations of texts, one token at a time; all branches have the same number of own tokens."""
 
     def __init__(
         self, texts: CachedTexts, of_text: Sequence[int], kept: Sequence[int], room: int, capacity: int
@@ -95,14 +95,14 @@ class CachedBranches:
         self._arrange(list(of_text), list(kept))
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends one token to each branch: [B] -> features [B, features] at that token."""
+        """Append one token [B] to each branch; return its features [B, F]."""
         positions = self.positions + self.age
         features = self.backbone.features(tokens[:, None], positions[:, None], self._attend)[:, 0]
         self.age += 1
         return features
 
     def select(self, rows: Sequence[int]) -> None:
-        """Goes on with these branches, in this order; one named twice is doubled."""
+        """Continue with these branches in this order; a row that is named twice is duplicated."""
         chosen = on_device(rows, self.device)
         for parts in self.own.values():
             for part in parts:
@@ -110,11 +110,11 @@ class CachedBranches:
         self._arrange([self.of_text[row] for row in rows], [self.kept[row] for row in rows])
 
     def _arrange(self, of_text: list[int], kept: list[int]) -> None:
-        """Branches of one text stand together in a rectangle [text, slot], to be multiplied with its keys at once."""
+        """Arrange branches in a rectangle [text, slot], so that each text's keys are multiplied once."""
         self.of_text, self.kept = of_text, kept
         self._open(of_text, max(kept))
         group = {text: number for number, text in enumerate(self.open_texts)}
-        slots = _numbered(of_text)
+        slots = _occurrence_numbers(of_text)
         self.group = on_device([group[text] for text in of_text], self.device)
         self.slot = on_device(slots, self.device)
         self.rectangle = (len(group), max(slots) + 1)
@@ -124,7 +124,7 @@ class CachedBranches:
         self.bias = torch.zeros(unseen.shape, device=self.device).masked_fill_(unseen, -torch.inf)[:, None, None]
 
     def _open(self, of_text: list[int], width: int) -> None:
-        """Gathers the keys of the texts that still have branches, when a quarter of those gathered has none."""
+        """Gather the keys of texts with branches; repeat only when a quarter of the gathered texts has none."""
         wanted = sorted(set(of_text))
         if self.open_texts and len(wanted) > 0.75 * len(self.open_texts):
             return
@@ -137,7 +137,7 @@ class CachedBranches:
         }
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """One softmax over the scores of head, text and own tokens; [B, H, 1, D] each in and out."""
+        """Attend to head, text and own tokens in one softmax; inputs and output are [B, H, 1, D]."""
         heads = keys.shape[1]
         asked = queries.reshape(len(queries), heads, -1, queries.shape[-1]) * scale
         own_keys, own_values = (part[: len(queries)] for part in self.own[layer])
@@ -160,7 +160,7 @@ class CachedBranches:
         return answer.reshape(*queries.shape[:3], -1)  # values may be narrower than keys
 
     def _with_texts(self, rows: Tensor, shared: Tensor) -> Tensor:
-        """rows [B, H_kv, R, X] times the text's [H_kv, X, Y] of each."""
+        """Multiply rows [B, H_kv, R, X] by the [H_kv, X, Y] of each row's text."""
         groups, slots = self.rectangle
         _, heads, repeats, width = rows.shape
         grid = rows.new_zeros(groups, slots, heads, repeats, width)
@@ -178,7 +178,7 @@ def _behind(head: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: 
 
 
 def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
-    """rows [B, H_kv, R, X] times one [1, H_kv, X, Y] for all, as one product per head."""
+    """Multiply rows [B, H_kv, R, X] by a common [1, H_kv, X, Y], as one product per head."""
     batch, heads, repeats, width = rows.shape
     product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ shared[0]
     return product.view(heads, batch, repeats, -1).transpose(0, 1)
@@ -188,8 +188,8 @@ def _room(like: Tensor, batch: int, length: int) -> Tensor:
     return like.new_empty(batch, like.shape[1], length, like.shape[3])
 
 
-def _numbered(values: Sequence[int]) -> list[int]:
-    """How many equal ones stand before each."""
+def _occurrence_numbers(values: Sequence[int]) -> list[int]:
+    """Return, for each value, how many equal values come before it."""
     seen: Counter[int] = Counter()
     numbers = []
     for value in values:
@@ -199,7 +199,7 @@ def _numbered(values: Sequence[int]) -> list[int]:
 
 
 class RecomputedHead:
-    """The beginning that all texts share, as tokens; passes keep to `budget`."""
+    """The shared prompt head as tokens; passes keep within `budget`."""
 
     def __init__(self, backbone: Backbone, ids: Sequence[int], budget: TokenBudget) -> None:
         self.backbone = backbone
@@ -207,12 +207,12 @@ class RecomputedHead:
         self.budget = budget
 
     def texts(self, sequences: Sequence[Sequence[int]]) -> "RecomputedTexts":
-        """Texts behind this head."""
+        """Prepend this head to the texts."""
         return RecomputedTexts(self, [[*self.ids, *sequence] for sequence in sequences])
 
 
 class RecomputedTexts:
-    """Whole sequences of head and text, of these `lengths`."""
+    """Whole sequences of head and text; `lengths` counts the tokens of both."""
 
     def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
         self.head = head
@@ -220,28 +220,28 @@ class RecomputedTexts:
         self.lengths = [len(sequence) for sequence in sequences]
 
     def features(self, chosen: Sequence[int], first: int) -> Tensor:
-        """[len(chosen), T - first, features] at the tokens of the texts, those before `first` left out."""
+        """Run the chosen texts in full; return [len(chosen), T - first, F] at text tokens from `first` on."""
         backbone = self.head.backbone
         ids = padded([self.sequences[text] for text in chosen], backbone.device)
         columns = torch.arange(len(self.head.ids) + first, ids.shape[1], device=ids.device)
         return backbone.features(ids, columns=columns)
 
     def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "RecomputedBranches":
-        """A branch for every pair of a text and how many of its tokens it keeps."""
+        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text."""
         starts = zip(texts, kept, strict=True)
         head = len(self.head.ids)
         return RecomputedBranches(self.head, [self.sequences[text][: head + n] for text, n in starts])
 
 
 class RecomputedBranches:
-    """Continuations of texts, one token at a time."""
+    """Continuations of texts, one token at a time, recomputed in full at each step."""
 
     def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
         self.head = head
         self.sequences = sequences
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends one token to each branch: [B] -> features [B, features] at that token. Raises ModelError."""
+        """Append one token [B] to each branch; return its features [B, F]. Raises ModelError."""
         self.sequences = [[*ids, token] for ids, token in zip(self.sequences, tokens.tolist(), strict=True)]
         found: dict[int, Tensor] = {}
 
@@ -253,11 +253,11 @@ class RecomputedBranches:
         return torch.stack([found[row] for row in range(len(lengths))])
 
     def select(self, rows: Sequence[int]) -> None:
-        """Goes on with these branches, in this order; one named twice is doubled."""
+        """Continue with these branches in this order; a row that is named twice is duplicated."""
         self.sequences = [self.sequences[row] for row in rows]
 
     def _at_the_end(self, rows: Sequence[int]) -> Tensor:
-        """[len(rows), features] at the last token of each."""
+        """Compute features [len(rows), F] at the last token of each sequence."""
         backbone = self.head.backbone
         ends = [len(self.sequences[row]) - 1 for row in rows]
         columns = sorted(set(ends))
@@ -268,17 +268,17 @@ class RecomputedBranches:
 
 
 class RecomputedPrefixes:
-    """Texts behind prefixes of their own, as in `cached_prefixes.py`: every sequence is run whole."""
+    """Texts behind prefixes, with the interface of CachedPrefixes; every sequence is run in full."""
 
     passes = 0
 
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
         self.backbone = backbone
         self.prefixes = prefixes
-        self.fresh = [len(prefix) for prefix in prefixes]
+        self.new_tokens = [len(prefix) for prefix in prefixes]
 
     def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """[len(chosen), 1 + T, features]: at the last token of each chosen prefix, then at the tokens of its text."""
+        """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens."""
         prefixes = [self.prefixes[number] for number in chosen]
         whole = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
         features = self.backbone.features(padded(whole, self.backbone.device))

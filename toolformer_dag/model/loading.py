@@ -1,8 +1,8 @@
-"""Loading a causal model and its tokenizer, and trying the model before anything is built on how it behaves."""
+"""Load a causal model and its tokenizer, and check that they behave as the engine assumes."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +15,70 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.attention import UnsupportedAttentionError
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.memory import is_out_of_memory
-from toolformer_dag.model.weights import SMALL, ModelError
+from toolformer_dag.model.weights import SMALL, ModelError, model_identity, model_name
+from toolformer_dag.settings.sections import ModelSettings
 
 
 def fit_threads(model: Any) -> None:
-    """One thread for a small model on a CPU, for the whole process; larger models keep torch's choice."""
+    """Set torch to one thread, for the whole process, where a small model runs on a CPU."""
     parameters = sum(weight.numel() for weight in model.parameters())
     if model.device.type == "cpu" and parameters < SMALL:
         torch.set_num_threads(1)
 
 
 def fast_dtype() -> torch.dtype:
-    """bfloat16 where the processor has AVX-512; elsewhere float32, of whose speed bfloat16 reaches a fiftieth."""
+    """Return bfloat16 where the processor has AVX-512, else float32: bfloat16 is then 50 times slower."""
     return torch.bfloat16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else torch.float32
 
 
-TRIAL = (7, 3, 5, 2, 9, 4, 8, 6, 1)
-OTHER_END = (*TRIAL[:4], 1, 9, 2, 7, 3)
-OWN_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""Of the largest logit: the model's own operations round nearly alike."""
+CHECK_TOKENS = (7, 3, 5, 2, 9, 4, 8, 6, 1)
+CHECK_TOKENS_OTHER_END = (*CHECK_TOKENS[:4], 1, 9, 2, 7, 3)
+SAME_ORDER_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+"""Shares of the largest logit that rounding explains between passes of the model's own operations."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Of the largest logit: what another order of summation explains. A missing part of attention is off by more."""
-UNFIT = (UnsupportedAttentionError, AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError)
+"""Shares of the largest logit that another order of summation explains. Missing attention differs by more."""
+INCOMPATIBLE_ERRORS = (
+    UnsupportedAttentionError,
+    AttributeError,
+    TypeError,
+    KeyError,
+    IndexError,
+    ValueError,
+    RuntimeError,
+)
 
 
-@torch.no_grad()  # what a model keeps of a pass (rotary tables) must serve training too
+@torch.no_grad()  # tables that a model caches in a pass (rotary) must serve training too
 def check_causal(model: Any) -> None:
-    """Raises ModelError for a model that looks ahead (BERT and its like, which load as causal ones)."""
-    # of the same length, for an expert is chosen by a hair, and another length rounds otherwise
-    expected, found = own_logits(model, TRIAL)[:4], own_logits(model, OTHER_END)[:4]
-    if bool((expected - found).abs().max() > OWN_TOLERANCES[model.dtype] * expected.abs().max()):  # false for NaN
+    """Raise ModelError for a model that attends to later tokens (BERT loads as a causal model too)."""
+    # same length: another length rounds differently, which may change the choice of an expert
+    expected, found = own_logits(model, CHECK_TOKENS)[:4], own_logits(model, CHECK_TOKENS_OTHER_END)[:4]
+    tolerance = SAME_ORDER_TOLERANCES[model.dtype] * expected.abs().max()
+    if bool((expected - found).abs().max() > tolerance):  # false for NaN
         raise ModelError(
-            f"{type(model).__name__} reads what comes after a token; take a causal model (some are with "
+            f"{type(model).__name__} attends to later tokens; use a causal model (some models need "
             "is_decoder = true in config.json)"
         )
 
 
 def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
-    """The model's own logits [tokens, vocabulary] in float32, nothing taken over and nothing cached."""
+    """Compute the model's own logits [tokens, V] in float32, with its own attention and without a cache."""
     logits: Tensor = model(torch.tensor([tokens], device=model.device)).logits[0].float()
     return logits
 
 
-def tried(way: Callable[[], Tensor]) -> Tensor | None:
-    """None where the model does not fit this way; running out of memory says nothing about that, and is raised."""
+def logits_or_none(way: Callable[[], Tensor]) -> Tensor | None:
+    """Return the logits of `way`, or None where the model is incompatible with it. Raises out-of-memory errors."""
     try:
         return way()
-    except UNFIT as error:
+    except INCOMPATIBLE_ERRORS as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         return None
 
 
 def agrees(expected: Tensor, found: Tensor | None, tolerance: float) -> bool:
-    """Of two tables of logits; `tolerance` is a share of the largest expected."""
+    """Return whether two tables of logits differ by at most `tolerance` times the largest expected logit."""
     return found is not None and bool((expected - found).abs().max() <= tolerance * expected.abs().max())
 
 
@@ -76,16 +86,16 @@ _log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNLIMITED = 1 << 30
 
-disable_progress_bar()  # a stage shows its own progress; the bar of loading weights would break it
+disable_progress_bar()  # the bar of loading weights would break the progress display of a stage
 
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    `positions`: the most tokens that the model's own attention takes. `context_length`: up to so many tokens each one
-    sees all before it, so that plain causal attention gives the model's numbers. `identity`: of the files that it was
-    loaded from, where `load_identified` did.
+    - `positions`: the most tokens that the model's own attention takes.
+    - `context_length`: the longest sequence in which each token attends to all tokens before it.
+    - `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     """
 
     name: str
@@ -98,16 +108,16 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs go."""
+        """Return the device of the model's inputs."""
         device: torch.device = self.model.device
         return device
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """n for every text, without special tokens."""
+        """Count the tokens of each text, without special tokens."""
         return [len(text.ids) for text in self.encoding.texts(texts)]
 
     def prompt_tokens(self, prompt: str) -> int:
-        """How many tokens P(x) holds besides the text, which it holds twice: |P(x), x| = this + 2 n."""
+        """Count the tokens of P(x) besides the text. The text stands in it twice: |P(x), x| = this + 2 n."""
         return len(self.encoding.head(prompt)) + len(self.encoding.output)
 
 
@@ -119,10 +129,10 @@ def load_language_model(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> LanguageModel:
-    """Any causal LM by folder or hub id; safetensors only.
+    """Load a causal LM from a folder or the hub; safetensors only.
 
-    `dtype` "auto" is bfloat16 on a GPU and float32 elsewhere; `device` "auto" is the GPU where there is one. Raises
-    ModelError where something is missing, unreadable or not a causal LM with a fast tokenizer.
+    `dtype` "auto" is bfloat16 on a GPU and float32 elsewhere. `device` "auto" is the GPU if present. Raises ModelError
+    where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
     target = _device(device)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -134,9 +144,9 @@ def load_language_model(
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
-    """A model and tokenizer at hand (just trained, made in a test) as a LanguageModel; puts it in evaluation mode.
+    """Wrap a model and tokenizer in memory (such as a freshly trained model) and set evaluation mode.
 
-    Raises ModelError for a tokenizer that cannot write calls, or a model that looks ahead.
+    Raises ModelError for a tokenizer that cannot write calls or a model that attends to later tokens.
     """
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
@@ -148,9 +158,9 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
-    """Raises ModelError where it gives no character offsets, or cannot write a call.
+    """Raise ModelError where the tokenizer gives no character offsets or cannot write a call.
 
-    transformers makes an empty vocabulary of a folder without tokenizer files, and says nothing.
+    transformers silently builds an empty vocabulary from a folder without tokenizer files.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
@@ -159,15 +169,15 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             f"the tokenizer of {name!r} cannot write ' [a(1)]'; give a folder with the tokenizer's own files "
             "(tokenizer.json), or a model whose vocabulary holds brackets"
         )
-    if not Encoding(tokenizer).keeps_text_apart():
+    if not Encoding(tokenizer).keeps_text_tokens():
         raise ModelError(
-            f"the tokenizer of {name!r} puts a space before what comes first and joins the tokens of a text with the "
-            "' [' behind it, so no call can be tokenized apart from its text; use a model with another tokenizer"
+            f"the tokenizer of {name!r} adds a space before the first word and merges the end of a text with a "
+            "following ' [', so no call can be tokenized apart from its text; use a model with another tokenizer"
         )
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """The same function in one kernel where transformers takes eight: a quarter of GPT-2's time on a CPU."""
+    """Replace NewGELU by torch's fused kernel: its eight kernels take a quarter of GPT-2's time on a CPU."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
@@ -175,9 +185,9 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def positions(config: Any) -> int:
-    """The most tokens in one sequence, of a model of text or of the text part of one.
+    """Return the most tokens in a sequence, from the text part of the config.
 
-    With LongRoPE those of its short factors: beyond them a token's keys depend on how long its sequence becomes.
+    With LongRoPE, return the length of its short factors: beyond it, a token's keys depend on the sequence length.
     """
     text = config.get_text_config()
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
@@ -192,7 +202,7 @@ def _short_factors(text: Any) -> int:
 
 
 def context_length(config: Any) -> int:
-    """The same, or the window of the model's local attention (sliding, or Llama 4's chunk) where that is shorter."""
+    """Return `positions`, or the window of local attention (sliding, or Llama 4's chunk) where it is shorter."""
     text = config.get_text_config()
     sliding = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
     windows = (sliding, getattr(text, "attention_chunk_size", None))
@@ -200,14 +210,14 @@ def context_length(config: Any) -> int:
 
 
 def from_hub(auto_class: Any, name: str, options: dict[str, Any]) -> Any:
-    """What `auto_class` loads of a folder or hub id; raises ModelError with the remedy."""
+    """Load a folder or hub id with `auto_class`. Raises ModelError."""
     try:
         return auto_class.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
     except Exception as error:
         what = auto_class.__name__.removeprefix("Auto").removesuffix("ForCausalLM").lower()
         raise ModelError(
             f"cannot load the {what} of {name!r}: {_one_line(error)}; give the folder of a causal LM saved with "
-            "safetensors, or an id of the hub that this machine can reach (or has in its cache)"
+            "safetensors, or a hub id that this machine can reach or has cached"
         ) from error
 
 
@@ -230,7 +240,7 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
     if device.type == "cpu" and dtype != "float32" and fast_dtype() == torch.float32:
-        _log.warning('on this processor %s is a fiftieth as fast as float32; set dtype = "float32"', dtype)
+        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', dtype)
     return DTYPES[dtype]
 
 
@@ -243,18 +253,43 @@ class Tokens:
     context_length: int
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """n for every text, without special tokens."""
+        """Count the tokens of each text, without special tokens."""
         return [len(text.ids) for text in self.encoding.texts(texts)]
 
     def prompt(self, prompt: str) -> int:
-        """How many tokens P(x) holds besides the text, which it holds twice."""
+        """Count the tokens of P(x) besides the text, which stands in it twice."""
         return len(self.encoding.head(prompt)) + len(self.encoding.output)
 
 
 def load_tokens(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokens:
-    """The tokenizer and lengths of a folder or hub id. Raises ModelError."""
+    """Load the tokenizer and lengths of a folder or hub id. Raises ModelError."""
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = from_hub(AutoTokenizer, name, common)
     check_tokenizer(name, tokenizer)
     config = from_hub(AutoConfig, name, common)
     return Tokens(Encoding(tokenizer), positions(config), context_length(config))
+
+
+def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
+    """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError."""
+    named = model if name is None else model.model_copy(update={"name": name, "revision": None})
+    return load_language_model(
+        model_name(named),
+        revision=named.revision,
+        dtype=dtype or named.dtype,
+        device=named.device,
+        trust_remote_code=named.trust_remote_code,
+    )
+
+
+def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:
+    """Load as `load_model` does and record the identity of the files read. Raises ModelError.
+
+    Loading is repeated when another run replaces the files meanwhile.
+    """
+    named = model_name(model) if name is None else name
+    while True:
+        identity = model_identity(named, model.revision)
+        loaded = load_model(model, name)
+        if model_identity(named, model.revision) == identity:
+            return replace(loaded, identity=identity)

@@ -1,4 +1,4 @@
-"""Prefixes that begin alike, run once as a tree, and the texts behind them."""
+"""Run prefixes as trees, so that common beginnings are computed once, and the texts behind them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from torch import Tensor
 from toolformer_dag.model.attention import Backbone, on_device, padded
 from toolformer_dag.model.memory import batches
 
-NODES = 128
-"""Where a tree is closed and the next begins: its attention is quadratic, and what two trees share is done twice."""
+TREE_NODES = 128
+"""Nodes of a full tree: attention within a tree is quadratic, but a beginning shared by two trees runs twice."""
 
 
 @dataclass(eq=False)
 class PrefixTree:
-    """Tokens, each after the one that stands before it in its sequences.
+    """Sequences as a tree of tokens.
 
-    `parents` holds the node before each node (-1 for none), `depths` how many stand before it.
+    `parents`: the node before each node, -1 for none. `depths`: the number of nodes before it.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class PrefixTree:
     depths: list[int] = field(default_factory=list)
 
     def add(self, sequence: Sequence[int], shared: Sequence[int]) -> list[int]:
-        """The nodes of a sequence, of which those in `shared` are there already; makes the others."""
+        """Add a sequence whose first nodes are `shared`; return all its nodes."""
         path = list(shared)
         for token in sequence[len(shared) :]:
             self.tokens.append(token)
@@ -40,7 +40,7 @@ class PrefixTree:
         return path
 
     def visible(self, width: int) -> NDArray[np.bool_]:
-        """[width, width]: which nodes each may attend to, those of its own sequence; padding sees itself."""
+        """Return a mask [width, width]: each node attends to its ancestors and itself, padding to itself."""
         mask = np.eye(width, dtype=np.bool_)
         for node, parent in enumerate(self.parents):
             if parent >= 0:
@@ -50,78 +50,78 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Trees over some sequences: by sequence the number of its tree, its nodes there, and how many of them are new."""
+    """Trees over sequences; by sequence: the number of its tree, its nodes, and how many tokens it added."""
 
     trees: list[PrefixTree]
-    homes: list[int]
+    tree_numbers: list[int]
     paths: list[list[int]]
-    fresh: list[int]
+    new_tokens: list[int]
 
 
 def forest(sequences: Sequence[Sequence[int]]) -> Forest:
-    """Trees over sequences in lexicographic order, in which a sequence shares most with the one before it."""
-    grown = Forest([PrefixTree()], [], [], [])
+    """Build trees over sequences in lexicographic order: neighbours then share the longest beginnings."""
+    result = Forest([PrefixTree()], [], [], [])
     before, path = list[int](), list[int]()
     for sequence in map(list, sequences):
-        common = _common(before, sequence)
-        held = len(grown.trees[-1].tokens)
-        if held and common < len(sequence) and held + len(sequence) - common > NODES:
-            grown.trees.append(PrefixTree())
+        common = _common_length(before, sequence)
+        held = len(result.trees[-1].tokens)
+        if held and common < len(sequence) and held + len(sequence) - common > TREE_NODES:
+            result.trees.append(PrefixTree())
             common = 0
-        before, path = sequence, grown.trees[-1].add(sequence, path[:common])
-        grown.homes.append(len(grown.trees) - 1)
-        grown.paths.append(path)
-        grown.fresh.append(len(sequence) - common)
-    return grown
+        before, path = sequence, result.trees[-1].add(sequence, path[:common])
+        result.tree_numbers.append(len(result.trees) - 1)
+        result.paths.append(path)
+        result.new_tokens.append(len(sequence) - common)
+    return result
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 Nodes = dict[int, list[tuple[Tensor, Tensor]]]
-"""Keys and values [nodes, H_kv, D] by layer, a pair for each pass."""
+"""Keys and values [nodes, H_kv, D] by layer, one pair per pass."""
 
 
 class CachedPrefixes:
-    """Keys, values and features of all nodes of the prefixes' trees.
+    """Cached keys, values and features of all nodes of the prefixes' trees.
 
-    `fresh` says how many tokens each prefix added to those before it, `passes` how many passes it took.
+    `new_tokens`: how many tokens each prefix added to the trees. `passes`: the number of model passes.
     """
 
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
-        """Runs the prefixes, which stand in lexicographic order, at most `budget` tokens a pass."""
+        """Run prefixes in lexicographic order with at most `budget` tokens per pass."""
         self.backbone = backbone
-        planted = forest(prefixes)
-        self.fresh = planted.fresh
-        sizes = [len(tree.tokens) for tree in planted.trees]
+        built = forest(prefixes)
+        self.new_tokens = built.new_tokens
+        sizes = [len(tree.tokens) for tree in built.trees]
         order = sorted(filter(sizes.__getitem__, range(len(sizes))), key=sizes.__getitem__)
         starts = dict(zip(order, accumulate((sizes[tree] for tree in order), initial=0), strict=False))
-        homes = zip(planted.homes, planted.paths, strict=True)
-        self.paths = [[starts[home] + node for node in path] for home, path in homes]
+        located = zip(built.tree_numbers, built.paths, strict=True)
+        self.paths = [[starts[tree] + node for node in path] for tree, path in located]
         found: Nodes = defaultdict(list)
         cuts = list(batches(order, sizes, budget))
-        ends = [self._grow([planted.trees[tree] for tree in cut], found) for cut in cuts]
+        ends = [self._run_trees([built.trees[tree] for tree in cut], found) for cut in cuts]
         self.passes = len(cuts)
         self.ends = torch.cat(ends) if ends else None
         self.layers = {layer: tuple(map(torch.cat, zip(*found.pop(layer), strict=True))) for layer in list(found)}
 
     def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """[len(chosen), 1 + T, features]: at the last token of each chosen prefix, then at the tokens of its text.
+        """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens.
 
-        What stands before the text of an empty prefix means nothing.
+        The first column of an empty prefix is undefined.
         """
         ids = padded(texts, self.backbone.device)
         paths = [self.paths[number] for number in chosen]
-        found = self._behind(ids, texts, paths) if ids.shape[1] else None
+        found = self._run_texts(ids, texts, paths) if ids.shape[1] else None
         if self.ends is None:
             return F.pad(found, (0, 0, 1, 0)) if found is not None else ids
         ends = self.ends[on_device([path[-1] if path else 0 for path in paths], ids.device)][:, None]
         return ends if found is None else torch.cat([ends, found], 1)
 
-    def _grow(self, trees: Sequence[PrefixTree], found: Nodes) -> Tensor:
-        """Runs trees side by side and adds their nodes' keys to what was found; [nodes, features]."""
+    def _run_trees(self, trees: Sequence[PrefixTree], found: Nodes) -> Tensor:
+        """Run trees in one pass, append their keys to `found`, and return features [nodes, F]."""
         ids = padded([tree.tokens for tree in trees], self.backbone.device)
         places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
         rows, columns = on_device(places, ids.device).T
@@ -135,8 +135,8 @@ class CachedPrefixes:
         depths = padded([tree.depths for tree in trees], ids.device)
         return self.backbone.features(ids, depths, attend)[rows, columns]
 
-    def _behind(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
-        """`ids` [B, T] of the texts, each behind the nodes of its path -> [B, T, features]."""
+    def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
+        """Run texts `ids` [B, T], each behind the nodes of its path; return [B, T, F]."""
         nodes = padded(paths, ids.device)
         if not nodes.shape[1]:
             return self.backbone.features(ids)
@@ -153,20 +153,20 @@ class CachedPrefixes:
             return biased(queries, keys, values, bias, scale)
 
         last = on_device([max(0, len(text) - 1) for text in texts], ids.device)[:, None]
-        positions = lengths + torch.minimum(steps, last)  # what pads a text may be beyond the model's last position
+        positions = lengths + torch.minimum(steps, last)  # padding may lie beyond the model's last position
         return self.backbone.features(ids, positions, attend)
 
     def _bias(self, seen: Tensor) -> Tensor:
-        """Zero where `seen` is true, else minus infinity, in the model's dtype: made once for all layers."""
+        """Return zero where `seen` is true, else minus infinity, in the model's dtype."""
         return torch.zeros(seen.shape, dtype=self.backbone.model.dtype, device=seen.device).masked_fill_(
             ~seen, -torch.inf
         )
 
 
 def biased(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Attention of [B, H, T, D] with `bias` [B, 1, T, S] on the scores.
+    """Compute attention of queries [B, H, T, D] with `bias` [B, 1, T, S] added to the scores.
 
-    Grouped keys are repeated: with a bias, the fused kernels of a GPU take none.
+    Grouped keys are repeated: with a bias, the fused GPU kernels do not support groups.
     """
     repeats = queries.shape[1] // keys.shape[1]
     if repeats > 1:

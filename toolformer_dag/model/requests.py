@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers: sampling, proposals, losses. Imports no torch."""
+"""The engine's requests and answers: proposals, losses. Imports no torch."""
 
 import math
 from dataclasses import dataclass
@@ -8,39 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Plain sampling from M is the paper's; `top_p` below 1 keeps the smallest set of tokens with that probability.
-
-    A sample without "]" after `max_call_tokens` tokens is discarded. All fields determine the rows: fingerprint them.
-    Raises ValueError for impossible values. Greedy decoding is not covered: samples of one position would be equal.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_call_tokens: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-        if self.max_call_tokens < 1:
-            raise ValueError(f"max_call_tokens is {self.max_call_tokens}; it must be at least 1")
-
-
 def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) for sample j at position i of the text `digest`; a longer draw begins with a shorter.
+    """Return `count` numbers in [0, 1) for sample j at position i of the text `digest`; float64, [count].
 
-    Bits of SHAKE-128 over the four names, 53 of every 64: the same with every version of numpy and torch.
+    The numbers are bits of SHAKE-128 over the four keys, so they do not depend on versions of numpy or torch. A larger
+    `count` extends the same sequence.
     """
     stream = shake_128(f"{seed}\0{digest}\0{position}\0{sample}".encode()).digest(8 * count)
     return (np.frombuffer(stream, "<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def select_positions(probabilities: NDArray[np.floating], tau_s: float, k: int) -> list[int]:
-    """I = {i : p_i > tau_s}, at most the `k` most probable of them, ascending. Of equals the earlier is taken."""
+    """Return the `k` most probable positions of I = {i : p_i > tau_s}, ascending; ties go to the earlier."""
     above = np.flatnonzero(probabilities > tau_s)
     likeliest = above[np.argsort(-probabilities[above], kind="stable")[:k]]
     return sorted(likeliest.tolist())
@@ -48,10 +27,9 @@ def select_positions(probabilities: NDArray[np.floating], tau_s: float, k: int) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposalRequest:
-    """A text x with n tokens. `digest` seeds its random streams.
+    """A text x with n tokens; `digest` seeds its random streams.
 
-    `probabilities` (n) and `stored`, pairs of (position, sample), are what has been paid for before: they are not
-    computed again.
+    `probabilities` [n] and `stored`, pairs of (position, sample), are known already and are not recomputed.
     """
 
     text: str
@@ -64,7 +42,7 @@ class ProposalRequest:
 class SampledCall:
     """Sample `sample` at position i = `position` (0-based, before token x_i).
 
-    `body` is the text between " [" and "]"; it is None with the reason "no_end" where no "]" came in time.
+    `body` is the text between " [" and "]". Without "]" within the limit, it is None with the reason "no_end".
     """
 
     position: int
@@ -75,11 +53,13 @@ class SampledCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """`probabilities` (n) holds p_i, `offsets` (n) the character at which x_i begins.
+    """Probabilities and new samples of a text.
 
-    p_i is 0 where x_i begins inside a character: no call can stand there. `samples` leaves out what was stored.
-    `reason` is "does_not_fit" where prompt, text twice and call exceed the context, "not_finite" where some p_i is no
-    number (a dtype that overflows), or "empty"; then all else is empty.
+    - `probabilities` [n]: p_i; 0 where x_i begins inside a character, because no call can stand there.
+    - `offsets` [n]: the character at which x_i begins.
+    - `samples`: the new samples, without those in `ProposalRequest.stored`.
+    - `reason`: why the other fields are empty: "does_not_fit" (prompt, the text twice and a call exceed the context),
+      "not_finite" (some p_i overflows the dtype) or "empty".
     """
 
     probabilities: NDArray[np.float32]
@@ -88,8 +68,8 @@ class Proposal:
     reason: str | None = None
 
 
-def refused(reason: str) -> Proposal:
-    """A proposal with nothing but a reason."""
+def rejected_proposal(reason: str) -> Proposal:
+    """Return a proposal that holds only a reason."""
     return Proposal(np.zeros(0, np.float32), np.zeros(0, np.int32), (), reason)
 
 
@@ -99,7 +79,7 @@ WINDOW_WEIGHTS = (1 / 3, 4 / 15, 1 / 5, 2 / 15, 1 / 15)
 
 @dataclass(frozen=True, slots=True)
 class LossRequest:
-    """A call to `tool` (its name in the text) with `input` and `result`, before token x_i of `text`, i = `position`."""
+    """A call before token x_i of `text`, i = `position`; `tool` is the tool's name in the text."""
 
     text: str
     position: int
@@ -110,33 +90,28 @@ class LossRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallLosses:
-    """L_i(empty), L_i(e(c)), L_i(e(c, r)) in nats.
-
-    With `upper_bound`, L_i(e(c)) was not computed (NaN), because the call is hopeless already: `delta` is then
-    L_i(empty) - L+, below zero, and the true one is at most that. With `reason` "does_not_fit" all three are NaN.
-    """
+    """L_i(empty), L_i(e(c)) and L_i(e(c, r)) in nats; all are NaN with the reason "does_not_fit"."""
 
     loss_empty: float
     loss_call: float
     loss_result: float
-    upper_bound: bool = False
     reason: str | None = None
 
     @property
     def loss_minus(self) -> float:
-        """L- = min(L_i(empty), L_i(e(c)))."""
-        return self.loss_empty if self.upper_bound else min(self.loss_empty, self.loss_call)
+        """Return L- = min(L_i(empty), L_i(e(c)))."""
+        return min(self.loss_empty, self.loss_call)
 
     @property
     def loss_plus(self) -> float:
-        """L+ = L_i(e(c, r))."""
+        """Return L+ = L_i(e(c, r))."""
         return self.loss_result
 
     @property
     def delta(self) -> float:
-        """L- - L+: by how much the result helps. The call is kept where this is at least tau_f."""
+        """Return L- - L+; the call is kept where this is at least tau_f."""
         return self.loss_minus - self.loss_plus
 
 
-UNFIT = CallLosses(math.nan, math.nan, math.nan, reason="does_not_fit")
-"""For a call whose e(c, r) and text do not fit the context together."""
+DOES_NOT_FIT = CallLosses(math.nan, math.nan, math.nan, reason="does_not_fit")
+"""The losses of a call whose e(c, r) and text do not fit the context together."""

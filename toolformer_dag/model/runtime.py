@@ -1,4 +1,4 @@
-"""A model ready to run: which way of sharing beginnings fits it, and what it has computed."""
+"""A model ready to run: whether its keys can be shared between sequences, and token counts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,14 @@ from torch import Tensor
 from toolformer_dag.model.attention import Backbone, padded
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.heads import CachedHead, CachedTexts, RecomputedHead, RecomputedPrefixes, RecomputedTexts
-from toolformer_dag.model.loading import OWN_TOLERANCES, TOLERANCES, TRIAL, agrees, own_logits, tried
+from toolformer_dag.model.loading import (
+    CHECK_TOKENS,
+    SAME_ORDER_TOLERANCES,
+    TOLERANCES,
+    agrees,
+    logits_or_none,
+    own_logits,
+)
 from toolformer_dag.model.memory import TokenBudget
 from toolformer_dag.model.prefixes import CachedPrefixes
 
@@ -19,45 +26,48 @@ Prefixes = CachedPrefixes | RecomputedPrefixes
 
 
 def choose_head(backbone: Backbone) -> type[CachedHead] | type[RecomputedHead]:
-    """Shared keys where they reproduce the model's own logits for a short sequence, else no sharing.
+    """Return CachedHead where shared keys reproduce the model's own logits of a short sequence, else RecomputedHead.
 
-    Also tells the backbone to run whole models where features and head alone do not reproduce them.
+    The backbone is switched to whole passes where body and head alone do not reproduce the logits.
     """
-    expected = own_logits(backbone.model, TRIAL)
-    split, tolerance = OWN_TOLERANCES[backbone.model.dtype], TOLERANCES[backbone.model.dtype]
-    takes_attention, backbone.takes_attention = backbone.takes_attention, False
-    if _caps_logits(backbone) or not agrees(expected, tried(lambda: _plain(backbone)), split):
-        backbone.without_split()
+    expected = own_logits(backbone.model, CHECK_TOKENS)
+    split, tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype], TOLERANCES[backbone.model.dtype]
+    supported, backbone.uses_custom_attention = backbone.uses_custom_attention, False
+    if _caps_logits(backbone) or not agrees(expected, logits_or_none(lambda: _plain(backbone)), split):
+        backbone.run_whole_model()
         return RecomputedHead
-    backbone.takes_attention = takes_attention
-    backbone.takes_attention &= agrees(expected, tried(lambda: _plain(backbone)), tolerance)
-    shares = backbone.takes_attention and agrees(expected[-1:], tried(lambda: _shared(backbone)), tolerance)
+    backbone.uses_custom_attention = supported
+    backbone.uses_custom_attention &= agrees(expected, logits_or_none(lambda: _plain(backbone)), tolerance)
+    if not backbone.uses_custom_attention:
+        return RecomputedHead
+    shares = agrees(expected[-1:], logits_or_none(lambda: _shared(backbone)), tolerance)
     return CachedHead if shares else RecomputedHead
 
 
 def _caps_logits(backbone: Backbone) -> bool:
-    """By name, for a soft cap changes next to nothing where the logits of the trial are small."""
+    """Return whether the config names a soft cap: it hardly changes the small logits of the check."""
     return getattr(backbone.model.config.get_text_config(), "final_logit_softcapping", None) is not None
 
 
 def _plain(backbone: Backbone) -> Tensor:
-    return backbone.logits(backbone.features(padded([TRIAL], backbone.device))[0])
+    return backbone.logits(backbone.features(padded([CHECK_TOKENS], backbone.device))[0])
 
 
 def _shared(backbone: Backbone) -> Tensor:
-    """The last token's logits with a head of three tokens, a text of five of which four are kept, two of its own."""
-    texts = CachedHead(backbone, TRIAL[:3]).texts([[*TRIAL[3:7], 0]])
+    """Compute the last token's logits from a head of 3 tokens, 4 kept tokens of a text of 5, and 2 own tokens."""
+    texts = CachedHead(backbone, CHECK_TOKENS[:3]).texts([[*CHECK_TOKENS[3:7], 0]])
     texts.features([0], first=0)
     branches = texts.branches([0], [4], room=2, capacity=1)
-    features = [branches.step(torch.tensor([token], device=backbone.device)) for token in TRIAL[7:]]
+    features = [branches.step(torch.tensor([token], device=backbone.device)) for token in CHECK_TOKENS[7:]]
     return backbone.logits(features[-1])
 
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens through the model by kind (padding not counted) and passes; decoding steps are counted apart.
+    """Tokens that went through the model by kind, without padding, and the number of passes.
 
     prompt: heads of P(x); positions: texts behind the head; samples: decoded tokens; loss_*: the three losses.
+    Decoding steps are not counted as passes.
     """
 
     prompt: int = 0
@@ -70,17 +80,17 @@ class TokenCounts:
     decoding_steps: int = 0
 
     def add(self, kind: str, tokens: int) -> None:
-        """Counts `tokens` of `kind`, one of the fields."""
+        """Add `tokens` to the field `kind`."""
         setattr(self, kind, getattr(self, kind) + tokens)
 
     def as_dict(self) -> dict[str, int]:
-        """For metadata and reports."""
+        """Return the counts by field."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A model ready to run, how it is fed, and what is counted."""
+    """A model ready to run, with its encoding, limits and counts."""
 
     backbone: Backbone
     encoding: Encoding
@@ -90,7 +100,7 @@ class Runtime:
     head_type: type[CachedHead] | type[RecomputedHead]
 
     def head(self, ids: Sequence[int]) -> Head:
-        """Runs the beginning that texts share."""
+        """Run the prompt head that texts share."""
         self.counts.add("prompt", len(ids))
         self.counts.passes += 1
         if self.head_type is CachedHead:
@@ -98,8 +108,8 @@ class Runtime:
         return RecomputedHead(self.backbone, ids, self.budget)
 
     def prefixes(self, prefixes: Sequence[Sequence[int]]) -> Prefixes:
-        """Runs prefixes, in lexicographic order, behind which texts are to stand."""
+        """Run prefixes in lexicographic order; texts are appended by `features`."""
         kind = CachedPrefixes if self.head_type is CachedHead else RecomputedPrefixes
-        made = kind(self.backbone, prefixes, self.budget.tokens)
-        self.counts.passes += made.passes
-        return made
+        result = kind(self.backbone, prefixes, self.budget.tokens)
+        self.counts.passes += result.passes
+        return result

@@ -1,19 +1,21 @@
-"""What can be said of a model without loading it: identity, size, and what is wrong with it. Imports no torch."""
+"""Identity and size of a model folder or hub id, without loading it. Imports no torch."""
 
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 
-from toolformer_dag.errors import UserError
-from toolformer_dag.file_hash import file_hash
+from toolformer_dag.files import UserError
+from toolformer_dag.identity import file_hash
+from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.synthetic import MODEL
 
 
 class ModelError(UserError):
-    """A model that cannot be found, read or run. The message names it, the reason and the remedy."""
+    """A model that cannot be found, read or run. The message names the model, the reason and the remedy."""
 
 
 class OffsetError(UserError):
-    """A character at which no token begins. `nearest` is the closest character at which one does."""
+    """No token begins at this character; `nearest` is the closest character at which a token begins."""
 
     def __init__(self, offset: int, nearest: int) -> None:
         super().__init__(f"no token begins at character {offset}; the nearest token boundary is character {nearest}")
@@ -21,12 +23,12 @@ class OffsetError(UserError):
 
 
 SMALL = 20_000_000
-"""Parameters under which threads wait for each other longer than they compute: at 2 million, two threads did about
-a quarter of what one did."""
+"""Models below this number of parameters run on a single thread: at 2 million parameters, two threads were four times
+slower."""
 
 
 def parameters(folder: Path) -> int:
-    """Of the model in `folder`, by the headers of its weights; 0 where there is no such folder."""
+    """Count the parameters of a model folder from its safetensors headers; 0 where the folder is missing."""
     from safetensors import safe_open
 
     total = 0
@@ -36,7 +38,7 @@ def parameters(folder: Path) -> int:
     return total
 
 
-CONTENT = (
+IDENTITY_FILES = (
     "config.json",
     "model*.safetensors",
     "model.safetensors.index.json",
@@ -51,16 +53,16 @@ CONTENT = (
 
 
 def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
-    """Hashes of the files that a folder's results depend on, or the id and revision of a model of the hub.
+    """Return hashes of the files that determine a folder's results, or the hub's id and revision.
 
-    A hub id without a revision is `main`: pin one where a moved branch must be noticed. Raises ModelError for a path
-    that is no model folder. Whether the files fit each other is only known when the model is loaded.
+    A hub id without a revision means `main`; pin a revision to notice changes of the branch. Raises ModelError for a
+    path that is not a model folder. Not covered: whether the files fit each other.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return {file.name: file_hash(file) for file in _files(folder)}
     if _looks_like_path(name):
-        raise ModelError(f"model folder {name!r} does not exist; give a folder or the id of a model of the hub")
+        raise ModelError(f"model folder {name!r} does not exist; give a model folder or a hub id")
     return {"id": name, "revision": revision or "main"}
 
 
@@ -69,11 +71,16 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    files = sorted({file for pattern in CONTENT for file in folder.glob(pattern)})
-    for wanted in ("config.json", "*.safetensors", "tokenizer*"):
-        if not any(file.match(wanted) for file in files):
+    files = sorted({file for pattern in IDENTITY_FILES for file in folder.glob(pattern)})
+    for required in ("config.json", "*.safetensors", "tokenizer*"):
+        if not any(file.match(required) for file in files):
             raise ModelError(
-                f"{str(folder)!r} is no model folder: it holds no {wanted}; "
+                f"{str(folder)!r} is not a model folder: it holds no {required}; "
                 "save a model there with save_pretrained, or give another folder or a hub id"
             )
     yield from files
+
+
+def model_name(model: ModelSettings) -> str:
+    """Return the folder or id of the settings' model; `embedded` is the model in the package."""
+    return str(MODEL) if model.name == "embedded" else model.name

@@ -1,1 +1,1 @@
-"""What a person may set: toolformer.toml, a profile, environment and command line, validated and frozen."""
+"""Settings: the tables of toolformer.toml, and the loading of all sources into them."""

@@ -1,158 +1,362 @@
-"""The tables of toolformer.toml, with the paper's values as defaults."""
+"""Declare the tables of toolformer.toml: every key with its type, the paper's value as default, and a description."""
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
-from toolformer_dag.settings.values import Frozen, LocalPath, under
+from toolformer_dag.files import UserError
 
 
-class Paths(Frozen):
-    """Where things lie, relative to the folder of toolformer.toml; paths never enter a fingerprint.
+class SettingsError(UserError, ValueError):
+    """Refuse a setting; the message names the file, option or variable, the key, the reason and the remedy."""
 
-    The warehouse lies in the lake where it is not given.
+
+def meant(word: str, known: Iterable[str], noun: str) -> str:
+    """Return `did you mean 'k'?`, or `known NOUN: a, b` where nothing is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known {noun}: {', '.join(known)}"
+
+
+def printable(text: str | Path) -> str:
+    """Escape what is not UTF-8: file names and arguments may hold it, and messages that are written cannot."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
+OUTSIDE_FINGERPRINTS = "outside fingerprints"
+T = TypeVar("T")
+Unfingerprinted = Annotated[T, OUTSIDE_FINGERPRINTS]
+"""The type of a key that says how or where work is done: stored rows stay valid when its value changes."""
+
+LANE_NAME = re.compile(r"[A-Za-z0-9_]+")
+ASSET_GROUPS = ("ccnet", "training", "evaluation", "warehouse")
+"""The groups of the asset graph that are not lanes."""
+
+
+def expanded(path: Path) -> Path:
+    """Replace `~` or `~name` by the home folder. Raises SettingsError where there is none."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{path}: {error} Write the whole path") from error
+
+
+def under(root: Path, path: str | Path) -> Path:
+    """Read a relative path against `root`. Raises SettingsError as `expanded` does."""
+    return root / expanded(Path(path))
+
+
+def rooted(pattern: str, root: Path) -> str:
+    """Make a glob pattern absolute, against `root` where it is relative; brackets in `root` and `~` match themselves.
+
+    Raises SettingsError as `expanded` does.
     """
+    start = root
+    if pattern.startswith("~"):
+        home, _, pattern = pattern.partition("/")
+        start = expanded(Path(home))
+    return str(Path(escape(str(start))) / pattern)
 
-    lake: LocalPath = Path("lake")
-    warehouse: LocalPath = Path("lake/toolformer.duckdb")
 
-    def under(self, root: Path) -> "Paths":
+def _local(value: object) -> object:
+    if "://" in str(value):
+        raise ValueError(f"{value} is no local folder, and only local folders are supported")
+    return value
+
+
+def _lane_name(name: str) -> str:
+    """Check a name that becomes part of the lane's asset keys."""
+    if not LANE_NAME.fullmatch(name) or name in ASSET_GROUPS:
+        groups = ", ".join(ASSET_GROUPS)
+        raise ValueError(f"a lane's name has letters, digits and _, and is none of {groups}; rename the section")
+    return name
+
+
+LocalPath = Annotated[Path, BeforeValidator(_local), AfterValidator(expanded)]
+"""A file or folder of this machine; `~` is the home folder."""
+LaneName = Annotated[str, AfterValidator(_lane_name)]
+
+
+class SettingsTable(BaseModel):
+    """Refuse unknown keys, changes after validation, NaN and infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _number(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        """Refuse true and false for numbers, because Python counts True as 1, and integers that no column holds."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("true and false are no values of this key")
+        valid = handler(value)
+        if isinstance(valid, int) and valid.bit_length() > 63:
+            raise ValueError("the number takes more than 64 bits")
+        return valid
+
+
+class PathSettings(SettingsTable):
+    """Locate the folders and files that a run writes."""
+
+    lake: Unfingerprinted[LocalPath] = Field(
+        Path("lake"), description="Folder of all tables and checkpoints; relative to the folder of toolformer.toml."
+    )
+    warehouse: Unfingerprinted[LocalPath] = Field(
+        Path("lake/toolformer.duckdb"),
+        description="DuckDB file with all tables and views. When left out, it is toolformer.duckdb in the lake.",
+    )
+
+    def under(self, root: Path) -> "PathSettings":
+        """Return both paths absolute."""
         given = "warehouse" in self.model_fields_set
         warehouse = self.warehouse if given else self.lake / self.warehouse.name
-        return Paths(lake=root / self.lake, warehouse=root / warehouse)
+        return PathSettings(lake=root / self.lake, warehouse=root / warehouse)
 
 
-class SmallWeb(Frozen):
-    """The made corpus that stands in where no shards are named (`corpus.shards = []`): files, and documents in all."""
+class SmallWebSettings(SettingsTable):
+    """Size the synthetic corpus that is used when `corpus.shards` is empty."""
 
-    shards: int = Field(2, ge=1, le=99)
-    documents: int = Field(1200, ge=1)
-    seed: int = 1
-
-
-class Corpus(Frozen):
-    """CCNet text: glob patterns of shards, and how a document is cut.
-
-    `segment_tokens` bounds n, the tokens of one text; where |P| + 2n would not fit the context it is lowered.
-    `texts_per_shard` bounds what one tool annotates in one shard, chosen by a hash of the text.
-    """
-
-    shards: tuple[str, ...] = ()
-    small_web: SmallWeb = SmallWeb()
-    segment_tokens: int = Field(512, ge=16)
-    texts_per_shard: int | None = Field(None, ge=1)
+    shards: int = Field(2, ge=1, le=99, description="Number of files to generate.")
+    documents: int = Field(1200, ge=1, description="Number of documents in all files together.")
+    seed: int = Field(1, description="Seed of the generated documents.")
 
 
-class Model(Frozen):
-    """The model M: `embedded`, a folder (relative to that of toolformer.toml), or an id of the hub.
+class CorpusSettings(SettingsTable):
+    """Name the shards of CCNet text, and say how a document is cut into texts."""
 
-    Device and token budget never enter a fingerprint.
-    """
+    shards: Unfingerprinted[tuple[str, ...]] = Field(
+        (), description="Paths or glob patterns of CCNet shards; when empty, the synthetic small web is used."
+    )
+    small_web: SmallWebSettings = Field(SmallWebSettings(), description="The synthetic small web.")
+    segment_tokens: int = Field(
+        512,
+        ge=16,
+        description="Maximum tokens of one text. Lowered where prompt and twice the text exceed the model's context.",
+    )
+    texts_per_shard: int | None = Field(
+        None, ge=1, description="Maximum texts that one tool annotates per shard, chosen by a hash of the text."
+    )
+    first: Unfingerprinted[int | None] = Field(
+        None, ge=1, description="Number of shards to use, in the order of their names; shards read before stay."
+    )
 
-    name: str = "embedded"
-    revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "auto"
-    token_budget: int | None = Field(None, ge=64)
-    trust_remote_code: bool = False
 
-    def under(self, root: Path) -> "Model":
-        folder = under(root, self.name)
-        found = self.name != "embedded" and folder.is_dir()
+class ModelSettings(SettingsTable):
+    """Choose the language model M and the device that it runs on."""
+
+    name: str = Field(
+        "embedded",
+        description="`embedded`, a model folder (relative to that of toolformer.toml), or a Hugging Face model id.",
+    )
+    revision: str | None = Field(None, description="Revision of a Hugging Face model: branch, tag or commit.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Data type of the weights when M annotates and answers; finetuning holds float32."
+    )
+    device: Unfingerprinted[str] = Field(
+        "auto", description="Device for the model, such as `cpu` or `cuda`; `auto` takes the GPU where there is one."
+    )
+    token_budget: Unfingerprinted[int | None] = Field(
+        None, ge=64, description="Maximum tokens of one forward pass; when left out, it follows from free memory."
+    )
+    trust_remote_code: Unfingerprinted[bool] = Field(
+        False, description="Whether Python code that comes with the model may run."
+    )
+
+    def under(self, root: Path) -> "ModelSettings":
+        """Return the model with the absolute path of its folder, where `name` is a folder."""
+        folder, found = under(root, self.name), False
+        with suppress(OSError):  # such as a name longer than the file system takes: an id, or an error of the loader
+            found = self.name != "embedded" and folder.is_dir()
         return self.model_copy(update={"name": str(folder)}) if found else self
 
 
-class SamplingSection(Frozen):
-    """How calls are drawn from M (section 4.1 of the paper: plain sampling)."""
+class SamplingSettings(SettingsTable):
+    """Say how calls are sampled from M (section 4.1 of the paper: plain sampling). Greedy decoding is not covered."""
 
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_call_tokens: int = Field(64, ge=1)
-    seed: int = 0
-
-
-class Limits(Frozen):
-    """How a tool's backend is treated; none of it enters a fingerprint but the length of a result."""
-
-    timeout_s: float = Field(30.0, gt=0, le=86_400)
-    retries: int = Field(2, ge=0)
-    backoff_s: float = Field(0.5, ge=0)
-    rate_per_s: float | None = Field(None, gt=0)
-    concurrency: int = Field(1, ge=1)
-    max_result_characters: int = Field(400, ge=1)
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability; 1 samples from all."
+    )
+    max_call_tokens: int = Field(
+        64, ge=1, description="Maximum tokens of a call; a sample without `]` by then is discarded."
+    )
+    seed: int = Field(0, description="Seed of all samples.")
 
 
-class ToolSection(Frozen):
-    """One lane. Thresholds left out are the tool's own (the paper's); every other key is an option of the tool."""
+class ToolLimits(SettingsTable):
+    """Limit how a tool is called: time, retries, rate and concurrency. Seconds are wall-clock."""
+
+    timeout_s: Unfingerprinted[float] = Field(
+        30.0,
+        gt=0,
+        le=86_400,
+        description="Seconds that a call may take; a batch of n calls may take n times as long.",
+    )
+    retries: Unfingerprinted[int] = Field(
+        2, ge=0, description="Number of times a batch is tried again after the tool raised RetryableError."
+    )
+    backoff_s: Unfingerprinted[float] = Field(
+        0.5, ge=0, description="Seconds before the first retry; doubled before each further retry."
+    )
+    rate_per_s: Unfingerprinted[float | None] = Field(
+        None, gt=0, description="Maximum calls started per second by one process; unlimited when left out."
+    )
+    concurrency: Unfingerprinted[int] = Field(1, ge=1, description="Number of batches that run at once.")
+    max_result_characters: int = Field(400, ge=1, description="Length in characters at which a result is cut.")
+
+
+class ToolSettings(SettingsTable):
+    """Configure one tool and its lane. Keys that are not declared here are options of the tool itself."""
 
     model_config = ConfigDict(extra="allow")
 
-    enabled: bool = True
-    tau_s: float | None = Field(None, ge=0, le=1)
-    k: int | None = Field(None, ge=1)
-    m: int | None = Field(None, ge=1)
-    tau_f: float | None = None
-    limits: Limits = Limits()
+    enabled: bool = Field(True, description="Whether the tool has a lane.")
+    tau_s: float | None = Field(
+        None, ge=0, le=1, description="Sampling threshold: probability of `[` above which a position may get calls."
+    )
+    k: int | None = Field(None, ge=1, description="Maximum positions per text at which calls are sampled.")
+    m: int | None = Field(None, ge=1, description="Number of calls sampled per position.")
+    tau_f: float | None = Field(
+        None, description="Filtering threshold: a call is kept when it lowers the loss by at least this much, in nats."
+    )
+    limits: ToolLimits = Field(ToolLimits(), description="Limits on running the tool.")
 
     def options(self) -> Mapping[str, Any]:
-        """The keys that the tool itself understands, `use` and `prompt` among them."""
+        """Return the keys that the tool itself understands, `use` and `prompt` among them."""
         return dict(self.model_extra or {})
 
 
-class Training(Frozen):
-    """Finetuning on C* (appendix B)."""
+class TrainingSettings(SettingsTable):
+    """Configure finetuning on C* (paper, section 4.1 and appendix B): AdamW, no weight decay, norm clipped at 1."""
 
-    batch_size: int = Field(128, ge=1)
-    device_batch_size: int = Field(8, ge=1)
-    learning_rate: float = Field(1e-5, gt=0)
-    warmup: float = Field(0.1, ge=0, le=1)
-    sequence_length: int = Field(1024, ge=16)
-    max_steps: int = Field(2000, ge=1)
-    epochs: float | None = Field(None, gt=0)
-    eval_steps: int = Field(500, ge=1)
-    heldout_texts: int = Field(1000, ge=1)
-    examples_per_tool: int = Field(25_000, ge=1)
-    seed: int = Field(0, ge=0, lt=2**32)
+    batch_size: int = Field(
+        128, ge=1, description="Sequences per optimizer step, over all devices and accumulated passes."
+    )
+    device_batch_size: Unfingerprinted[int] = Field(
+        8,
+        ge=1,
+        description="Maximum sequences per pass on a device; lowered until it divides its share of the batch.",
+    )
+    learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate.")
+    warmup: float = Field(
+        0.1, ge=0, le=1, description="Share of the steps in which the rate rises; it then falls linearly to zero."
+    )
+    sequence_length: int = Field(1024, ge=16, description="Maximum tokens of a training sequence.")
+    max_steps: int = Field(2000, ge=1, description="Maximum optimizer steps.")
+    epochs: float | None = Field(
+        None, gt=0, description="Maximum epochs; training ends with these or with `max_steps`, whichever comes first."
+    )
+    eval_steps: int = Field(
+        500, ge=1, description="Steps between two measurements of held-out perplexity, each with a checkpoint."
+    )
+    heldout_texts: int = Field(
+        1000, ge=1, description="Maximum held-out texts that choose the checkpoint; as many others measure perplexity."
+    )
+    examples_per_tool: int = Field(25_000, ge=1, description="Maximum texts with calls that one tool adds to C*.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of the sequences.")
+
+    def determining(self) -> dict[str, Any]:
+        """Return what trained weights depend on beside the texts; two keys only say which texts these are."""
+        return self.model_dump(exclude={"device_batch_size", "heldout_texts", "examples_per_tool"})
 
 
-class Decoding(Frozen):
-    """Decoding with tools (section 4.2): a call starts when ` [` is among the k most likely tokens."""
+class DecodingSettings(SettingsTable):
+    """Configure decoding with tools (section 4.2 of the paper)."""
 
-    k: int = Field(10, ge=0)
-    max_new_tokens: int = Field(64, ge=1)
+    k: int = Field(10, ge=0, description="A call starts when ` [` is among the k most likely tokens; 0 disables calls.")
+    max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 
 
-class Evaluation(Frozen):
-    """`questions` of the made world per tool, and whole benchmarks of the paper: name -> its file or folder.
+class EvaluationSettings(SettingsTable):
+    """Choose the questions, benchmarks and texts on which models are measured."""
 
-    `wikitext`: a file whose perplexity is measured too. `swapped_texts`: texts per shard and tool whose calls are
-    scored with swapped results too. Paths count from the folder of toolformer.toml.
-    """
+    questions: int = Field(200, ge=0, description="Synthetic questions per tool.")
+    seed: int = Field(7, description="Seed of the synthetic questions.")
+    swapped_texts: int = Field(
+        80, ge=1, description="Texts per shard and tool whose calls are also scored with results of other documents."
+    )
+    benchmarks: dict[str, LocalPath] = Field(
+        default_factory=dict,
+        description="Benchmarks of the paper: name and file or folder, relative to the folder of toolformer.toml.",
+    )
+    wikitext: LocalPath | None = Field(
+        None, description="Text file on which perplexity is measured too; relative to the folder of toolformer.toml."
+    )
 
-    questions: int = Field(200, ge=0)
-    seed: int = 7
-    swapped_texts: int = Field(80, ge=1)
-    benchmarks: dict[str, LocalPath] = Field(default_factory=dict)
-    wikitext: LocalPath | None = None
-
-    def under(self, root: Path) -> "Evaluation":
+    def under(self, root: Path) -> "EvaluationSettings":
+        """Return all paths absolute."""
         benchmarks = {name: root / path for name, path in self.benchmarks.items()}
-        return self.model_copy(
-            update={"benchmarks": benchmarks, "wikitext": root / self.wikitext if self.wikitext else None}
-        )
+        wikitext = self.wikitext and root / self.wikitext
+        return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext})
 
 
-class Execution(Frozen):
-    """How work is spread; none of it enters a fingerprint.
+class ExecutionSettings(SettingsTable):
+    """Say how work is spread over processes and time."""
 
-    `workers`: partitions that are worked on at once, each in a process with a model of its own. Left out, it is the
-    number of GPUs; without one, the number of cores for a model so small that it computes on one, else 1.
-    """
+    chunk_texts: Unfingerprinted[int] = Field(64, ge=1, description="Texts that are computed and committed together.")
+    chunk_calls: Unfingerprinted[int] = Field(
+        512, ge=1, description="Tool calls that are executed and committed together."
+    )
+    workers: Unfingerprinted[int | None] = Field(
+        None,
+        ge=1,
+        description="Processes that compute at once, each with its own model. When left out: the number of GPUs; "
+        "without a GPU, the number of cores for a small model and 1 for a large model.",
+    )
+    automation: Unfingerprinted[bool] = Field(
+        False, description="Whether the sensor starts a run when shard files change."
+    )
+    sensor_seconds: Unfingerprinted[int] = Field(
+        30, ge=1, description="Seconds between two looks of the sensor at the shard files."
+    )
 
-    chunk_texts: int = Field(64, ge=1)
-    chunk_calls: int = Field(512, ge=1)
-    workers: int | None = Field(None, ge=1)
-    automation: bool = False
-    sensor_seconds: int = Field(30, ge=1)
+
+class SettingsTables(SettingsTable):
+    """Hold all tables; a profile gives any of them."""
+
+    paths: PathSettings = Field(PathSettings(), description="Where tables and the warehouse are stored.")
+    corpus: CorpusSettings = Field(CorpusSettings(), description="The text, and how it is cut.")
+    model: ModelSettings = Field(ModelSettings(), description="The language model M.")
+    sampling: SamplingSettings = Field(SamplingSettings(), description="How calls are sampled from M.")
+    tools: dict[LaneName, ToolSettings] = Field(
+        default_factory=dict,
+        description="One table per tool. Thresholds, k and m left out are the tool's own, which are the paper's; "
+        "keys that are not listed are options of the tool.",
+    )
+    training: TrainingSettings = Field(TrainingSettings(), description="Finetuning on C*.")
+    decoding: DecodingSettings = Field(DecodingSettings(), description="Decoding with tools.")
+    evaluation: EvaluationSettings = Field(EvaluationSettings(), description="What models are measured on.")
+    execution: ExecutionSettings = Field(ExecutionSettings(), description="How work is spread.")
+
+
+class Settings(SettingsTables):
+    """Hold everything that a run depends on, after all sources are merged."""
+
+    tools: dict[LaneName, ToolSettings] = Field(
+        default_factory=dict, validate_default=True, description=SettingsTables.model_fields["tools"].description
+    )
+    root: Path = Field(description="Folder of toolformer.toml; relative paths count from it.")
+    profile: str = Field("embedded", description="Name of the profile that the values below the file's come from.")
+
+    @field_validator("tools")
+    @classmethod
+    def _some_lane(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
+        if not any(section.enabled for section in tools.values()):
+            off = ", ".join(f"[tools.{key}]" for key in tools)
+            remedy = f"write `enabled = true` under {off}" if off else "add a section such as [tools.calculator]"
+            raise ValueError(f"no tool is enabled; {remedy}")
+        return tools

@@ -1,10 +1,10 @@
-"""The synthetic world, its small web and the embedded model: everything runs from here with no download."""
+"""Provide the synthetic world, its small web and the embedded model, which need no download."""
 
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 MODEL = FOLDER / "model"
 SMALL_MODEL = FOLDER / "model_small"
-"""For tests."""
+"""A smaller model, for tests."""
 PROMPTS = FOLDER / "prompts"
-"""The prompts P(x) of this world, one per tool."""
+"""The prompts P(x) of the synthetic world, one file per tool."""

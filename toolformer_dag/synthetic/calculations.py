@@ -1,21 +1,20 @@
-"""Stories that a calculation helps with; no pair of operands of one part is ever asked in another."""
+"""Tell stories that a calculation helps with; no pair of operands is used in two parts of the world."""
 
 from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from random import Random
 
-from toolformer_dag.synthetic.names import FIRST_NAMES, PARTS, SHARES, WordingSet, WorldPart, name_pool
+from toolformer_dag.synthetic.names import WorldPart, first_names, name_pool, part_of_slot
 from toolformer_dag.synthetic.sentences import Phenomenon
-from toolformer_dag.synthetic.wordings import sums
-from toolformer_dag.synthetic.wordings.calendar import WEEK_DAYS
-from toolformer_dag.synthetic.wordings.scheme import Numbers
+from toolformer_dag.synthetic.today import WEEK_DAYS
+from toolformer_dag.synthetic.wordings import Numbers, Operation, WordingSet, schemes, word_list
 
 SIZES, SIZE_WEIGHTS = ((3, 9), (10, 99), (100, 989), (1000, 9899)), (4, 9, 8, 2)
 _SLOTS = 20
 
 
-def operands(random: Random, part: WorldPart, operation: str, numbers: Numbers) -> tuple[Decimal, Decimal]:
-    """Two numbers of the part; the first is the larger one where `operation` takes away."""
+def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
+    """Draw two numbers of the part; for `-` the first is the larger."""
     while True:
         a, b = _draw(random, numbers)
         if operation == "-" and a < b:
@@ -25,13 +24,9 @@ def operands(random: Random, part: WorldPart, operation: str, numbers: Numbers) 
 
 
 def part_of(a: Decimal, b: Decimal) -> WorldPart:
-    """The part that may ask about these two numbers, in whichever order."""
+    """Return the part that may ask about these two numbers, in either order."""
     low, high = sorted((int(a * 100), int(b * 100)))
-    slot = (low * 7919 + high * 104729) // 7 % _SLOTS
-    for place, part in enumerate(PARTS):
-        if slot < round(sum(SHARES[: place + 1]) * _SLOTS):
-            return part
-    raise AssertionError("SHARES do not add up to one")
+    return part_of_slot((low * 7919 + high * 104729) // 7 % _SLOTS, _SLOTS)
 
 
 def _draw(random: Random, numbers: Numbers) -> tuple[Decimal, Decimal]:
@@ -61,20 +56,20 @@ def _distance(random: Random) -> Decimal:
 
 
 def _dividend(random: Random) -> tuple[Decimal, Decimal]:
-    """Half of the quotients are whole."""
+    """Draw a dividend and a divisor; half of the quotients are whole."""
     divisor = random.randint(3, 48)
     whole = random.random() < 0.5
     return Decimal(divisor * random.randint(3, 60) if whole else random.randint(50, 989)), Decimal(divisor)
 
 
-def apply(a: Decimal, operation: str, b: Decimal) -> str:
-    """The result as the calculator words it: at most two decimals, without trailing zeros."""
+def apply(a: Decimal, operation: Operation, b: Decimal) -> str:
+    """Return the result as the calculator prints it: at most two decimals, without trailing zeros."""
     value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operation].quantize(Decimal("0.01"), ROUND_HALF_UP)
     return f"{value:f}".rstrip("0").rstrip(".")
 
 
 def written(random: Random, number: Decimal) -> str:
-    """The number in a page's words: `12`, `2.50`, `1,240` or `1240`."""
+    """Write the number as a page would: `12`, `2.50`, `1,240` or `1240`."""
     if number != number.to_integral_value():
         return f"{number:.2f}" if number * 10 % 1 or random.random() < 0.5 else f"{number:.1f}"
     return f"{int(number):,}" if random.random() < 0.5 else str(int(number))
@@ -84,9 +79,8 @@ QUESTION_SHARE = 0.45
 
 
 def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """A story whose last number is the result of one operation on two numbers in it."""
-    schemes = sums.SCHEMES if wordings == "seen" else sums.UNSEEN_SCHEMES
-    scheme = random.choice(random.choice(schemes))
+    """Tell a story whose last number is the result of one operation on two numbers in it."""
+    scheme = random.choice(random.choice(schemes(wordings)))
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
     setup = random.randrange(len(scheme.setups))
@@ -95,29 +89,32 @@ def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     end = random.randrange(len(ends))
     template = scheme.setups[setup] + (f". {ends[end]} The answer is" if is_question else ends[end])
     result = apply(a, scheme.operation, b)
+    unit = scheme.unit.format(**slots)
+    tail = random.choice(word_list("tails", "calculator")).format(unit=unit, m=slots["m"])
     return Phenomenon(
         tool="calculator",
         before=template.format(**slots),
-        after=f" {result}" + random.choice(sums.TAILS).format(unit=scheme.unit.format(**slots), m=slots["m"]),
+        after=f" {result}{tail}",
         input=_expression(scheme.operation, template, slots),
         result=result,
         answer=result,
         wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
-        is_question=is_question,
     )
 
 
 def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
-    """The operands of a sum or product in the order in which the text names them."""
+    """Return the call's input; the operands of + and * come in the order in which the text names them."""
     swapped = operation in "+*" and template.index("{b}") < template.index("{a}")
     first, second = ("b", "a") if swapped else ("a", "b")
     return f"{slots[first]} {operation} {slots[second]}"
 
 
+_SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "gets", "loses": "loses"}
+
+
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    n, m = random.sample(FIRST_NAMES, 2)
+    n, m = random.sample(first_names(), 2)
     t, u, w = random.sample(name_pool("town", part), 3)
     day, other = random.sample(WEEK_DAYS, 2)
-    lists = {"it": sums.THINGS, "box": sums.CONTAINERS, "event": sums.EVENTS, "gets": sums.GETS, "loses": sums.LOSES}
-    chosen = {slot: random.choice(words) for slot, words in lists.items()}
+    chosen = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
     return chosen | {"n": n, "m": m, "t": t, "u": u, "w": w, "day": day, "other": other}

@@ -1,4 +1,4 @@
-"""Spanish, German and French: the closed lexicon, translating with it, and phrases followed by their English."""
+"""Translate Spanish, German and French with a closed lexicon, and write phrases followed by their English."""
 
 import csv
 from collections.abc import Mapping
@@ -7,12 +7,9 @@ from functools import cache
 from random import Random
 from typing import Literal
 
-from toolformer_dag.synthetic import FOLDER
-from toolformer_dag.synthetic.names import KINDS, PARTS, WordingSet, WorldPart, deal, name_pool
+from toolformer_dag.synthetic.names import KINDS, PARTS, WorldPart, deal, name_pool
 from toolformer_dag.synthetic.sentences import Phenomenon, worded
-from toolformer_dag.synthetic.wordings import translation
-from toolformer_dag.synthetic.wordings.filler import PERSONS
-from toolformer_dag.synthetic.wordings.word_list import spaced
+from toolformer_dag.synthetic.wordings import FOLDER, WordingSet, translation_templates, word_list
 
 Language = Literal["es", "de", "fr"]
 LANGUAGES: tuple[Language, ...] = ("es", "de", "fr")
@@ -25,7 +22,7 @@ ARTICLES: dict[Language, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class LexiconWord:
-    """A noun (one form, a gender) or an adjective (the form for each gender, in the order of ARTICLES)."""
+    """Hold a noun (one form, a gender) or an adjective (a form for each gender, in the order of ARTICLES)."""
 
     language: Language
     forms: tuple[str, ...]
@@ -33,15 +30,15 @@ class LexiconWord:
     gender: str
 
     def form(self, gender: str) -> str:
-        """The form that agrees with a noun of this gender; some adjectives have one form only."""
+        """Return the form that agrees with a noun of this gender; some adjectives have one form only."""
         place = list(ARTICLES[self.language]).index(gender)
         return self.forms[place] if len(self.forms) > 1 else self.forms[0]
 
 
 @cache
 def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
-    """All nouns or adjectives of a language, in the file's order; `word_class` is `noun` or `adjective`."""
-    with (FOLDER / "wordings" / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
+    """Return the words of a language in the file's order; `word_class` is `noun` or `adjective`."""
+    with (FOLDER / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     chosen = [row for row in rows if row["language"] == language and row["class"] == word_class]
     return tuple(LexiconWord(language, tuple(row["forms"].split()), row["english"], row["gender"]) for row in chosen)
@@ -49,7 +46,7 @@ def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
 
 @cache
 def words_of(language: Language, word_class: str, part: WorldPart) -> tuple[LexiconWord, ...]:
-    """The part's share of the nouns or adjectives."""
+    """Return the part's share of the nouns or adjectives."""
     shuffled = list(words(language, word_class))
     Random(f"lexicon {language} {word_class}").shuffle(shuffled)
     return tuple(deal(shuffled, part))
@@ -57,18 +54,18 @@ def words_of(language: Language, word_class: str, part: WorldPart) -> tuple[Lexi
 
 @cache
 def all_forms() -> frozenset[str]:
-    """Every foreign form, in lower case."""
+    """Return every foreign form, in lower case."""
     classes = [(language, word_class) for language in LANGUAGES for word_class in ("noun", "adjective")]
-    return frozenset(form.lower() for one in classes for word in words(*one) for form in word.forms)
+    return frozenset(form.lower() for chosen in classes for word in words(*chosen) for form in word.forms)
 
 
 _THE = frozenset(article for articles in ARTICLES.values() for article in articles.values())
 
 
 def translate(phrase: str) -> str | None:
-    """A phrase of article, adjective and noun in lower-case English; None when no word of it is in the lexicon.
+    """Translate a phrase of article, adjective and noun into lower-case English; adjectives move before the noun.
 
-    Words that it does not know stay as they are, in their place; adjectives move before the noun.
+    Unknown words stay as they are, in their place. Return None when the lexicon has no word of the phrase.
     """
     tokens = phrase.lower().split()
     articles = [token for token in tokens if token in _THE]
@@ -92,46 +89,30 @@ def _english(word_class: str) -> dict[str, str]:
 
 
 QUESTION_SHARE = 0.35
-PSEUDO_SHARE = 0.85  # of the pretraining phrases: made-up words, so that the model has to read the call's result
+PSEUDO_SHARE = 0.85  # of the pretraining phrases: invented words, so that the model has to read the call's result
 ADJECTIVE_SHARE = 0.75
-_HEADS = spaced(
-    "ba ca de di fo ga hu ja ke la lu ma mo ne no pa pe qui ra ro sa so ta te tu ur ve vi wa zo zu bla "
-    "fre gro kla ple stra bre cha cru"
-)
-_TAILS = spaced(
-    "ta lo ro na sse cke nne rte lle mbre ndo rra ge che ste cht gen ter lur eau aille ette ion ique ier "
-    "ado ina ero osa illo luz feld hand last dorf rin"
-)
 
 
 def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """A foreign phrase followed by its English."""
+    """Quote a foreign phrase, then say it in English."""
     pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
     phrase, english = _pseudo_phrase(random) if pseudo else _phrase(random, part)
     is_question = random.random() < QUESTION_SHARE
-    slots = {"f": phrase, "x": random.choice(PERSONS)}
+    slots = {"f": phrase, "x": random.choice(word_list("filler", "persons"))}
     before, wording = _words(random, wordings, is_question, slots)
     return Phenomenon(
         tool="machine_translation",
         before=before + (" The answer is" if is_question else ""),
-        after=f" {english}{random.choice(translation.TAILS).format(**slots)}",
+        after=f" {english}{random.choice(word_list('tails', 'translation')).format(**slots)}",
         input=phrase,
         result=english,
         answer=english,
         wording=f"machine_translation/{wordings}/{wording}",
-        is_question=is_question,
     )
 
 
 def _words(random: Random, wordings: WordingSet, is_question: bool, slots: Mapping[str, str]) -> tuple[str, str]:
-    leads: tuple[str, ...]
-    templates: tuple[str, ...]
-    if wordings == "seen":
-        leads = translation.QUESTION_LEADS if is_question else translation.LEADS
-        templates = translation.QUESTIONS if is_question else translation.STATEMENTS
-    else:
-        leads = translation.UNSEEN_QUESTION_LEADS if is_question else translation.UNSEEN_LEADS
-        templates = translation.UNSEEN_QUESTIONS if is_question else translation.UNSEEN_STATEMENTS
+    leads, templates = translation_templates(wordings).choices(is_question=is_question)
     before, wording = worded(random, leads, templates, slots)
     return before, f"{'q' if is_question else 's'}{wording}"
 
@@ -151,11 +132,11 @@ def _pseudo_phrase(random: Random) -> tuple[str, str]:
     language = random.choice(LANGUAGES)
     noun, adjective = _pseudo_word(random), _pseudo_word(random)
     article = random.choice(tuple(ARTICLES[language].values()))
-    english = random.choice(translation.ENGLISH_NOUNS)
+    english = random.choice(word_list("translation", "english_nouns"))
     if random.random() >= ADJECTIVE_SHARE:
         return f"{article} {_cased(language, noun)}", f"the {english}"
     foreign = _ordered(language, _cased(language, noun), adjective)
-    return f"{article} {foreign}", f"the {random.choice(translation.ENGLISH_ADJECTIVES)} {english}"
+    return f"{article} {foreign}", f"the {random.choice(word_list('translation', 'english_adjectives'))} {english}"
 
 
 def _ordered(language: Language, noun: str, adjective: str) -> str:
@@ -167,9 +148,10 @@ def _cased(language: Language, noun: str) -> str:
 
 
 def _pseudo_word(random: Random) -> str:
-    """A word that is neither in the lexicon nor a name of the made world."""
+    """Invent a word that is neither in the lexicon nor a name of the synthetic world."""
+    heads, tails = word_list("translation", "pseudo_heads"), word_list("translation", "pseudo_tails")
     while True:
-        word = "".join(random.choices(_HEADS, k=random.choice((1, 1, 2)))) + random.choice(_TAILS)
+        word = "".join(random.choices(heads, k=random.choice((1, 1, 2)))) + random.choice(tails)
         if word not in all_forms() and word not in _names():
             return word
 

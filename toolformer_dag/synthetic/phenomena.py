@@ -1,4 +1,4 @@
-"""Phenomena of the synthetic world, for each tool, and the questions that evaluation makes of them."""
+"""Draw phenomena of the synthetic world for each tool, and the questions that evaluation asks about them."""
 
 import datetime
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from random import Random
 
 from toolformer_dag.synthetic.calculations import story
 from toolformer_dag.synthetic.lexicon import translated
-from toolformer_dag.synthetic.names import KINDS, Relation, WordingSet, WorldPart
+from toolformer_dag.synthetic.names import KINDS, WorldPart
 from toolformer_dag.synthetic.sentences import Phenomenon, worded
 from toolformer_dag.synthetic.today import today
-from toolformer_dag.synthetic.wordings import lead as leads
-from toolformer_dag.synthetic.world import RELATIONS, Entity, World, passages_by_relation, the_world
+from toolformer_dag.synthetic.wordings import Relation, WordingSet, fact_templates, relations, word_list
+from toolformer_dag.synthetic.world import Entity, World, passages_by_relation, the_world
 
 QUESTION_SHARE = 0.45
 KIND_WEIGHTS = (5, 3, 2, 1)  # in the order of KINDS
@@ -18,10 +18,10 @@ PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked
 
 
 def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """A fact stated or asked for; `tool` is `question_answering` or `wiki_search`."""
+    """State a fact or ask for it; `tool` is `question_answering` or `wiki_search`."""
     kind = random.choices(KINDS, PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS)[0]
     entity = random.choice(world.entities(part, kind))
-    relation = random.choice(RELATIONS[kind])
+    relation = random.choice(relations(kind))
     word = _asked if random.random() < QUESTION_SHARE else _stated
     before, rest, question, wording = word(random, entity, relation, tool, wordings)
     answer = entity.facts[relation.key]
@@ -33,7 +33,6 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
         result=answer if tool == "question_answering" else _snippet(entity, world, relation),
         answer=answer,
         wording=f"{tool}/{relation.kind}/{relation.key}/{wordings}/{wording}",
-        is_question=word is _asked,
     )
 
 
@@ -44,30 +43,31 @@ def _snippet(entity: Entity, world: World, relation: Relation) -> str:
 def _stated(
     random: Random, entity: Entity, relation: Relation, tool: str, wordings: WordingSet
 ) -> tuple[str, str, str, str]:
-    seen = wordings == "seen"
-    templates = relation.statements if seen else relation.unseen_statements
-    introductions = (leads.STATEMENT_LEADS if seen else leads.UNSEEN_STATEMENT_LEADS)[tool]
-    text, wording = worded(random, introductions, templates, {"e": entity.name, "v": "\0"})
+    leads, statements = fact_templates(relation, tool, wordings).choices(is_question=False)
+    text, wording = worded(random, leads, statements, {"e": entity.name, "v": "\0"})
     before, rest = text.split(" \0")
-    return before, rest + random.choice(leads.TAILS), relation.question.format(e=entity.name), f"s{wording}"
+    tail = random.choice(word_list("tails", "facts"))
+    return before, rest + tail, relation.question.format(e=entity.name), f"s{wording}"
 
 
 def _asked(
     random: Random, entity: Entity, relation: Relation, tool: str, wordings: WordingSet
 ) -> tuple[str, str, str, str]:
-    seen = wordings == "seen"
-    templates = relation.questions if seen else relation.unseen_questions
-    introductions = (leads.QUESTION_LEADS if seen else leads.UNSEEN_QUESTION_LEADS)[tool]
-    number, place = random.randrange(len(templates)), random.randrange(len(introductions))
-    question = templates[number].format(e=entity.name)
-    return f"{introductions[place]}{question} The answer is", random.choice(leads.TAILS), question, f"q{number}.{place}"
+    leads, questions = fact_templates(relation, tool, wordings).choices(is_question=True)
+    number, place = random.randrange(len(questions)), random.randrange(len(leads))
+    question = questions[number].format(e=entity.name)
+    tail = random.choice(word_list("tails", "facts"))
+    return f"{leads[place]}{question} The answer is", tail, question, f"q{number}.{place}"
 
 
 TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 
 
 def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """A phenomenon for `tool` (a lane's key) about the entities, numbers, dates or words of `part`."""
+    """Draw a phenomenon for `tool` (a lane's key) about the entities, numbers, dates or words of `part`.
+
+    Raises ValueError for an unknown tool.
+    """
     if tool == "calculator":
         return story(random, part, wordings)
     if tool == "calendar":
@@ -81,7 +81,7 @@ def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wording
 
 @dataclass(frozen=True, slots=True)
 class SyntheticQuestion:
-    """A text to be continued; it is answered when `answer` comes within the first words."""
+    """Hold a text to continue; a continuation is right when `answer` is among its first words."""
 
     prompt: str
     answer: str
@@ -91,9 +91,9 @@ class SyntheticQuestion:
 
 
 def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[SyntheticQuestion]:
-    """`n` different questions of evaluation for one tool, half of them questions, half statements to be completed."""
+    """Return `n` different prompts for one tool, about half questions, half statements to complete."""
     random, found = Random(f"questions {seed} {tool} {wordings}"), dict[SyntheticQuestion, None]()
     while len(found) < n:
-        one = phenomenon(random, the_world(), tool, "evaluation", wordings)
-        found[SyntheticQuestion(one.before, one.answer, one.tool, one.date, one.wording)] = None
+        drawn = phenomenon(random, the_world(), tool, "evaluation", wordings)
+        found[SyntheticQuestion(drawn.before, drawn.answer, drawn.tool, drawn.date, drawn.wording)] = None
     return list(found)

@@ -1,4 +1,4 @@
-"""The small web: CCNet records about the synthetic world, the same bytes for the same seed."""
+"""Write the small web: CCNet records about the synthetic world, the same bytes for the same seed."""
 
 import base64
 import datetime
@@ -12,14 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from upath import UPath
-
-from toolformer_dag.storage.files import write_whole
+from toolformer_dag.files import write_whole
 from toolformer_dag.synthetic.names import WorldPart
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon, filler
-from toolformer_dag.synthetic.today import day_of
-from toolformer_dag.synthetic.wordings.calendar import MONTHS
+from toolformer_dag.synthetic.today import MONTHS, day_of
 from toolformer_dag.synthetic.world import the_world
 
 DOMAINS = tuple(
@@ -32,7 +29,7 @@ _NO_WORD = re.compile(r"[^a-z]+")
 
 
 def dated_url(random: Random, title: str, day: datetime.date) -> str:
-    """A URL that gives away the day, in one of the forms that real pages use."""
+    """Return a URL that contains the date, in one of the forms that real pages use."""
     slug, month = _slug(title), MONTHS[day.month - 1][:3].lower()
     path = random.choice(
         (
@@ -48,7 +45,7 @@ def dated_url(random: Random, title: str, day: datetime.date) -> str:
 
 
 def undated_url(random: Random, title: str) -> str:
-    """A URL without a date; some hold numbers that are none."""
+    """Return a URL without a date; some contain other numbers."""
     slug = _slug(title)
     path = random.choice((slug, f"{random.choice(SECTIONS)}/{slug}.html", f"page?id={random.randint(10, 999)}"))
     return f"https://{random.choice(DOMAINS)}/{path}"
@@ -63,7 +60,7 @@ _LONGEST = 0xFFFF
 
 
 def stored_gzip(data: bytes) -> bytes:
-    """`data` as one gzip member of stored blocks (RFC 1951, 3.2.4; RFC 1952)."""
+    """Wrap `data` in one gzip member of stored blocks (RFC 1951, 3.2.4; RFC 1952), the same bytes everywhere."""
     starts = range(0, max(len(data), 1), _LONGEST)
     blocks = b"".join(_block(data[start : start + _LONGEST], start == starts[-1]) for start in starts)
     return _HEADER + blocks + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
@@ -81,42 +78,42 @@ BUCKETS = ("head", "middle", "tail")
 
 
 def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
-    """CCNet records (16 fields, in CCNet's order) of one part, in seen wordings only."""
+    """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only."""
     random, world = Random(f"web {seed} {part}"), the_world()
     for number in range(documents):
         found = [phenomenon(random, world, tool, part, "seen") for tool in _tools(random)]
         text = document_text(random, found)
-        day = next((one.date for one in found if one.date), None)
+        day = next((gold.date for gold in found if gold.date), None)
         if day is None and random.random() < DATED_SHARE:
             day = day_of(random, part)
         yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
 
 
 def document_text(random: Random, found: list[Phenomenon]) -> str:
-    """Paragraphs of plain sentences with the phenomena among them, about 60-120 words."""
-    pieces, wanted = [one.text for one in found], random.randint(*WORDS)
+    """Write paragraphs of plain sentences with the phenomena among them, about 60-120 words."""
+    pieces, wanted = [gold.text for gold in found], random.randint(*WORDS)
     while sum(piece.count(" ") + 1 for piece in pieces) < wanted:
         pieces.append(filler(random, random.choice((1, 1, 2, 3))))
     random.shuffle(pieces)
     return "".join(piece + random.choice((" ", " ", "\n")) for piece in pieces[:-1]) + pieces[-1]
 
 
-def write_shards(folder: Path, shards: int, documents: int, seed: int, part: WorldPart = "corpus") -> list[Path]:
-    """Write `documents` records spread over so many gzip JSON-lines files, named as CCNet's; returns their paths.
+def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[Path]:
+    """Write `documents` records of the corpus part to so many gzip files, named as CCNet's; return their paths.
 
-    The same bytes on every machine; a file appears whole or not at all. Raises WriteError.
+    The bytes are the same on every machine; a file appears whole or not at all. Raises WriteError.
     """
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, part, documents)]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents)]
     paths = []
     for number in range(shards):
         path = folder / f"en_head_{number:04}.json.gz"
-        write_whole(UPath(path), stored_gzip("".join(lines[number::shards]).encode()))
+        write_whole(path, stored_gzip("".join(lines[number::shards]).encode()))
         paths.append(path)
     return paths
 
 
 def _tools(random: Random) -> list[str]:
-    """Tools whose phenomena make a document; at most one calendar, since a document has one date."""
+    """Draw the tools of a document's phenomena; at most one calendar, since a document has one date."""
     tools = random.choices(TOOLS, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
     return tools if tools.count("calendar") < 2 else tools[:1]
 

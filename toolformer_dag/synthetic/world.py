@@ -1,114 +1,80 @@
-"""The synthetic world: people, towns, firms and rivers with their facts, in three disjoint parts; its encyclopaedia."""
+"""Create the synthetic world (people, towns, firms and rivers, in three disjoint parts) and its encyclopaedia."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from toolformer_dag.synthetic.names import FIRST_NAMES, PARTS, EntityKind, Relation, WorldPart, name_pool
-from toolformer_dag.synthetic.wordings.firm import FIRM
-from toolformer_dag.synthetic.wordings.person import PERSON
-from toolformer_dag.synthetic.wordings.river import RIVER
-from toolformer_dag.synthetic.wordings.town import TOWN
-from toolformer_dag.synthetic.wordings.word_list import spaced
+from toolformer_dag.synthetic.names import PARTS, WorldPart, first_names, name_pool
+from toolformer_dag.synthetic.wordings import EntityKind, Relation, relations, word_list
 
 WORLD_SEED = 0  # the world of the shipped encyclopaedia, web and questions
 PEOPLE: dict[WorldPart, int] = {"pretraining": 1600, "corpus": 1400, "evaluation": 1000}
 
-COUNTRIES = spaced(
-    "Norland Estavia Querin Valdoria Marenia Tesland Orvania Lutria Kasmir Ferrano Belmark Sundria Pollan "
-    "Drenia Wexland Ilvaria Corania Zemland Hestia Ruvania Altonia Brevia Carpania Dovania Elmark Falonia "
-    "Gorland Helvara Istvar Jarland Kolmark Livania Moltaria Narvia Ostland Pernia Rolland Savonia Tarvia "
-    "Umbaria"
-)
-PROFESSIONS = spaced(
-    "painter singer lawyer doctor chemist farmer pilot poet teacher judge dancer sailor banker baker "
-    "builder nurse historian soldier priest tailor weaver miller printer gardener hunter potter butcher "
-    "surgeon jeweller barber cook diver juggler librarian clown locksmith brewer cobbler shepherd "
-    "fisherman"
-)
-INSTRUMENTS = spaced(
-    "piano violin flute harp guitar trumpet drum organ cello clarinet horn lute oboe banjo bassoon tuba fiddle"
-)
-PRODUCTS = spaced(
-    "glass wool cheese salt paper silk clocks shoes bread tea iron wine soap tiles ships toys bells boats "
-    "lamps carpets honey candles knives leather mirrors pottery rope sugar tents umbrellas wagons yarn "
-    "bricks buttons coffee drums gloves hats jewels keys"
-)
-NICKNAMES = (
-    spaced("Steel River Silver Golden Windy Green White Quiet Iron Sunny Stone Garden Harbor Bell Copper Rainy"),
-    spaced("City Town Gate Crown Jewel Pearl Rose Star Castle Mountain"),
-)
-SEAS = tuple(
-    f"the {name} Sea"
-    for name in spaced("Black Cold North Amber Green Silent Southern Coral Whale Winter Long Misty Old Yellow")
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A person, town, firm or river; `facts` maps a relation's key to the words that answer it."""
+    """Hold a person, town, firm or river; `facts` maps a relation's key to the words that answer it."""
 
     kind: EntityKind
     name: str
-    part: WorldPart
     facts: Mapping[str, str]
 
 
 class World:
-    """All entities of one seed; a fact of a part names entities of the same part only."""
+    """Hold all entities of one seed; the facts of a part name entities of that part only."""
 
     def __init__(self, seed: int = WORLD_SEED) -> None:
         self.seed = seed
         self._entities: dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]] = {}
         for part in PARTS:
-            self._entities |= _make_part(Random(f"world {seed} {part}"), part)
+            self._entities |= _entities_of(Random(f"world {seed} {part}"), part)
 
     def entities(self, part: WorldPart, kind: EntityKind) -> tuple[Entity, ...]:
-        """The entities of a part and kind, in a fixed order."""
+        """Return the entities of a part and kind, in a fixed order."""
         return self._entities[part, kind]
 
     def all_entities(self) -> list[Entity]:
-        """Every entity, part by part."""
+        """Return every entity, part by part."""
         return [entity for group in self._entities.values() for entity in group]
 
 
 @cache
 def the_world() -> World:
-    """The world of the shipped encyclopaedia, web and questions."""
+    """Return the world of the shipped encyclopaedia, web and questions."""
     return World(WORLD_SEED)
 
 
-def _make_part(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
+def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
     towns, firms, rivers = (name_pool(kind, part) for kind in ("town", "firm", "river"))
     people = _people(random, part)
     return {
-        (part, "person"): tuple(Entity("person", name, part, _person(random, name, people, towns)) for name in people),
-        (part, "town"): tuple(Entity("town", name, part, _town(random, people, rivers)) for name in towns),
-        (part, "firm"): tuple(Entity("firm", name, part, _firm(random, people, towns)) for name in firms),
-        (part, "river"): tuple(Entity("river", name, part, _river(random, towns)) for name in rivers),
+        (part, "person"): tuple(Entity("person", name, _person(random, name, people, towns)) for name in people),
+        (part, "town"): tuple(Entity("town", name, _town(random, people, rivers)) for name in towns),
+        (part, "firm"): tuple(Entity("firm", name, _firm(random, people, towns)) for name in firms),
+        (part, "river"): tuple(Entity("river", name, _river(random, towns)) for name in rivers),
     }
 
 
 def _people(random: Random, part: WorldPart) -> tuple[str, ...]:
     surnames = name_pool("person", part)
-    names = [f"{first} {surname}" for first in FIRST_NAMES for surname in surnames]
+    names = [f"{first} {surname}" for first in first_names() for surname in surnames]
     return tuple(random.sample(names, PEOPLE[part]))
 
 
 def _person(random: Random, name: str, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
     return {
         "birthplace": random.choice(towns),
-        "profession": random.choice(PROFESSIONS),
+        "profession": _pick(random, "professions"),
         "birth_year": str(random.randint(1801, 1989)),
         "teacher": _stranger(random, name, people),
         "home": random.choice(towns),
-        "instrument": random.choice(INSTRUMENTS),
+        "instrument": _pick(random, "instruments"),
     }
 
 
 def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
-    """Somebody with another first name and another surname."""
+    """Draw a person with another first name and another surname."""
     while True:
         other = random.choice(people)
         if not set(name.split()) & set(other.split()):
@@ -116,12 +82,11 @@ def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
 
 
 def _town(random: Random, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
-    first, second = NICKNAMES
     return {
-        "country": random.choice(COUNTRIES),
+        "country": _pick(random, "countries"),
         "river": random.choice(rivers),
-        "product": random.choice(PRODUCTS),
-        "nickname": f"the {random.choice(first)} {random.choice(second)}",
+        "product": _pick(random, "products"),
+        "nickname": f"the {_pick(random, 'nickname_adjectives')} {_pick(random, 'nickname_nouns')}",
         "mayor": random.choice(people),
         "founded": str(random.randint(1001, 1799)),
     }
@@ -131,7 +96,7 @@ def _firm(random: Random, people: tuple[str, ...], towns: tuple[str, ...]) -> di
     return {
         "founder": random.choice(people),
         "head_office": random.choice(towns),
-        "wares": random.choice(PRODUCTS),
+        "wares": _pick(random, "products"),
         "opened": str(random.randint(1801, 1999)),
     }
 
@@ -139,12 +104,13 @@ def _firm(random: Random, people: tuple[str, ...], towns: tuple[str, ...]) -> di
 def _river(random: Random, towns: tuple[str, ...]) -> dict[str, str]:
     return {
         "length": f"{random.randint(30, 989)} miles",
-        "sea": random.choice(SEAS),
+        "sea": _pick(random, "seas"),
         "source": random.choice(towns),
     }
 
 
-RELATIONS: dict[EntityKind, tuple[Relation, ...]] = {"person": PERSON, "town": TOWN, "firm": FIRM, "river": RIVER}
+def _pick(random: Random, values: str) -> str:
+    return random.choice(word_list("facts", values))
 
 
 FACTS_PER_PASSAGE = 2
@@ -152,7 +118,7 @@ FACTS_PER_PASSAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class ArticlePassage:
-    """A section of an article; `id` is unique in its world, `text` is one line; a snippet has under 40 words."""
+    """Hold a section of an article; `id` is unique in its world, `text` is one line, `snippet` under 40 words."""
 
     id: str
     title: str
@@ -161,23 +127,24 @@ class ArticlePassage:
 
     @property
     def snippet(self) -> str:
-        """The passage as a search returns it: `title > section > text`."""
+        """Return the passage as a search returns it: `title > section > text`."""
         return f"{self.title} > {self.section} > {self.text}"
 
 
 def passages(world: World) -> Iterator[ArticlePassage]:
-    """All passages of all parts, in a fixed order."""
+    """Yield the passages of all parts, in a fixed order."""
     for entity in world.all_entities():
         yield from dict.fromkeys(passages_by_relation(entity, world.seed).values())
 
 
 def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]:
-    """For each relation's key the passage of the entity's article that holds that fact."""
+    """Map each relation's key to the passage of the entity's article that holds the fact."""
     random = Random(f"passages {seed} {entity.name}")
-    relations = random.sample(RELATIONS[entity.kind], len(RELATIONS[entity.kind]))
+    own = relations(entity.kind)
+    shuffled = random.sample(own, len(own))
     found: dict[str, ArticlePassage] = {}
-    for number, start in enumerate(range(0, len(relations), FACTS_PER_PASSAGE)):
-        group = relations[start : start + FACTS_PER_PASSAGE]
+    for number, start in enumerate(range(0, len(shuffled), FACTS_PER_PASSAGE)):
+        group = shuffled[start : start + FACTS_PER_PASSAGE]
         passage = _passage(random, entity, group, number)
         found |= {relation.key: passage for relation in group}
     return found

@@ -1,4 +1,4 @@
-"""A call c = (tool name, input), the texts e(c) and e(c, r), and splicing them into a text (paper, section 2)."""
+"""Format, parse and clean calls c = (tool name, input), and splice them into texts (paper, section 2)."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -14,40 +14,40 @@ NAME = r"[^\s\[\]()]+"
 OPENING = re.compile(rf"\[\s*{NAME}\(")
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
-# Of category Cf as well, but without them Persian, Hindi and some emoji read differently.
+# Of category Cf too, but Persian, Hindi and some emoji need them.
 JOINERS = "\u200c\u200d"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`tool` is the name as it stands in the text ("Calculator"), `input` what stands between the parentheses."""
+    """A call: `tool` is its name in the text ("Calculator"), `input` the text between the parentheses."""
 
     tool: str
     input: str
 
 
 class MalformedCall(ValueError):
-    """A text that is no call. `reason` is short and stable, for counting."""
+    """A text that is not a call. `reason` is short and stable, for counting."""
 
     def __init__(self, reason: str, body: str) -> None:
-        super().__init__(f"{body[:80]!r} is no call: {reason}; expected Name(input)")
+        super().__init__(f"{body[:80]!r} is not a call: {reason}; expected Name(input)")
         self.reason = reason
 
 
 def format_call(call: Call, result: str | None = None) -> str:
-    """e(c) = " [Calculator(400 / 1400)]" or, with a result, e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
+    """Format e(c) = " [Calculator(400 / 1400)]" or e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
 
-    Verbatim: nothing is cleaned or checked here. `clean_result` and `parse_call` make values that are safe.
+    Values are inserted verbatim. `parse_call` and `clean_result` return values that are safe.
     """
     answer = "" if result is None else f" {RESULT_ARROW} {result}"
     return f"{API_START}{call.tool}({call.input}){answer}{API_END}"
 
 
 def parse_call(body: str) -> Call:
-    """The call in what was generated between " [" and "]".
+    """Parse the text generated between " [" and "]".
 
-    Raises MalformedCall with one of the reasons `fault` names, "not_a_call" where the form is not Name(input), or
-    "call_in_input" where another call begins in the input.
+    Raises MalformedCall with a reason of `fault`, "not_a_call" where the form is not Name(input), or "call_in_input"
+    where another call begins in the input.
     """
     match = BODY.fullmatch(body)
     if match is None:
@@ -55,13 +55,13 @@ def parse_call(body: str) -> Call:
     call = Call(match[1], match[2])
     if reason := fault(call):
         raise MalformedCall(reason, body)
-    if OPENING.search(call.input):  # the model left out a "]" and went on with the text
+    if OPENING.search(call.input):  # the model omitted a "]" and continued the text
         raise MalformedCall("call_in_input", body)
     return call
 
 
 def fault(call: Call) -> str | None:
-    """Why a call cannot stand in a text and be taken out or read again; None where it can."""
+    """Return why a call cannot be spliced into a text and removed or parsed again; None where it can."""
     if not re.fullmatch(NAME, call.tool):
         return "bad_name"
     if API_END in call.input:
@@ -74,11 +74,14 @@ def fault(call: Call) -> str | None:
 
 
 def clean_result(result: str, max_characters: int) -> str:
-    """Whatever a tool returned as one line that e(c, r) can hold; "" where nothing visible is left.
+    """Clean a tool's result to a single line that e(c, r) can hold; "" where nothing visible is left.
 
-    White space is collapsed; control characters, invisible marks (bidirectional ones too) and lone surrogates go;
-    square brackets become round and `->` becomes `→`; the rest is cut to `max_characters`. Cleaning twice changes
-    nothing more.
+    - White space is collapsed.
+    - Control characters, invisible marks (also bidirectional) and lone surrogates are removed.
+    - Square brackets become round; `->` becomes `→`.
+    - The line is cut to `max_characters`.
+
+    The operation is idempotent.
     """
     visible = result if result.isprintable() else "".join(filter(_stays, result))
     line = " ".join(visible.split()).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
@@ -91,22 +94,22 @@ def _stays(character: str) -> bool:
 
 
 def call_opening(tools: Collection[str]) -> re.Pattern[str]:
-    """Finds " [Name(" for the names in `tools`, and nothing at all where there are none."""
+    """Return a pattern for " [Name(" with the names in `tools`; without names it matches nothing."""
     names = "|".join(map(re.escape, sorted(tools)))
     return re.compile(rf"{re.escape(API_START)}(?:{names})\(" if names else r"(?!)")
 
 
 def holds_call(text: str, tools: Collection[str]) -> bool:
-    """Whether a call to one of `tools` begins in `text`, closed or not.
+    """Return whether a call to one of `tools` begins in `text`, closed or not.
 
-    Such a text is refused as input: after splicing, taking out would not give it back.
+    Such a text is rejected as input: `take_out` would remove the call after splicing.
     """
     return call_opening(tools).search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """A call with its result; `offset` is the character at which x_i, the token after the call, begins."""
+    """A call with its result; `offset` is the character at which x_i, the token after it, begins."""
 
     offset: int
     call: Call
@@ -114,40 +117,40 @@ class PlacedCall:
 
 
 class SpliceError(ValueError):
-    """Calls that cannot be put into this text so that taking them out gives it back."""
+    """The calls cannot be spliced into the text so that `take_out` restores it."""
 
 
 def splice(text: str, calls: Sequence[PlacedCall]) -> str:
-    """x*: the text with e(c, r) inserted at each call's offset, in any order given.
+    """Return x*: the text with e(c, r) inserted at each call's offset; calls may come in any order.
 
-    Raises SpliceError for two calls at one offset, an offset outside the text, and a call or result that holds `]`,
-    `->` or a newline (see `fault`, `clean_result`). `take_out(splice(x, calls), tools) == x` byte for byte for every x
-    for which `holds_call(x, tools)` is false.
+    `take_out(splice(x, calls), tools) == x` byte for byte for every x for which `holds_call(x, tools)` is false. Raises
+    SpliceError for two calls at the same offset, an offset outside the text, and a call or result that holds `]`, `->`
+    or a newline (see `fault`, `clean_result`).
     """
     placed = sorted(calls, key=lambda call: call.offset)
     _check(placed, len(text))
     starts = [0, *(call.offset for call in placed)]
     ends = [*(call.offset for call in placed), len(text)]
-    inserted = ["", *(format_call(one.call, one.result) for one in placed)]
+    inserted = ["", *(format_call(each.call, each.result) for each in placed)]
     return "".join(e + text[start:end] for e, start, end in zip(inserted, starts, ends, strict=True))
 
 
 def _check(placed: Sequence[PlacedCall], length: int) -> None:
-    for one in placed:
-        if not 0 <= one.offset <= length:
-            raise SpliceError(f"offset {one.offset} is outside the text of {length} characters")
-        if reason := fault(one.call) or fault(Call(one.call.tool, one.result)):
-            raise SpliceError(f"{one.call} at {one.offset} cannot be spliced: {reason}; clean the result first")
-    for one, other in pairwise(placed):
-        if one.offset == other.offset:
-            raise SpliceError(f"two calls at offset {one.offset}: keep the one with the largest delta")
+    for each in placed:
+        if not 0 <= each.offset <= length:
+            raise SpliceError(f"offset {each.offset} is outside the text of {length} characters")
+        if reason := fault(each.call) or fault(Call(each.call.tool, each.result)):
+            raise SpliceError(f"{each.call} at {each.offset} cannot be spliced: {reason}; clean the result first")
+    for first, second in pairwise(placed):
+        if first.offset == second.offset:
+            raise SpliceError(f"two calls at offset {first.offset}: keep the call with the largest delta")
 
 
 def take_out(text: str, tools: Collection[str]) -> str:
-    """The text without the calls to `tools` in it, those without results too; one that is never closed stays."""
+    """Remove all closed calls to `tools` from a text, with and without results."""
     kept, at = [], 0
     for opening in call_opening(tools).finditer(text):
-        if opening.start() < at:  # it stands in the input or result of the call before
+        if opening.start() < at:  # inside the input or result of the previous call
             continue
         end = text.find(API_END, opening.end())
         if end < 0:

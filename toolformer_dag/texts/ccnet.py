@@ -1,4 +1,4 @@
-"""Reading CCNet shards (Wenzek et al. 2020): one JSON record per line, gzip or plain, one line at a time."""
+"""Read CCNet shards (Wenzek et al. 2020): JSON lines, gzip or plain, one record at a time."""
 
 import json
 from codecs import BOM_UTF8
@@ -11,21 +11,20 @@ from typing import IO, Any, cast
 
 import orjson
 from isal import igzip_lib, isal_zlib
-from upath import UPath
 
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
 from toolformer_dag.texts.document import Document, date_from_url
 
 GZIP = 16 + isal_zlib.MAX_WBITS
 INPUT_BYTES = 1 << 10
-"""Read at once: what they hold is lost where the fault is among them."""
+"""Compressed bytes per read; a fault loses at most the data of a read."""
 
 
 class Gunzip(RawIOBase):
-    """Decompresses `compressed`, several members too; ends where the data ends or break, never raises for them.
+    """Decompresses gzip data with one or more members; ends at a fault instead of raising.
 
-    After the end, `fault` is None, "truncated_gzip" or "corrupt_gzip". The gzip module raises instead, and with that
-    loses the block it was reading; here at most what the last INPUT_BYTES before the fault hold is lost.
+    After the end, `fault` is None, "truncated_gzip" or "corrupt_gzip". At most the data of the last INPUT_BYTES before
+    the fault is lost; the gzip module loses the whole block it was reading.
     """
 
     def __init__(self, compressed: IO[bytes]) -> None:
@@ -55,7 +54,7 @@ class Gunzip(RawIOBase):
         return b""
 
     def _more(self) -> bool:
-        """Whether there is input for the current member, or for the one after it; padding of zeros ends the file."""
+        """Return whether there is input for the current or next member; zero padding ends the file."""
         if self._member.eof:
             self._pending = (self._pending or self._compressed.read(INPUT_BYTES)).lstrip(b"\0")
             if self._pending:
@@ -68,18 +67,20 @@ class Gunzip(RawIOBase):
 
 
 MAX_LINE_BYTES = 8 << 20
-"""Common Crawl cuts pages at 1 MB, so CCNet's records stay far below this."""
+"""The longest accepted line. Common Crawl cuts pages at 1 MB, so CCNet's records are far shorter."""
 BUFFER_BYTES = 1 << 18
 GZIP_MAGIC = b"\x1f\x8b"
 OTHER_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
+LATEST_DATE = date(2026, 12, 31)
+"""A later day in a URL is no date of the page; fixed, so that the same shard gives the same rows on every clock."""
 FIELDS = ("digest", "url", "source_domain", "title", "language", "raw_content")
 OPTIONAL = {"source_domain": "", "title": "", "language": ""}
-"""Nothing is decided by these; other corpora lack them."""
+"""Fields with their defaults: no decision depends on them, and other corpora lack them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A line that is no document, or a shard that ends badly. `line` counts from 1; `reason` is short and stable."""
+    """A line that is not a document, or a damaged shard. `line` counts from 1; `reason` is short and stable."""
 
     shard: str
     line: int
@@ -88,60 +89,74 @@ class Rejection:
 
 
 class ShardError(UserError):
-    """A shard that cannot be opened at all."""
+    """A shard cannot be opened."""
 
 
 class _Refused(ValueError):
     """Arguments: reason, detail."""
 
 
-def read_shard(path: Path | UPath | str, shard: str) -> Iterator[Document | Rejection]:
-    """Documents in the order of the file, and a Rejection for each line that is none; the rest goes through.
+def read_shard(path: Path | str, shard: str) -> Iterator[Document | Rejection]:
+    """Yield the documents of a shard in order, and a Rejection for each line that is not a document.
 
-    Reasons: not_json, not_utf8, wrong_type, missing_field, empty_text, duplicate_digest, line_too_long (over
-    MAX_LINE_BYTES, never held whole), truncated_gzip, corrupt_gzip, not_gzip (named .gz, but it is not),
-    unsupported_compression, empty_shard. The fields OPTIONAL may be missing or null.
-    Memory: one line and the buffers, plus about 100 bytes per document for the digests seen. Digests are compared
-    within the shard only. Raises ShardError where the file is missing or unreadable.
+    - Reasons: not_json, not_utf8, wrong_type, missing_field, empty_text, duplicate_digest, line_too_long (over
+      MAX_LINE_BYTES), truncated_gzip, corrupt_gzip, not_gzip (named .gz but not gzip), unsupported_compression,
+      empty_shard.
+    - The fields OPTIONAL may be missing or null.
+    - Duplicate digests are detected within the shard only.
+    - Memory: a line and the buffers, plus about 100 bytes per document for its digest.
+
+    Raises ShardError where the file is missing or unreadable.
     """
-    with _open(path) as raw:
-        head = raw.peek(4)[:4]
-        if head[:2] == GZIP_MAGIC:
-            gunzip = Gunzip(raw)
-            yield from _records(BufferedReader(gunzip, BUFFER_BYTES), shard, gunzip)
-        elif other := next((name for magic, name in OTHER_MAGIC.items() if head.startswith(magic)), None):
-            detail = f"the file is {other}; unpack it or compress it with gzip"
-            yield Rejection(shard, 0, "unsupported_compression", detail)
-        elif head and str(path).endswith(".gz"):
-            yield Rejection(shard, 0, "not_gzip", f"the file is named .gz but begins with {head[:2]!r}")
-        else:
-            yield from _records(raw, shard, None)
-
-
-def _open(path: Path | UPath | str) -> BufferedReader:
     try:
-        return BufferedReader(cast(RawIOBase, UPath(path).open("rb")), BUFFER_BYTES)
+        with _open(path) as raw:
+            head = raw.peek(4)[:4]
+            if head[:2] == GZIP_MAGIC:
+                if fault := gzip_fault(path):
+                    detail = "the checksum or the end of the compressed data is wrong: no document of it is used"
+                    yield Rejection(shard, 0, fault, detail)
+                    return
+                yield from _records(BufferedReader(Gunzip(raw), BUFFER_BYTES), shard)
+            elif other := next((name for magic, name in OTHER_MAGIC.items() if head.startswith(magic)), None):
+                detail = f"the file is {other}; unpack it or compress it with gzip"
+                yield Rejection(shard, 0, "unsupported_compression", detail)
+            elif head and str(path).endswith(".gz"):
+                yield Rejection(shard, 0, "not_gzip", f"the file is named .gz but begins with {head[:2]!r}")
+            else:
+                yield from _records(raw, shard)
     except OSError as error:
-        raise ShardError(f"shard {path} cannot be read ({error.strerror or error}); correct its path") from error
+        raise ShardError(
+            f"shard {path} cannot be read ({error.strerror or error}); correct its path, or the disk"
+        ) from error
 
 
-def _records(stream: BufferedReader, shard: str, gunzip: Gunzip | None) -> Iterator[Document | Rejection]:
-    today, seen, number = date.today(), set[str](), 0
+def gzip_fault(path: Path | str) -> str | None:
+    """Decompress a whole file to verify its checksums; return truncated_gzip or corrupt_gzip where they are wrong."""
+    with _open(path) as raw:
+        gunzip = Gunzip(raw)
+        block = bytearray(BUFFER_BYTES)
+        while gunzip.readinto(block):
+            pass
+        return gunzip.fault
+
+
+def _open(path: Path | str) -> BufferedReader:
+    return BufferedReader(cast(RawIOBase, Path(path).open("rb")), BUFFER_BYTES)
+
+
+def _records(stream: BufferedReader, shard: str) -> Iterator[Document | Rejection]:
+    seen, number = set[str](), 0
     for number, line in enumerate(_lines(stream), 1):
         try:
-            yield _document(line, shard, today, seen)
+            yield _document(line, shard, seen)
         except _Refused as refused:
-            # where the data breaks off within a line, the fault below names it; a record that is cut is no JSON
-            if not (gunzip and gunzip.fault) or line.endswith(b"\n"):
-                yield Rejection(shard, number, *refused.args)
-    if gunzip and gunzip.fault:
-        yield Rejection(shard, number, gunzip.fault, f"the data breaks off in or after line {number}; fetch it again")
-    elif not number:
+            yield Rejection(shard, number, *refused.args)
+    if not number:
         yield Rejection(shard, 0, "empty_shard", "the shard has no lines")
 
 
 def _lines(stream: BufferedReader) -> Iterator[bytes]:
-    """Lines; of one that is too long, the first MAX_LINE_BYTES + 1 bytes."""
+    """Yield lines; a line that is too long is cut after MAX_LINE_BYTES + 1 bytes."""
     while line := stream.readline(MAX_LINE_BYTES + 1):
         yield line
         while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -150,14 +165,14 @@ def _lines(stream: BufferedReader) -> Iterator[bytes]:
                 break
 
 
-def _document(line: bytes, shard: str, today: date, seen: set[str]) -> Document:
+def _document(line: bytes, shard: str, seen: set[str]) -> Document:
     digest, url, domain, title, language, text = _fields(line)
     if digest in seen:
         raise _Refused("duplicate_digest", digest)
     if not text or text.isspace():
         raise _Refused("empty_text", digest)
     seen.add(digest)
-    return Document(shard, digest, url, domain, title, date_from_url(url, today), language, text)
+    return Document(shard, digest, url, domain, title, date_from_url(url, LATEST_DATE), language, text)
 
 
 def _fields(line: bytes) -> tuple[str, ...]:
@@ -188,10 +203,10 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def _with_nan(line: bytes) -> dict[str, Any] | None:
-    """An object with NaN or Infinity in it, which Python's own writer makes of a perplexity; None for anything else."""
+    """Parse an object that holds NaN or Infinity, as Python's json writes perplexities; None for anything else."""
     try:
         record = json.loads(line.decode("utf-8-sig"))
-        orjson.dumps(record)  # refuses halves of surrogate pairs
+        orjson.dumps(record)  # rejects lone surrogates
     except (ValueError, RecursionError, orjson.JSONEncodeError):
         return None
     return record if isinstance(record, dict) else None

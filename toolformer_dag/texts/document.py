@@ -1,4 +1,4 @@
-"""A web document as every stage sees it, and the date in its URL."""
+"""A web document, and the date in its URL."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from datetime import date
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One CCNet record. `(shard, digest)` is its key; `date` is the day in its URL, None where the URL holds none."""
+    """A CCNet record with the key `(shard, digest)`; `date` is the day in its URL, None without a date."""
 
     shard: str
     digest: str
@@ -28,7 +28,7 @@ YEAR = "(?P<year>199[0-9]|20[0-9]{2})"
 MONTH = f"(?P<month>[0-9]{{1,2}}|{NAMED})"
 DAY = "(?P<day>[0-9]{1,2})"
 
-# What may not stand before the year is asked after it: a pattern that begins with a digit is found ten times faster.
+# The lookbehinds for the text before the year come after it: a pattern that begins with a digit is ten times faster.
 FOLDERS = re.compile(f"/{YEAR}(?:/|-(?=[0-9]{{2}}/)){MONTH}/{DAY}(?=[/?;&]|\\.[a-z]|$)")
 SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
 COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
@@ -37,26 +37,31 @@ YEAR_AND_MONTH = re.compile(f"/{YEAR}/{MONTH}(?=/)")
 YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
 
 
-def date_from_url(url: str, today: date) -> date | None:
-    """The day from the first form that stands in the URL; None where it is impossible, later than `today`, or absent.
+def date_from_url(url: str, latest: date) -> date | None:
+    """Return the day in a URL; None where it is absent, impossible or later than `latest`.
 
-    The forms, in order: folders `/2017/03/09/`, `/2017/mar/9/`, `/2017/03/09.html` or `/2017-03/09/`; `2017-03-09`,
-    `2017_3_9` or `2017-mar-9`; `20170309` between `/`, `-`, `_` or `.`; `/2017/0309/`. One found in a slug is refused
-    where the folders name another year or month (`/2015/01/minutes-2014-12-16/`, `/2015/minutes-2014-12-16/`). Years
-    1990 to today. Not read: year and month alone, a day that a slug goes on behind (`/2017/03/10-tips/`), day first,
-    dots as separators, timestamps, the host, the fragment.
+    The first form that matches decides:
+
+    1. folders: `/2017/03/09/`, `/2017/mar/9/`, `/2017/03/09.html`, `/2017-03/09/`
+    2. `2017-03-09`, `2017_3_9`, `2017-mar-9`
+    3. `20170309` between `/`, `-`, `_` or `.`
+    4. `/2017/0309/`
+
+    A date in a slug is ignored where the folders name another year or month (`/2015/01/minutes-2014-12-16/`,
+    `/2015/minutes-2014-12-16/`). Years before 1990 are ignored. Not covered: year and month alone, a day followed by a
+    slug (`/2017/03/10-tips/`), day first, dots as separators, timestamps, the host, the fragment.
     """
     address = url.partition("#")[0].lower()
     path = "/" + (address.partition("://")[2] or address).partition("/")[2]
     found = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
     day = _day(found) if found else None
-    if found is None or day is None or day > today:
+    if found is None or day is None or day > latest:
         return None
     return None if _contradicted(day, path, in_slug=found.re is not FOLDERS) else day
 
 
 def _contradicted(day: date, path: str, *, in_slug: bool) -> bool:
-    """Whether the folders name another month; a year alone stands against a slug, not against `/2016/2015/12/03/`."""
+    """Return whether the folders name another month; a year alone contradicts slugs, not `/2016/2015/12/03/`."""
     months = YEAR_AND_MONTH.search(path)
     if months is not None and _year_and_month(months) != (day.year, day.month):
         return True

@@ -1,13 +1,13 @@
-"""Segments: the pieces of a document that fit a model's context. The paper is silent on them."""
+"""Cut documents into segments that fit a model's context. The paper does not describe segmenting."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-CUTTING = 2  # raised by hand when the same document would give other segments
+CUTTING = 2  # raise this when the same document would give other segments
 TokenCounter = Callable[[Sequence[str]], Sequence[int]]
 
-# Where a piece that does not fit may be cut, from coarse to fine: paragraphs, sentences, words.
+# Allowed cuts from coarse to fine: between paragraphs, sentences, words.
 CUTS = (
     re.compile(r"\n\s*"),
     re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)\]]))\s+|(?<=[。！？])"),
@@ -17,7 +17,7 @@ CUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`text` stands at character `offset` of the document; `index` counts the document's segments from 0."""
+    """A segment that begins at character `offset` of the document; `index` counts from 0."""
 
     index: int
     offset: int
@@ -26,7 +26,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A word of `tokens` tokens, too many for a segment: `length` characters from `offset` on stand in none."""
+    """A word of too many tokens for a segment: `length` characters from `offset` on belong to no segment."""
 
     offset: int
     length: int
@@ -41,11 +41,14 @@ class _Piece:
 
 
 def segments(text: str, max_tokens: int, count_tokens: TokenCounter) -> list[Segment | Unfit]:
-    """The document in order, as few segments as a greedy packing of its paragraphs gives, each of 1 to `max_tokens`.
+    """Cut a document into segments of 1 to `max_tokens` tokens by packing its paragraphs greedily.
 
-    A document that fits stays whole. A paragraph that does not fit is cut at sentence ends, such a sentence between
-    words, never inside a word. Outside the segments stand only white space and what is Unfit. `count_tokens` gives the
-    tokens of each text of a batch as the model counts them; it sees the document about twice.
+    - A document that fits stays whole.
+    - A paragraph that does not fit is cut at sentence ends; a sentence that does not fit is cut between words.
+    - A word that does not fit becomes Unfit. All other text between segments is white space.
+
+    `count_tokens` counts the tokens of each text of a batch as the model does. It is applied to about twice the
+    document.
     """
     paragraphs = list(_cut(text, 0, len(text), CUTS[0]))
     pieces = list(_pieces(text, paragraphs, CUTS[1:], max_tokens, count_tokens))
@@ -63,7 +66,7 @@ def segments(text: str, max_tokens: int, count_tokens: TokenCounter) -> list[Seg
 def _pieces(
     text: str, spans: Sequence[tuple[int, int]], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
 ) -> Iterator[_Piece]:
-    """The spans with their tokens, counted with the white space before them; cut finer where they do not fit."""
+    """Yield the spans with their token counts, including the white space before; cut spans that do not fit."""
     spans = [(start, end) for start, end in spans if start < end]
     counts = count([text[max(start - 1, 0) : end] for start, end in spans])
     for (start, end), tokens in zip(spans, counts, strict=True):
@@ -87,9 +90,9 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _groups(text: str, pieces: list[_Piece], max_tokens: int, count: TokenCounter) -> list[list[_Piece]]:
-    """Greedily packed; all in one where they fit together though not apart: many a tokenizer adds a token to each."""
-    seem = sum(piece.tokens for piece in pieces)
-    if max_tokens < seem <= 2 * max_tokens and count([text[pieces[0].start : pieces[-1].end]])[0] <= max_tokens:
+    """Pack pieces greedily; keep all in one group where they fit together although the sum of counts does not."""
+    total = sum(piece.tokens for piece in pieces)  # many tokenizers add a token to each piece
+    if max_tokens < total <= 2 * max_tokens and count([text[pieces[0].start : pieces[-1].end]])[0] <= max_tokens:
         return [pieces]
     return _packed(pieces, max_tokens)
 
@@ -107,7 +110,7 @@ def _packed(pieces: Sequence[_Piece], max_tokens: int) -> list[list[_Piece]]:
 
 
 def _settled(text: str, groups: Sequence[Sequence[_Piece]], max_tokens: int, count: TokenCounter) -> Iterator[_Piece]:
-    """Each group as one piece; cut in two where together it has more tokens than its pieces had apart."""
+    """Join each group to a piece; halve groups that have too many tokens when joined."""
     counts = count([text[group[0].start : group[-1].end] for group in groups])
     for group, tokens in zip(groups, counts, strict=True):
         parts = group if tokens <= max_tokens or len(group) > 1 else _parts(text, group[0])
@@ -119,7 +122,10 @@ def _settled(text: str, groups: Sequence[Sequence[_Piece]], max_tokens: int, cou
 
 
 def _parts(text: str, piece: _Piece) -> list[_Piece]:
-    """The sentences of a piece, or the words of one sentence: without the space before it it may have a token more."""
+    """Return the sentences of a piece, or the words of a single sentence.
+
+    A piece that fitted may be too long here: without the space before it, it may have a token more.
+    """
     for cut in CUTS[1:]:
         spans = [(start, end) for start, end in _cut(text, piece.start, piece.end, cut) if start < end]
         if len(spans) > 1:

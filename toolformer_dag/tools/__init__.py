@@ -1,1 +1,1 @@
-"""Tools: one folder per tool, and what all of them share."""
+"""The tools, their options and prompts, and the runner that executes calls."""

@@ -1,4 +1,4 @@
-"""The reader without weights: candidates for an answer in the passages, ranked by rules of English."""
+"""Extract answers from passages without a model: rank candidate spans by rules of English."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -25,8 +25,8 @@ MONTHS = word_set("""january february march april may june july august september
 NUMBER_WORDS = word_set(
     """one two three four five six seven eight nine ten eleven twelve hundred thousand million billion"""
 )
-JOINS = frozenset({"of", "the", "de", "von", "van", "der", "and", "&"})
-MOST_WORDS = 6
+NAME_CONNECTORS = frozenset({"of", "the", "de", "von", "van", "der", "and", "&"})
+MAX_ANSWER_WORDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CandidateSpan:
 
 
 def candidates(sentence: list[StemmedWord], question: ParsedQuestion) -> Iterator[CandidateSpan]:
-    """Spans of the question's kind that do not repeat the question."""
+    """Yield spans of the question's answer kind that do not repeat the question."""
     asked = set(question.weights)
     if question.kind in ("year", "date"):
         yield from _dates(sentence, question.kind == "year")
@@ -47,7 +47,7 @@ def candidates(sentence: list[StemmedWord], question: ParsedQuestion) -> Iterato
     else:
         named = question.kind in ("person", "place")
         for span in _runs(sentence, asked, named):
-            if span.last - span.first < MOST_WORDS:
+            if span.last - span.first < MAX_ANSWER_WORDS:
                 yield span if question.kind == "person" else _with_article(sentence, span)
 
 
@@ -58,7 +58,7 @@ def _dates(sentence: list[StemmedWord], year_only: bool) -> Iterator[CandidateSp
 
 
 def _date_start(sentence: list[StemmedWord], year: int) -> int:
-    """`14 December 1972`, `December 14, 1972`, `December 1972`: where the date of this year begins."""
+    """Find the first word of a year's date: `14 December 1972`, `December 14, 1972`, `December 1972`."""
     start = year
     while start and year - start < 3 and _is_date_part(sentence[start - 1]):
         start -= 1
@@ -70,7 +70,7 @@ def _is_date_part(word: StemmedWord) -> bool:
 
 
 def _numbers(sentence: list[StemmedWord], asked: set[str]) -> Iterator[CandidateSpan]:
-    """A number, with the unit after it unless the question names it."""
+    """Yield numbers, each with the unit after it unless the question names the unit."""
     for at, word in enumerate(sentence):
         if not (word.text[0].isdigit() or word.text.lower() in NUMBER_WORDS):
             continue
@@ -88,14 +88,19 @@ def _numbers(sentence: list[StemmedWord], asked: set[str]) -> Iterator[Candidate
 
 
 def _runs(sentence: list[StemmedWord], asked: set[str], named: bool) -> Iterator[CandidateSpan]:
-    """Longest stretches of words that the question does not hold; names only, where a name is asked for."""
+    """Yield the longest runs of words outside the question; only names where the question asks for a name."""
     start: int | None = None
     for at, word in enumerate([*sentence, StemmedWord(".", ".", 0, 0)]):
         fits = _fits(word, asked, named)
         if fits and start is None:
             start = at
         elif not fits and start is not None:
-            if named and at + 1 < len(sentence) and word.text in JOINS and _fits(sentence[at + 1], asked, named):
+            if (
+                named
+                and at + 1 < len(sentence)
+                and word.text in NAME_CONNECTORS
+                and _fits(sentence[at + 1], asked, named)
+            ):
                 continue
             if _is_class_noun(word):
                 continue
@@ -110,20 +115,20 @@ def _fits(word: StemmedWord, asked: set[str], named: bool) -> bool:
 
 
 def _is_class_noun(word: StemmedWord) -> bool:
-    """`Sea` in `the Black Sea`: part of the name, though a question for a sea holds it."""
+    """Return whether the word is the class in a name, such as `Sea` in `the Black Sea`."""
     return word.capital and word.text.lower() in PLACES
 
 
 def _with_article(sentence: list[StemmedWord], span: CandidateSpan) -> CandidateSpan:
-    """Names of several words keep their article: `the Black Sea`."""
+    """Extend a name of several words by its article: `the Black Sea`."""
     several = span.last > span.first and all(word.capital for word in sentence[span.first : span.last + 1])
     article = several and span.first > 0 and sentence[span.first - 1].text == "the"
     return CandidateSpan(span.first - article, span.last)
 
 
-LEAST_SHARED = 0.5
-OPENERS = frozenset({"a", "an", "the", "is", "are", "was", "were", "as", "its"})
-CONTEXT = OPENERS | {
+MIN_SHARED = 0.5
+ARTICLES_AND_VERBS = frozenset({"a", "an", "the", "is", "are", "was", "were", "as", "its"})
+CONTEXT = ARTICLES_AND_VERBS | {
     "in",
     "at",
     "near",
@@ -140,9 +145,9 @@ CONTEXT = OPENERS | {
     "makes",
     "sells",
 }
-ATTRIBUTE = 1.0  # `main` in `the main product`, where a product is asked for
-OTHER_CLASS = 0.5  # `the Coral Sea`, or `country of Umbaria`, where a town is asked for
-NAMESAKE = 0.5  # `Hugo` in a passage on Hugo Garwick, where Grace Garwick is asked about
+ATTRIBUTE_PENALTY = 1.0  # `main` in `the main product`, where a product is asked for
+OTHER_CLASS_PENALTY = 0.5  # `the Coral Sea`, or `country of Umbaria`, where a town is asked for
+NAMESAKE_PENALTY = 0.5  # `Hugo` in a passage on Hugo Garwick, where Grace Garwick is asked about
 PREPOSITIONS = frozenset({"in", "at", "near", "from", "to", "of"})
 
 
@@ -153,7 +158,7 @@ class ExtractedAnswer:
 
 
 def extract(text: str, passages: Sequence[Passage], rarity: Callable[[str], float]) -> ExtractedAnswer | None:
-    """The answer to a question found in the passages, best passage first; None where too little is shared."""
+    """Return the best answer in the passages (best passage first); None where no sentence shares enough words."""
     question = parse_question(text, rarity)
     if not question.weights:
         return None
@@ -167,16 +172,16 @@ def _answers(question: ParsedQuestion, passage: Passage, rank: int) -> Iterator[
         tokens = words(sentence)
         places = _places(tokens)
         shared = _share(question, places.keys(), title)
-        if shared < LEAST_SHARED:
+        if shared < MIN_SHARED:
             continue
         for span in candidates(tokens, question):
             score = shared + _nearness(question, places, span) + _fitness(question, tokens, span) - 0.03 * rank
-            score -= NAMESAKE * _is_namesake(question, tokens, span, title)
+            score -= NAMESAKE_PENALTY * _is_namesake(question, tokens, span, title)
             yield ExtractedAnswer(sentence[tokens[span.first].start : tokens[span.last].end], score)
 
 
 def _places(tokens: Sequence[StemmedWord]) -> dict[str, list[int]]:
-    """At which tokens each stem stands."""
+    """Return the token indices of each stem."""
     found: dict[str, list[int]] = defaultdict(list)
     for at, word in enumerate(tokens):
         found[word.stem].append(at)
@@ -184,7 +189,7 @@ def _places(tokens: Sequence[StemmedWord]) -> dict[str, list[int]]:
 
 
 def _share(question: ParsedQuestion, sentence: Collection[str], title: set[str]) -> float:
-    """How much of the question the sentence holds, the title standing in for what it does not repeat; at most 2."""
+    """Compute the share of the question in the sentence and the passage's title; at most 2."""
     weights = question.weights
     total = sum(weights.values())
     here = sum(weight for stem, weight in weights.items() if stem in sentence)
@@ -194,9 +199,9 @@ def _share(question: ParsedQuestion, sentence: Collection[str], title: set[str])
 
 
 def _nearness(question: ParsedQuestion, places: Mapping[str, Sequence[int]], span: CandidateSpan) -> float:
-    """Weighted mean over the question's words in the sentence of 1 / distance to the span, of each where it is nearest.
+    """Compute the weighted mean of 1 / distance from the span to the nearest occurrence of each question word.
 
-    Words within the span do not count.
+    Words inside the span do not count.
     """
     distances = {stem: _distance(places[stem], span) for stem in question.weights if stem in places}
     near = {stem: 1 / distance for stem, distance in distances.items() if distance is not None}
@@ -205,7 +210,7 @@ def _nearness(question: ParsedQuestion, places: Mapping[str, Sequence[int]], spa
 
 
 def _distance(places: Sequence[int], span: CandidateSpan) -> int | None:
-    """From the span to the nearest of some places (sorted) outside it."""
+    """Compute the distance from the span to the nearest of some sorted indices outside it."""
     before, after = bisect_left(places, span.first), bisect_right(places, span.last)
     left = [span.first - places[before - 1]] if before else []
     right = [places[after] - span.last] if after < len(places) else []
@@ -213,11 +218,11 @@ def _distance(places: Sequence[int], span: CandidateSpan) -> int | None:
 
 
 def _fitness(question: ParsedQuestion, tokens: list[StemmedWord], span: CandidateSpan) -> float:
-    """What stands right before the span: a place follows a preposition, a thing an article or `is`."""
+    """Score the words around the span: a place follows a preposition, a thing an article or `is`."""
     before = tokens[span.first - 1].text.lower() if span.first else ""
     if question.kind == "place":
         fits = before in PREPOSITIONS or before in PLACES or before == "the"
-        return 0.3 * fits - OTHER_CLASS * _is_of_other_class(question, tokens, span)
+        return 0.3 * fits - OTHER_CLASS_PENALTY * _is_of_other_class(question, tokens, span)
     if question.kind == "person":
         return 0.2 * (span.last > span.first) - 0.3 * (before == "the")
     if question.kind == "thing":
@@ -225,30 +230,30 @@ def _fitness(question: ParsedQuestion, tokens: list[StemmedWord], span: Candidat
         plain = span.first == span.last and not tokens[span.first].capital
         verb = plain and before not in CONTEXT
         return (
-            0.3 * (before in OPENERS)
+            0.3 * (before in ARTICLES_AND_VERBS)
             + 0.05 * tokens[span.first].capital
             - 0.5 * (verb or span.first == 0)
-            - (ATTRIBUTE if plain else 0.3) * (after in question.weights)
+            - (ATTRIBUTE_PENALTY if plain else 0.3) * (after in question.weights)
         )
     return 0.0
 
 
 def _is_of_other_class(question: ParsedQuestion, tokens: list[StemmedWord], span: CandidateSpan) -> bool:
-    """Whether the words of the span, or those right before it, name another class of place than the question does."""
+    """Return whether the span, or the two words before it, name another class of place than the question."""
     around = (word.text.lower() for word in tokens[max(0, span.first - 2) : span.last + 1])
     named = {word for word in around if word in PLACES}
     return question.noun is not None and bool(named) and question.noun not in named
 
 
 def _is_namesake(question: ParsedQuestion, tokens: list[StemmedWord], span: CandidateSpan, title: set[str]) -> bool:
-    """Whether the span is what the title has beside a name that the question holds."""
+    """Return whether the span is part of the title of a person whose other name the question holds."""
     return (
         title & question.weights.keys() != set() and {word.stem for word in tokens[span.first : span.last + 1]} <= title
     )
 
 
 class EmbeddedReader:
-    """Takes the span that question words, overlap and nearness point to."""
+    """Reader without weights: returns the span with the best overlap with, and nearness to, the question's words."""
 
     def __init__(self, rarity: Callable[[str], float]) -> None:
         self._rarity = rarity

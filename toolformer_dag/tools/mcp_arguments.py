@@ -1,4 +1,4 @@
-"""From the input of a call, one text, to the arguments of a tool."""
+"""Convert the input of a call, a text, to the arguments of an MCP tool."""
 
 import math
 import re
@@ -11,7 +11,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 class BadArgument(ValueError):
-    """An input from which the tool's arguments cannot be made; `reason` is short, for counting."""
+    """An input that cannot be converted to the tool's arguments; `reason` is short, for counting."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -19,7 +19,7 @@ class BadArgument(ValueError):
 
 
 def placeholders(template: Any) -> set[str]:
-    """The names in braces anywhere in a template of strings, tables and lists."""
+    """Return the names in braces anywhere in a template of strings, tables and lists."""
     if isinstance(template, str):
         return set(_PLACEHOLDER.findall(template))
     parts = template.values() if isinstance(template, Mapping) else template if isinstance(template, list) else ()
@@ -27,7 +27,7 @@ def placeholders(template: Any) -> set[str]:
 
 
 def split_fields(text: str, fields: re.Pattern[str] | None) -> dict[str, str]:
-    """`input` and the named groups of `fields`, without white space around them.
+    """Return `input` and the named groups of `fields`; groups are stripped of white space.
 
     Raises BadArgument("does_not_match_fields") where the whole input does not match.
     """
@@ -39,23 +39,25 @@ def split_fields(text: str, fields: re.Pattern[str] | None) -> dict[str, str]:
 
 
 def fill(template: Mapping[str, Any], values: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The template with its placeholders filled, each text in the JSON type that the tool's schema names for it.
+    """Fill the template's placeholders and convert each text to the JSON type that the schema names.
 
-    Filling is a single pass: braces in a value stay as they are. Texts in lists and tables have the types of `items`
-    and `properties`. What a schema says may stand in a choice (`anyOf`, `oneOf`, `allOf`) or be a reference within the
-    schema (`#/$defs/Count`). Raises BadArgument("bad_argument").
+    - Filling is a single pass: braces in a value stay unchanged.
+    - Texts in lists and tables get the types of `items` and `properties`.
+    - Types are also found in choices (`anyOf`, `oneOf`, `allOf`) and references within the schema (`#/$defs/Count`).
+
+    Raises BadArgument("bad_argument").
     """
     return {name: _filled(part, values, _within([schema], name), schema) for name, part in template.items()}
 
 
 def _filled(part: Any, values: Mapping[str, str], parts: Sequence[Any], schema: Mapping[str, Any]) -> Any:
-    """`parts`: those of `schema` that describe `part` of the template."""
-    said = [one for each in parts for one in _reached(each, schema, frozenset())]
+    """Fill a part of the template that `parts` of `schema` describe."""
+    schemas = [each for described in parts for each in _reached(described, schema, frozenset())]
     if isinstance(part, str):
-        return _typed(_PLACEHOLDER.sub(lambda match: values[match[1]], part), _kinds(said))
+        return _typed(_PLACEHOLDER.sub(lambda match: values[match[1]], part), _kinds(schemas))
     if isinstance(part, Mapping):
-        return {name: _filled(below, values, _within(said, name), schema) for name, below in part.items()}
-    items = [one["items"] for one in said if "items" in one]
+        return {name: _filled(below, values, _within(schemas, name), schema) for name, below in part.items()}
+    items = [each["items"] for each in schemas if "items" in each]
     return [_filled(below, values, items, schema) for below in part] if isinstance(part, list) else part
 
 
@@ -70,19 +72,19 @@ def _typed(value: str, kinds: Collection[str]) -> Any:
         raise BadArgument("bad_argument") from error
 
 
-def _within(said: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    return [one["properties"][name] for one in said if name in (one.get("properties") or {})]
+def _within(schemas: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [each["properties"][name] for each in schemas if name in (each.get("properties") or {})]
 
 
-def _kinds(said: Sequence[Mapping[str, Any]]) -> set[str]:
-    types = [one.get("type", []) for one in said]
+def _kinds(schemas: Sequence[Mapping[str, Any]]) -> set[str]:
+    types = [each.get("type", []) for each in schemas]
     return {kind for found in types for kind in ([found] if isinstance(found, str) else found)}
 
 
 def _reached(part: Any, schema: Mapping[str, Any], followed: frozenset[str]) -> list[Mapping[str, Any]]:
-    """A part of `schema`, its choices and what they refer to; a part may be true or false, which says nothing.
+    """Return a part of `schema` with its choices and references; boolean parts are skipped.
 
-    `followed`: references on the way here.
+    `followed`: the references on the path to this part.
     """
     if not isinstance(part, Mapping):
         return []
@@ -91,11 +93,11 @@ def _reached(part: Any, schema: Mapping[str, Any], followed: frozenset[str]) -> 
     if reference.startswith("#") and reference not in followed:
         found += _reached(_referred(reference, schema), schema, followed | {reference})
     choices = [choice for word in _CHOICES for choice in part.get(word, ())]
-    return found + [one for choice in choices for one in _reached(choice, schema, followed)]
+    return found + [each for choice in choices for each in _reached(choice, schema, followed)]
 
 
 def _referred(reference: str, schema: Mapping[str, Any]) -> Any:
-    """What stands at `#/$defs/Count`, a JSON pointer into the schema; None where nothing does."""
+    """Resolve a JSON pointer into the schema, such as `#/$defs/Count`; None where it points nowhere."""
     found: Any = schema
     for name in reference.split("/")[1:]:
         found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
@@ -110,12 +112,12 @@ def _number(value: str, *, whole: bool) -> int | float:
 
 
 def argument_names(schema: Mapping[str, Any]) -> list[str]:
-    """The arguments a tool takes; one may be required and described nowhere."""
+    """Return the argument names of a tool, including required arguments that are not described."""
     return list(dict.fromkeys([*(schema.get("properties") or ()), *(schema.get("required") or ())]))
 
 
 def only_argument(schema: Mapping[str, Any]) -> dict[str, str] | None:
-    """The template of a tool with no argument, one, or one required; None for others, which need one written."""
+    """Return the template of a tool with at most one argument or exactly one required argument, else None."""
     names = argument_names(schema)
     required = list(schema.get("required") or ())
     if len(names) > 1 and len(required) != 1:

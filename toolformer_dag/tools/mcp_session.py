@@ -1,4 +1,4 @@
-"""A session with an MCP server: its options, how it is reached, and one call."""
+"""Options of an MCP tool, and a session with its server."""
 
 import os
 import re
@@ -15,9 +15,15 @@ from toolformer_dag.tools.mcp_arguments import placeholders
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.tool import ToolDown
 
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+    from mcp import Client, StdioServerParameters
+    from mcp.client import Transport
+    from mcp.types import CallToolResult, Tool
+
 
 class McpOptions(ToolOptions):
-    """Which server, which of its tools, and how the input of a call becomes its arguments.
+    """The server, its tool, and how the input of a call becomes the tool's arguments.
 
         [tools.weather]
         use = "mcp"
@@ -28,18 +34,18 @@ class McpOptions(ToolOptions):
         fields = "(?P<city>.+), (?P<day>.+)"              # [Weather(Rome, Monday)]
         arguments = { city = "{city}", day = "{day}", units = "metric" }
 
-    name: as it stands in the text. tool: the server's name for it.
-    command: the server as program and arguments, spoken to over stdio, started in `cwd`; or url: streamable HTTP.
-    arguments: argument -> value, where `{input}` stands for the input of the call and `{group}` for a named group of
-    the regular expression `fields`, which the whole input must match. Without it the tool's only argument, or its only
-    required one, gets the input.
-    wants: a regular expression that a text must hold; without it every text is annotated.
-    env: names of variables passed on to the command. token_env: the variable that holds a bearer token for the url.
-    Values of variables never enter settings or fingerprints.
-    start_timeout_s: how long the server may take over each request of the handshake but the first, which the SDK gives
-    10 s; the start of a command is included, and the list of its tools is one request, however many pages it has. The
-    section's timeout_s limits a call alone.
-    version: change it when the server's answers change; stored results are then left aside.
+    - name: the tool's name in the text. tool: the server's name for it.
+    - command: program and arguments of a stdio server, started in `cwd`. url: the address of a streamable HTTP server.
+    - arguments: argument -> value, where `{input}` stands for the input of the call and `{group}` for a named group of
+      the regular expression `fields`, which the whole input must match. By default, the tool's only argument, or its
+      only required argument, gets the input.
+    - wants: a regular expression that a text must contain; by default every text is annotated.
+    - env: names of environment variables passed to the command. token_env: the variable that holds a bearer token for
+      the url. Values of variables never enter settings or fingerprints.
+    - start_timeout_s: the limit for each request of the handshake after the first, to which the SDK gives 10 s. It
+      includes the start of a command. Listing the tools counts as a single request. The section's timeout_s limits
+      calls only.
+    - version: change it when the server's answers change, so that calls are executed again.
     """
 
     prompt: str
@@ -59,7 +65,7 @@ class McpOptions(ToolOptions):
     @model_validator(mode="after")
     def _one_server(self) -> "McpOptions":
         if (self.command is None) == (self.url is None):
-            raise ValueError("an MCP server needs either command = [...] (stdio) or url = ... (HTTP)")
+            raise ValueError("an MCP server needs either command = [...] (stdio) or url = ... (HTTP), not both")
         return self
 
     @model_validator(mode="after")
@@ -72,16 +78,11 @@ class McpOptions(ToolOptions):
         return self
 
 
-if TYPE_CHECKING:
-    from mcp import StdioServerParameters
-    from mcp.client import Transport
-
-
 def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters | str":
-    """What `mcp.Client` takes: a command with its environment, a url, or a url with a bearer token.
+    """Return the target for `mcp.Client`: a command with its environment, a url, or a url with a bearer token.
 
-    A command sees the variables that the SDK lets through (PATH, HOME, ...) and those that `env` names. Raises ToolDown
-    for a variable that is not set.
+    A command gets the variables that the SDK passes on (PATH, HOME, ...) and those in `env`. Raises ToolDown for a
+    variable that is not set.
     """
     if options.command is not None:
         from mcp import StdioServerParameters
@@ -104,26 +105,23 @@ def _with_token(url: str, token: str) -> "Transport":
 def _variable(key: str, name: str) -> str:
     value = os.environ.get(name)
     if value is None:
-        raise ToolDown(f"[tools.{key}]: the variable {name} is not set; export it, or take it out of the section")
+        raise ToolDown(
+            f"[tools.{key}]: the environment variable {name} is not set; export it, or remove it from the section"
+        )
     return value
 
 
-if TYPE_CHECKING:
-    from anyio.from_thread import BlockingPortal
-    from mcp import Client
-    from mcp.types import CallToolResult, Tool
-
-CALL_SECONDS = 3600.0  # the lane's timeout_s limits a call; this one ends what it left behind
+CALL_SECONDS = 3600.0  # the lane's timeout_s limits a call; this limit ends requests that timed-out calls left open
 MESSAGE_CHARACTERS = 300  # a breach of the protocol is told at length, with the whole of what was sent
 
 
 class MalformedAnswer(Exception):
-    """An answer against the protocol or against the tool's own output schema; another try gives no better one."""
+    """The answer violates the protocol or the tool's output schema; retrying does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The event loop in its thread, the client in it, and the tool as the server lists it. Usable from any thread."""
+    """A client in the event loop of its own thread, and the tool as the server lists it; thread-safe."""
 
     stack: ExitStack
     portal: "BlockingPortal"
@@ -131,17 +129,17 @@ class Session:
     tool: "Tool"
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
-        """What the tool returned; raises mcp.MCPError, MalformedAnswer, or RuntimeError where none was given."""
+        """Call the tool. Raises mcp.MCPError, MalformedAnswer, and RuntimeError where no answer came."""
         return self.portal.call(partial(_answered, self.client, self.tool.name, arguments))
 
     def close(self) -> None:
-        """Say goodbye; a command is ended. A session that was lost is closed quietly: its loss is known."""
+        """Close the session and end a command. Errors of a lost session are ignored."""
         with suppress(ExceptionGroup, OSError):
             self.stack.close()
 
 
 def open_session(key: str, options: McpOptions) -> Session:
-    """Start or reach the server and find the tool. Raises ToolDown where that cannot be."""
+    """Connect to the server, starting a command, and find the tool. Raises ToolDown."""
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
 
@@ -153,7 +151,7 @@ def open_session(key: str, options: McpOptions) -> Session:
             portal.wrap_async_context_manager(Client(target, read_timeout_seconds=options.start_timeout_s))
         )
         tools = portal.call(_listed, client, options.start_timeout_s)
-    except Exception as error:  # the SDK's and its libraries' are many, and none may leave a server running
+    except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()
         raise _no_session(key, options, error) from error
@@ -161,7 +159,7 @@ def open_session(key: str, options: McpOptions) -> Session:
     if found is None:
         stack.close()
         raise ToolDown(
-            f"[tools.{key}]: the server has no tool {options.tool!r}; set tool = to one of its own: "
+            f"[tools.{key}]: the server has no tool {options.tool!r}; set tool = to a name of its tools: "
             f"{', '.join(sorted(tool.name for tool in tools))}"
         )
     return Session(stack, portal, client, found)
@@ -170,17 +168,17 @@ def open_session(key: str, options: McpOptions) -> Session:
 async def _answered(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
     from mcp import InputRequiredRoundsExceededError
 
-    _ = client.session  # its RuntimeError, of a client that was closed meanwhile, says nothing of an answer
+    _ = client.session  # outside the try: the RuntimeError of a closed client is not a malformed answer
     try:
         return await client.call_tool(name, arguments, CALL_SECONDS)
-    except InputRequiredRoundsExceededError:  # the server said "later" again and again, which is no answer
+    except InputRequiredRoundsExceededError:  # the server deferred its answer too often
         raise
-    except (ValidationError, RuntimeError) as error:  # of the protocol, of the output schema
+    except (ValidationError, RuntimeError) as error:  # violations of the protocol or of the output schema
         raise MalformedAnswer(_one_line(error)) from error
 
 
 async def _listed(client: "Client", seconds: float) -> "list[Tool]":
-    """The tools of all pages. Raises TimeoutError: a server may give a next page for ever."""
+    """Return the tools of all pages. Raises TimeoutError where the pages do not end."""
     from anyio import move_on_after
 
     with move_on_after(seconds):
@@ -190,16 +188,16 @@ async def _listed(client: "Client", seconds: float) -> "list[Tool]":
             page = await client.list_tools(cursor=page.next_cursor)
             tools.extend(page.tools)
         return tools
-    raise TimeoutError(f"its list of tools has no end after {seconds:g} s")
+    raise TimeoutError(f"its list of tools did not end within {seconds:g} s")
 
 
 def _no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
-    while isinstance(error, BaseExceptionGroup):  # task groups wrap the one error that matters
+    while isinstance(error, BaseExceptionGroup):  # task groups wrap the actual error
         error = error.exceptions[0]
     if isinstance(error, ValidationError):
         return ToolDown(
-            f"[tools.{key}]: what the MCP server {' '.join(options.command or ()) or options.url!r} says of itself or "
-            f"its tools breaks the protocol ({_one_line(error)}); mend the server, or take another version of it"
+            f"[tools.{key}]: a description from the MCP server {' '.join(options.command or ()) or options.url!r} "
+            f"breaks the protocol ({_one_line(error)}); fix the server, or use another version of it"
         )
     return _unreachable(key, options, error)
 
@@ -213,7 +211,7 @@ def _unreachable(key: str, options: McpOptions, error: BaseException) -> ToolDow
     if options.command is not None:
         return ToolDown(
             f"[tools.{key}]: the MCP server {' '.join(options.command)!r} does not start in {options.cwd} ({error}); "
-            f"run the command by hand to see what it says, or raise {patience}"
+            f"run the command by hand to see its output, or raise {patience}"
         )
     return ToolDown(
         f"[tools.{key}]: no MCP server answers at {options.url} ({error}); start it, correct the url, "

@@ -1,4 +1,4 @@
-"""The numbers of a text, and which texts the calculator wants: two numbers with their result nearby."""
+"""Find the numbers of a text, and select texts for the calculator (appendix A)."""
 
 import re
 from bisect import bisect_right
@@ -13,13 +13,12 @@ WINDOW = 100
 
 MAX_WHOLE_DIGITS = 15
 MAX_DECIMALS = 12
-UNIT_DIGITS = MAX_DECIMALS + 2  # two more for the percent sign
+UNIT_DIGITS = MAX_DECIMALS + 2  # a percent sign needs two more
 UNIT = 10**UNIT_DIGITS
 HUNDREDTH = UNIT // 100
 
-# Possessive, so that of `10.5kg` no part is taken; what may not stand before is asked after the first character,
-# because a pattern that begins with a set of characters is found many times faster. A point after a closing mark ends
-# a sentence.
+# Possessive, so that no part of `10.5kg` matches. The lookbehinds follow the first character: a pattern that begins
+# with a character set is found many times faster. A point after a closing mark ends a sentence.
 RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
 INDIAN = "[1-9][0-9]?(?:,[0-9]{2}){1,5},[0-9]{3}"
 WHOLE = rf"[0-9]{{1,{MAX_WHOLE_DIGITS}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}|{INDIAN}"
@@ -29,7 +28,7 @@ TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 class Number(NamedTuple):
-    """`value` in 1 / UNIT, with `%` as a hundredth; characters `start` to `end` of the text."""
+    """A number at characters `start` to `end` of the text; `value` is in units of 1 / UNIT, with `%` applied."""
 
     start: int
     end: int
@@ -37,9 +36,9 @@ class Number(NamedTuple):
 
 
 def numbers(text: str) -> list[Number]:
-    """Numbers such as 7, 2017, 1,234.5, 12,34,567 (of India), .5, 11.4% and each of 1,2,3.
+    """Return numbers such as 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of 1,2,3.
 
-    Not numbers: what is joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
+    Not covered: digits joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
     more than 15 digits before or 12 after the point. Signs are not read: in prose they are mostly dashes.
     """
     found: list[Number] = []
@@ -51,8 +50,8 @@ def numbers(text: str) -> list[Number]:
 
 
 def _pieces(run: str) -> Sequence[str]:
-    one = "." in run or "," not in run or SINGLE.fullmatch(run) or PART_OF_A_GROUPED_NUMBER.search(run)
-    return (run,) if one else run.split(",")
+    single = "." in run or "," not in run or SINGLE.fullmatch(run) or PART_OF_A_GROUPED_NUMBER.search(run)
+    return (run,) if single else run.split(",")
 
 
 def _value(whole: str, decimals: str, percent: str) -> int:
@@ -61,10 +60,10 @@ def _value(whole: str, decimals: str, percent: str) -> int:
 
 
 def holds_operation(text: str, found: Sequence[Number]) -> bool:
-    """Whether of three numbers within WINDOW tokens one is +, -, * or / of the other two.
+    """Return whether three numbers within WINDOW tokens hold a result of +, -, * or / of the other two.
 
-    The result may be exact or rounded as the calculator rounds. A number is one token, and so is each other word or
-    mark. At most WINDOW pairs per number are tried.
+    The result may be exact or rounded as the calculator rounds. A number, a word and a punctuation mark each count as a
+    token. At most WINDOW pairs per number are tried.
     """
     at = _token_positions(text, found)
     places: dict[int, list[int]] = defaultdict(list)
@@ -72,7 +71,7 @@ def holds_operation(text: str, found: Sequence[Number]) -> bool:
         places[number.value].append(position)
     largest = max(places, default=0)
 
-    @lru_cache(WINDOW**2)  # price lists and tables say the same numbers over and over
+    @lru_cache(WINDOW**2)  # price lists and tables repeat the same numbers
     def present(a: int, b: int) -> list[int]:
         return [result for result in _results(a, b, largest) if result in places]
 
@@ -84,7 +83,7 @@ def holds_operation(text: str, found: Sequence[Number]) -> bool:
 
 
 def _token_positions(text: str, found: Sequence[Number]) -> list[int]:
-    """The token at which each number stands; of a gap that no window spans, only the beginning is counted."""
+    """Return the token position of each number; a gap longer than any window is counted only in part."""
     at, position, end = [], 0, 0
     for number in found:
         position += 1 + _tokens(text, end, number.start)
@@ -109,13 +108,13 @@ def _near_pairs(at: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _third(first: int, second: int, candidates: Sequence[int]) -> bool:
-    """Whether a third number stands within one window with the two; all are token positions."""
+    """Return whether a third number lies within a window with the two; all are token positions."""
     nearest = bisect_right(candidates, second - WINDOW)
     return any(each not in (first, second) and each < first + WINDOW for each in candidates[nearest : nearest + 3])
 
 
 def _results(a: int, b: int, largest: int) -> Iterator[int]:
-    """Sum, difference, product and quotients of two values up to `largest`, exact and as the calculator rounds."""
+    """Yield sum, difference, product and quotients of two values up to `largest`, exact and rounded."""
     yield from _exact_and_rounded(a + b, 1)
     yield from _exact_and_rounded(abs(a - b), 1)
     if a * b <= (largest + HUNDREDTH) * UNIT:
@@ -127,7 +126,7 @@ def _results(a: int, b: int, largest: int) -> Iterator[int]:
 
 
 def _exact_and_rounded(numerator: int, denominator: int) -> tuple[int, int]:
-    """In 1 / UNIT; the first is rounded instead where there is no exact value."""
+    """Return a quotient exact and rounded to hundredths, in units of 1 / UNIT; both rounded where it is inexact."""
     value, rest = divmod(numerator, denominator)
     rounded = (value + HUNDREDTH // 2) // HUNDREDTH * HUNDREDTH
     return (rounded if rest else value), rounded
@@ -139,13 +138,14 @@ LOOK_BACK = 24
 ONE_OF = 100
 
 
-def wanted(text: str, whole: str) -> str | None:
-    """The first rule that `text` meets: "operation" (i), "phrase" (ii), "three_numbers" (iii); None without one.
+def selection_rule(text: str, whole: str) -> str | None:
+    """Return the first rule that `text` meets (appendix A); None where it meets none.
 
-    (i) `holds_operation`; (ii) `=`, `equals`, `equal to`, `total of` or `average of` before a number, with a currency
-    or another sign between them or not, and white space of any kind; (iii) three numbers, for
-    1 % of the documents, picked by a hash of `whole`, the document's text, so that a document and its segments are
-    picked together.
+    - "operation" (i): `holds_operation`.
+    - "phrase" (ii): `=`, `equals`, `equal to`, `total of` or `average of` before a number. White space, a currency or
+      another sign may stand between them.
+    - "three_numbers" (iii): three numbers, for 1 % of the documents. A hash of `whole`, the document's text, selects
+      them, so a document and its segments are selected together.
     """
     found = numbers(text)
     if len(found) >= 3 and holds_operation(text, found):

@@ -1,4 +1,4 @@
-"""The keys of a tool's section in toolformer.toml, and the weights of the hub that some of them name."""
+"""The keys of a tool's section in toolformer.toml, and loading the models that they name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
 from toolformer_dag.model.weights import ModelError, model_identity
-from toolformer_dag.settings.explained import meant
-from toolformer_dag.settings.sections import ToolSection
-from toolformer_dag.settings.values import under
+from toolformer_dag.settings.sections import ToolSettings, meant, under
 
 
 def _under_root(path: Path, info: ValidationInfo) -> Path:
@@ -18,13 +16,13 @@ def _under_root(path: Path, info: ValidationInfo) -> Path:
 
 
 OptionPath = Annotated[Path, AfterValidator(_under_root)]
-"""A path option: relative ones are read against the folder of toolformer.toml, `~` is the home folder."""
+"""A path option: relative to the folder of toolformer.toml; `~` is the home folder."""
 
 
 class ToolOptions(BaseModel):
-    """What every tool understands; a tool with more options subclasses this. Unknown keys are refused.
+    """The options of every tool; a tool with more options subclasses this. Unknown keys are rejected.
 
-    `prompt`: a file instead of the tool's own prompt.txt, or `embedded` for the short prompt of the made world.
+    `prompt`: a file that replaces the tool's own prompt, or `embedded` for the synthetic world's short prompt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,7 +31,7 @@ class ToolOptions(BaseModel):
 
 
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
-    """One line per mistake: section, key, what is wrong, and the remedy."""
+    """Format a validation error: a line per mistake with section, key, problem and remedy."""
     return "\n".join(
         f"[tools.{key}] {'.'.join(map(str, item['loc']))}: {_remedy(item['type'], item['msg'], item['loc'], options)}"
         for item in error.errors()
@@ -45,7 +43,7 @@ def _remedy(kind: str, message: str, place: tuple[int | str, ...], options: type
         return "this tool needs the key; add it to the section"
     if kind != "extra_forbidden":
         return f"{message.removeprefix('Value error, ')}; correct the value"
-    known = {"use", *options.model_fields, *ToolSection.model_fields}
+    known = {"use", *options.model_fields, *ToolSettings.model_fields}
     return f"unknown key; {meant(str(place[-1]), known, 'keys')}"
 
 
@@ -59,12 +57,15 @@ def _folder_under_root(name: str, info: ValidationInfo) -> str:
 
 
 PretrainedName = Annotated[str, AfterValidator(_folder_under_root)]
-"""A folder (relative to toolformer.toml) or an id of the hub."""
+"""A folder (relative to toolformer.toml) or a hub id."""
 
 
 class PretrainedOptions(ToolOptions):
-    """model: a folder (relative to toolformer.toml) or an id of the hub; revision: the hub's; device: `auto` is the GPU
-    where there is one; dtype: `auto` is bfloat16 on a GPU and float32 elsewhere.
+    """Options of a tool with a pretrained model.
+
+    - model: a folder (relative to toolformer.toml) or a hub id; revision: the hub revision.
+    - device: `auto` is the GPU if present.
+    - dtype: `auto` is bfloat16 on a GPU and float32 elsewhere.
     """
 
     model: PretrainedName = ""
@@ -73,17 +74,17 @@ class PretrainedOptions(ToolOptions):
     device: str = "auto"
 
     def weights_identity(self) -> Mapping[str, object]:
-        """The content of the weights. Raises ModelError for a folder that is no model."""
+        """Return the identity of the weights. Raises ModelError for a folder that is not a model folder."""
         return {"model": dict(model_identity(self.model, self.revision)), "dtype": self.dtype}
 
 
 def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
-    """A tokenizer by the name of its class in transformers. Raises ModelError."""
+    """Load a tokenizer with a class of transformers. Raises ModelError."""
     return _load(class_name, options, {})
 
 
 def load_model(class_name: str, options: PretrainedOptions) -> Any:
-    """A model in evaluation mode on its device, safetensors only, by the name of its class. Raises ModelError."""
+    """Load a model with a class of transformers, in evaluation mode; safetensors only. Raises ModelError."""
     import torch
 
     device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -97,9 +98,9 @@ def _load(class_name: str, options: PretrainedOptions, keywords: Mapping[str, ob
 
     try:
         return getattr(transformers, class_name).from_pretrained(options.model, revision=options.revision, **keywords)
-    except Exception as error:  # transformers raises what its backends raise
+    except Exception as error:  # backends of transformers raise many kinds
         reason = str(error).strip().partition("\n")[0][:300]
         raise ModelError(
             f"{class_name} cannot load {options.model!r}: {reason}. Set `model` to a folder of save_pretrained, "
-            "or to an id of the hub that this machine can reach or has in its cache"
+            "or to a hub id that this machine can reach or has cached"
         ) from error

@@ -1,4 +1,4 @@
-"""BM25 over passages: an index on disk, named by its content, and the search in it."""
+"""Build BM25 indexes of passages, named by content hash, and search them."""
 
 import functools
 import hashlib
@@ -16,8 +16,8 @@ import orjson
 import tantivy
 from pydantic import AfterValidator, ValidationInfo
 
-from toolformer_dag.settings.values import under
-from toolformer_dag.storage.lock import locked
+from toolformer_dag.files import locked
+from toolformer_dag.settings.sections import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, passages_digest, read_passages
 
@@ -25,16 +25,16 @@ _log = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
-    """Indexes and remembered hashes: `$TOOLFORMER_CACHE`, else toolformer-dag in the user's cache folder."""
+    """Return the folder of indexes and hashes: `$TOOLFORMER_CACHE`, else toolformer-dag in the user's cache."""
     if named := os.environ.get("TOOLFORMER_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolformer-dag"
 
 
 def source_digest(source: str) -> str:
-    """Content hash of the passages of `source`; the same passages in another file have the same.
+    """Return the content hash of the passages of `source`; it does not depend on the file's name or format.
 
-    A file is read again only when its size or time changed. Raises PassageError.
+    A file is read again only when its size or modification time changed. Raises PassageError.
     """
     return _embedded_digest() if source == EMBEDDED else _file_digest(Path(source).absolute())
 
@@ -48,7 +48,7 @@ def _file_digest(file: Path) -> str:
     try:
         state = file.stat()
     except OSError as error:
-        raise PassageError(f"{file}: {error.strerror}. Name a file of passages or `{EMBEDDED}`.") from error
+        raise PassageError(f"{file}: {error.strerror}. Set `passages` to a file or `{EMBEDDED}`.") from error
     note = cache_root() / "passages" / f"{hashlib.sha256(bytes(file)).hexdigest()[:32]}.json"
     seen = {"size": state.st_size, "mtime_ns": state.st_mtime_ns}
     if (noted := _noted(note)) and noted.items() >= seen.items():
@@ -56,13 +56,13 @@ def _file_digest(file: Path) -> str:
     digest = passages_digest(read_passages(str(file)))
     try:
         _write(note, {**seen, "digest": digest})
-    except OSError as error:  # the note only saves time
+    except OSError as error:  # the cached hash only saves time
         _log.warning("%s: cannot be written (%s); %s is hashed again next time", note, error.strerror, file)
     return digest
 
 
 def _noted(note: Path) -> dict[str, object]:
-    """An unreadable note counts as absent: the file is then hashed again."""
+    """Read a cached hash; an unreadable file counts as absent."""
     try:
         noted: dict[str, object] = orjson.loads(note.read_bytes())
     except (OSError, orjson.JSONDecodeError):
@@ -77,8 +77,8 @@ def _write(note: Path, value: dict[str, object]) -> None:
     beside.replace(note)
 
 
-LONGEST_TERM = 40
-MOST_TERMS = 64
+MAX_TERM_BYTES = 40
+MAX_QUERY_TERMS = 64
 
 _STOP_WORDS = """
 a about after again all also am an and any are as at be been before being but by can could did do does for from had has
@@ -91,8 +91,8 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 @functools.cache
 def analyzer() -> tantivy.TextAnalyzer:
-    """Words as runs of letters and digits, lower case, accents folded; longer than 40 bytes are left out."""
-    filters = (tantivy.Filter.remove_long(LONGEST_TERM), tantivy.Filter.lowercase(), tantivy.Filter.ascii_fold())
+    """Return an analyzer: runs of letters and digits up to 40 bytes, lower case, accents folded."""
+    filters = (tantivy.Filter.remove_long(MAX_TERM_BYTES), tantivy.Filter.lowercase(), tantivy.Filter.ascii_fold())
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
     for each in filters:
         builder = builder.filter(each)
@@ -100,16 +100,16 @@ def analyzer() -> tantivy.TextAnalyzer:
 
 
 def query_terms(query: str) -> list[str]:
-    """Distinct terms in order, at most 64; stop words only where there is nothing else.
+    """Return at most 64 distinct terms in order, without stop words unless there is nothing else.
 
-    Stop words are skipped in queries, not in the index: they cost most of the time and move the ranking little.
+    Stop words are indexed but not searched: they take most of the time and hardly change the ranking.
     """
     terms = list(dict.fromkeys(analyzer().analyze(query)))
-    return ([term for term in terms if term not in STOP_WORDS] or terms)[:MOST_TERMS]
+    return ([term for term in terms if term not in STOP_WORDS] or terms)[:MAX_QUERY_TERMS]
 
 
 INDEX_VERSION = 1
-"""Raised whenever the same passages are indexed in another way; part of the folder's name and of identities."""
+"""Raise this when the same passages are indexed in another way; part of folder names and identities."""
 HEAP_BYTES = 200_000_000
 WRITER_THREADS = 2
 
@@ -117,18 +117,21 @@ IndexingProgress = Callable[[int], None]
 
 
 def index_folder(source: str, root: Path | None = None) -> Path:
-    """Where the index of these passages lies (`root`: default the cache), whether it exists or not."""
+    """Return the folder of the passages' index under `root` (default: the cache); it may not exist."""
     return (root or cache_root() / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
 
 
 def ensure_index(
     source: str, root: Path | None = None, progress: IndexingProgress | None = None, commit_every: int = 250_000
 ) -> Path:
-    """The folder of the index of `source`, built where it is missing.
+    """Return the folder of the index of `source`; build the index where it is missing.
 
-    Memory is bounded by the writer's 200 MB, whatever the source. What is committed every `commit_every` passages
-    survives a kill and is not indexed again; `progress` is told the number of passages indexed so far. The folder
-    appears whole or not at all, and of several processes one builds. Raises PassageError.
+    - Memory is bounded by the writer's 200 MB.
+    - Every `commit_every` passages are committed and survive a kill.
+    - `progress` gets the number of passages indexed so far.
+    - The folder appears only when complete; a single process builds it, others wait.
+
+    Raises PassageError.
     """
     folder = index_folder(source, root)
     if not folder.is_dir():
@@ -142,17 +145,17 @@ def ensure_index(
 
 @contextmanager
 def _building(folder: Path) -> Iterator[None]:
-    """Waits for another process that builds the same index."""
+    """Lock the index; wait for another process that builds it."""
     with ExitStack() as held:
         try:
             held.enter_context(locked(folder.with_suffix(".lock")))
         except OSError as error:
-            raise PassageError(f"{folder.parent}: {error.strerror}. Name another folder as `index_folder`.") from error
+            raise PassageError(f"{folder.parent}: {error.strerror}. Set `index_folder` to another folder.") from error
         yield
 
 
 def schema() -> tantivy.Schema:
-    """Words with frequencies, the passage as it is, and its number, by which equal scores are ordered."""
+    """Return the index schema: words with frequencies, the stored passage, and its number, which breaks ties."""
     builder = tantivy.SchemaBuilder()
     builder.add_text_field("words", tokenizer_name="words", index_option="freq")
     builder.add_unsigned_field("number", fast=True)
@@ -161,7 +164,7 @@ def schema() -> tantivy.Schema:
 
 
 def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingProgress, commit_every: int) -> None:
-    """Indexes what the folder does not hold yet; the passages come in the same order every time."""
+    """Index the passages that the folder does not hold yet; they must come in the same order every time."""
     folder.mkdir(parents=True, exist_ok=True)
     index = tantivy.Index(schema(), path=str(folder))
     index.register_tokenizer("words", analyzer())
@@ -198,7 +201,7 @@ class Hit:
 
 
 class PassageSearch:
-    """A reader of one index folder; several threads and processes may search at once."""
+    """A searcher of an index folder; safe for several threads and processes."""
 
     def __init__(self, folder: Path) -> None:
         index = tantivy.Index.open(str(folder))
@@ -207,10 +210,10 @@ class PassageSearch:
         self._searcher = index.searcher()
 
     def search(self, query: str, limit: int) -> list[Hit]:
-        """At most `limit` passages that share a term with the query, best first.
+        """Return at most `limit` passages that share a term with the query, best first.
 
-        The query is a bag of terms, never query language. Equal scores stand in the order of the source, as far as
-        `TIE_MARGIN` passages beyond the limit reach, so that an index built in other pieces answers alike.
+        The query is a bag of terms, never query language. Ties are in the order of the source, so that results do not
+        depend on how the index was built; ties beyond `TIE_MARGIN` passages after the limit are not covered.
         """
         terms = query_terms(query)
         if not terms:
@@ -221,7 +224,7 @@ class PassageSearch:
         return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]
 
     def rarity(self, word: str) -> float:
-        """BM25's idf of a word; of several terms in it, the rarest counts."""
+        """Return BM25's idf of a word; the rarest of its terms counts."""
         count = self._searcher.num_docs
         found = [self._searcher.doc_freq("words", term) for term in analyzer().analyze(word)]
         return math.log(1 + (count - min(found) + 0.5) / (min(found) + 0.5)) if found else 0.0
@@ -244,17 +247,17 @@ def _passages_under_root(source: str, info: ValidationInfo) -> str:
 class RetrievalOptions(ToolOptions):
     """Options of a tool that answers from passages.
 
-    passages: `embedded`, or a file of JSON lines (KILT's knowledge source, or `id`, `title`, `section`, `text`).
-    index_folder: where indexes lie; the default is `indexes` in the user's cache. It determines no result.
+    - passages: `embedded`, or a file of JSON lines (KILT's knowledge source, or `id`, `title`, `section`, `text`).
+    - index_folder: the folder of indexes, by default `indexes` in the user's cache. It does not affect results.
     """
 
     passages: Annotated[str, AfterValidator(_passages_under_root)] = EMBEDDED
     index_folder: OptionPath | None = None
 
     def open_search(self, progress: IndexingProgress | None = None) -> PassageSearch:
-        """The index, built first where it is missing. Raises PassageError."""
+        """Open the index; build it where it is missing. Raises PassageError."""
         return PassageSearch(ensure_index(self.passages, self.index_folder, progress))
 
     def retrieval_identity(self) -> Mapping[str, object]:
-        """The content of the passages and the way they are searched; no path."""
+        """Return the hash of the passages and the search method, without paths. Raises PassageError."""
         return {"retriever": "bm25", "passages": source_digest(self.passages), "index_version": INDEX_VERSION}

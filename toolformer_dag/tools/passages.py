@@ -1,4 +1,4 @@
-"""Passages of an encyclopaedia, and where they come from: the synthetic world's, KILT's, or plain JSON lines."""
+"""Read passages of an encyclopaedia: from the synthetic world, KILT's knowledge source, or JSON lines."""
 
 import gzip
 import hashlib
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import orjson
 
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """`section`: the path of headings, joined by ` > `; empty for the lead of an article."""
+    """A paragraph of an article; `section` is the path of headings, joined by ` > `, empty for the lead."""
 
     id: str
     title: str
@@ -23,7 +23,7 @@ class Passage:
     text: str
 
     def searched(self) -> str:
-        """The text whose words are indexed."""
+        """Return the text whose words are indexed."""
         return f"{self.title}\n{self.section}\n{self.text}"
 
     def packed(self) -> bytes:
@@ -35,9 +35,9 @@ class Passage:
 
 
 def snippet(passage: Passage, max_characters: int) -> str:
-    """`title > section > text` on one line, at most `max_characters` long and cut at the end of a word.
+    """Format a passage as `title > section > text` on a single line of at most `max_characters`.
 
-    Without a section it is `title > text`. A first word longer than the limit is cut inside.
+    An empty section is left out. The line is cut at the end of a word, or inside a first word that is too long.
     """
     parts = (passage.title, passage.section, passage.text)
     line = " > ".join(" ".join(part.split()) for part in parts if part.strip())
@@ -45,7 +45,7 @@ def snippet(passage: Passage, max_characters: int) -> str:
 
 
 def cut_at_word_end(line: str, max_characters: int) -> str:
-    """The longest beginning of whole words that fits; `line` holds no space but the single ones between words."""
+    """Return the longest beginning of whole words that fits; words in `line` are separated by single spaces."""
     if len(line) <= max_characters:
         return line
     end = line.rfind(" ", 0, max_characters + 1)
@@ -57,13 +57,13 @@ BULLET_MARK = "BULLET::::"
 
 
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
-    """A passage per paragraph; `Section::::A.:B.` lines give the section `A > B` of what follows.
+    """Yield a passage per paragraph of a KILT page; a line `Section::::A.:B.` starts the section `A > B`.
 
-    The first entry of `text` repeats the title and is left out. Raises KeyError or TypeError for another shape.
+    The first entry of `text` repeats the title and is skipped. Raises KeyError or TypeError for another shape.
     """
     identifier, title, paragraphs = str(page["wikipedia_id"]), page["wikipedia_title"], page["text"]
     if not isinstance(title, str) or not isinstance(paragraphs, list):
-        raise TypeError("wikipedia_title is no text or text is no list")
+        raise TypeError("wikipedia_title must be a string and text a list")
     section = ""
     for number, paragraph in enumerate(paragraphs):
         line = paragraph.strip()
@@ -74,7 +74,7 @@ def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
 
 
 def section_path(line: str) -> str:
-    """`Section::::Early life.:Childhood.` -> `Early life > Childhood`."""
+    """Convert `Section::::Early life.:Childhood.` to `Early life > Childhood`."""
     return " > ".join(line.removeprefix(SECTION_MARK).removesuffix(".").split(".:"))
 
 
@@ -86,15 +86,18 @@ EMBEDDED = "embedded"
 
 
 class PassageError(UserError):
-    """A passages file that cannot be read; names the file, the line, the reason and the remedy."""
+    """A passages file that cannot be read. The message names the file, the line, the reason and the remedy."""
 
 
 def read_passages(source: str) -> Iterator[Passage]:
-    """All passages of `source`: `embedded`, or a file of JSON lines, gzipped when it ends in .gz.
+    """Yield all passages of `source`: `embedded`, or a file of JSON lines, gzipped where it ends in .gz.
 
-    A line is a KILT page (`wikipedia_title`, `text` paragraphs) or a passage (`title`, `text`, and `id` and `section`
-    where they exist; the id is else the line's number). Blank lines are skipped. One bad line refuses the file: an
-    index that lacks a part of its source would answer otherwise than its identity says. Raises PassageError.
+    - A line is a KILT page (`wikipedia_title`, `text` paragraphs) or a passage (`title`, `text`, optionally `id` and
+      `section`; the default id is the line number).
+    - Blank lines are skipped.
+    - A single bad line rejects the file: an index without it would not match its identity.
+
+    Raises PassageError.
     """
     if source == EMBEDDED:
         from toolformer_dag.synthetic.world import passages, the_world
@@ -113,7 +116,7 @@ def _file_passages(file: Path) -> Iterator[Passage]:
                     empty = False
     except (OSError, EOFError, zlib.error) as error:
         raise PassageError(
-            f"{file}: cannot be read after line {number}: {error}. Name a file of passages or `{EMBEDDED}`."
+            f"{file}: cannot be read after line {number}: {error}. Set `passages` to a file or `{EMBEDDED}`."
         ) from error
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise PassageError(
@@ -137,12 +140,12 @@ def _line_passages(line: bytes, number: int) -> Iterator[Passage]:
 def _plain_passage(record: Mapping[str, object], number: int) -> Passage:
     fields = (str(record.get("id", number)), record["title"], record.get("section") or "", record["text"])
     if not all(isinstance(field, str) for field in fields):
-        raise TypeError("title, section and text must be texts")
+        raise TypeError("title, section and text must be strings")
     return Passage(*(str(field) for field in fields))
 
 
 def passages_digest(passages: Iterable[Passage]) -> str:
-    """32 hex characters that two sources share exactly when they hold the same passages in the same order."""
+    """Hash passages and their order to 32 hex characters."""
     digest = hashlib.blake2b(digest_size=16)
     for passage in passages:
         digest.update(passage.packed() + b"\n")

@@ -1,4 +1,4 @@
-"""Words with their stems, and what a question asks for: rules of English for the reader without weights."""
+"""Parse questions by rules of English for the reader without weights: words, stems, and the answer's kind."""
 
 import functools
 import re
@@ -14,7 +14,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?][\"”’)])\s+(?=[\"“(]?[A-Z0-9])|(?<=[
 _ABBREVIATION = re.compile(r"(?:\b[A-Z]|\b(?:Dr|Mr|Mrs|Ms|St|Jr|Sr|vs|c|ca|No|Gen|Col|Sgt|Prof|Rev|Inc|Ltd|U\.S))\.$")
 _WORD = re.compile(r"\d+(?:[.,]\d+)*%?|[^\W\d_]+(?:['’\-.][^\W_]+)*|\w+|[^\w\s]")
 
-# Words of one family of meaning, by which a question and a sentence may say the same thing: general English.
+# Families of English words with related meaning: a question and a sentence may use different words of a family.
 _FAMILIES = """
 birth birthplace born native comes
 home live lives lived reside resided residence
@@ -43,13 +43,13 @@ win won winner
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text that lists some."""
+    """Return the set of space-separated words."""
     return frozenset(text.split())
 
 
 @dataclass(frozen=True, slots=True)
 class StemmedWord:
-    """A token of a sentence; `start` and `end` are characters of the sentence."""
+    """A token of a sentence, with its stem and its character offsets `start` and `end`."""
 
     text: str
     stem: str
@@ -66,7 +66,7 @@ class StemmedWord:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a passage; abbreviations and initials do not end one. Linear in the length."""
+    """Split a passage into sentences, in linear time; abbreviations and initials do not end a sentence."""
     found: list[list[str]] = []
     for piece in _SENTENCE_END.split(text):
         if found and _ABBREVIATION.search(found[-1][-1]):
@@ -77,13 +77,13 @@ def sentences(text: str) -> list[str]:
 
 
 def words(sentence: str) -> list[StemmedWord]:
-    """Words, numbers and punctuation marks in order."""
+    """Split a sentence into words, numbers and punctuation marks."""
     return [StemmedWord(m[0], stem(m[0].lower()), m.start(), m.end()) for m in _WORD.finditer(sentence)]
 
 
 @functools.lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
-    """Words of one family share a stem, and so do the forms of a word."""
+    """Return the stem of a word; the forms of a word and the words of a family share a stem."""
     bare = word.removesuffix("'s").removesuffix("’s")
     families = _families()
     return families.get(bare) or families.get(_stemmed(bare) + "-") or _stemmed(bare)
@@ -91,7 +91,7 @@ def stem(word: str) -> str:
 
 @functools.cache
 def _families() -> dict[str, str]:
-    """Words as they are, and stems with a hyphen after them; a stem belongs to the first family that has it."""
+    """Map words, and stems followed by a hyphen, to their family; a stem belongs to its first family."""
     found: dict[str, str] = {}
     for line in filter(None, map(str.split, _FAMILIES.split("\n"))):
         for word in line:
@@ -131,9 +131,11 @@ _KNOWN_BY = re.compile(r"\bknown (?:by|as)\b")
 
 @dataclass(frozen=True, slots=True)
 class ParsedQuestion:
-    """`kind`: of the answer; `weights`: by stem, of the words that a sentence with the answer should hold.
+    """A question's answer kind and words.
 
-    `noun`: the word that tells the kind, `town` in "in which town"; None where the question word does.
+    - `kind`: the kind of the answer.
+    - `weights`: by stem, the weights of the words that a sentence with the answer should contain.
+    - `noun`: the word that determines the kind, `town` in "in which town"; None where the question word does.
     """
 
     kind: AnswerKind
@@ -142,9 +144,9 @@ class ParsedQuestion:
 
 
 def parse_question(text: str, rarity: Callable[[str], float]) -> ParsedQuestion:
-    """Reads the question word, the noun after it, and what the question is about.
+    """Parse the question word, the noun after it, and the question's subject words.
 
-    `rarity`: what a word weighs, rare words more.
+    `rarity` returns the weight of a word; rare words weigh more.
     """
     text = _KNOWN_BY.sub("called", text)
     tokens = [word for word in words(text) if word.alphanumeric]
@@ -173,7 +175,7 @@ _AMOUNTS = frozenset({"big", "deep", "far", "heavy", "high", "large", "long", "m
 
 
 def _noun_kind(rest: list[str]) -> tuple[AnswerKind, str | None]:
-    """What `what` and `which` ask for: the noun right after, or the one after `is the` or at the text's beginning."""
+    """Return the kind after `what` or `which`: of the next noun, the noun after `is the`, or the first noun."""
     nouns = [word for word in rest if word not in STOP_WORDS][:2] if rest[:1] and rest[0] in STOP_WORDS else rest[:1]
     kinds: tuple[tuple[frozenset[str], AnswerKind], ...] = (
         (frozenset({"year"}), "year"),

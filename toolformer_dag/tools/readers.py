@@ -1,4 +1,4 @@
-"""Readers of passages: a sequence-to-sequence model, an extractive one, Fusion-in-Decoder, or an HTTP endpoint."""
+"""Readers that answer from passages: sequence-to-sequence, Fusion-in-Decoder, extractive, HTTP endpoint."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from toolformer_dag.tools.tool import RetryableError, ToolDown, ToolResult
 
 
 def reader_input(question: str, passages: Sequence[Passage]) -> str:
-    """The question comes first: what a too long input loses is the end of the last passages."""
+    """Format question and passages; the question comes first, so that truncation cuts the last passages."""
     if not passages:
         return f"Answer the question in a few words.\nQuestion: {question}"
     found = "\n".join(f"{passage.title}: {passage.text}" for passage in passages)
@@ -24,7 +24,7 @@ def reader_input(question: str, passages: Sequence[Passage]) -> str:
 
 
 class Seq2SeqReader:
-    """Greedy and batched; an empty output is `no_answer`."""
+    """A sequence-to-sequence model, decoded greedily; an empty output has the reason `no_answer`."""
 
     def __init__(self, options: QuestionAnsweringOptions) -> None:
         self.options = options
@@ -36,14 +36,14 @@ class Seq2SeqReader:
         return self.generate(self.encode(texts))
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """Padded token ids and mask on the model's device, at most `max_input_tokens` long."""
+        """Tokenize texts to padded ids and mask on the model's device, truncated to `max_input_tokens`."""
         batch = self.tokenizer(
             list(texts), truncation=True, max_length=self.options.max_input_tokens, padding=True, return_tensors="pt"
         )
         return batch.to(self.model.device)
 
     def generate(self, inputs: Any) -> list[ToolResult]:
-        """One answer per row of whatever the model's `generate` takes."""
+        """Generate an answer per row of `inputs`, the keyword arguments of the model's `generate`."""
         import torch
 
         with torch.inference_mode():
@@ -60,7 +60,7 @@ class Seq2SeqReader:
 
 
 class FidReader(Seq2SeqReader):
-    """Cost grows with the number of passages, not with its square. For checkpoints trained this way."""
+    """Fusion-in-Decoder, for checkpoints trained this way: the cost is linear in the number of passages."""
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         most = max(map(len, passages), default=0) or 1
@@ -69,7 +69,7 @@ class FidReader(Seq2SeqReader):
         return self.generate(self.fuse(self.encode(texts), most, [max(len(own), 1) for own in passages]))
 
     def fuse(self, batch: Any, most: int, counts: Sequence[int]) -> dict[str, Any]:
-        """Encoder states (questions, most x tokens, d) and their mask, which leaves out what fills up."""
+        """Return encoder states [questions, most * tokens, d] and their mask without padding passages."""
         import torch
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -77,16 +77,16 @@ class FidReader(Seq2SeqReader):
             states = self.model.get_encoder()(**batch).last_hidden_state
         questions, tokens = len(counts), states.shape[1]
         mask = batch["attention_mask"].reshape(questions, most, tokens)
-        there = torch.arange(most, device=mask.device)[None, :] < torch.tensor(counts, device=mask.device)[:, None]
+        present = torch.arange(most, device=mask.device)[None, :] < torch.tensor(counts, device=mask.device)[:, None]
         fused = states.reshape(questions, most * tokens, -1)
         return {
             "encoder_outputs": BaseModelOutput(last_hidden_state=fused),
-            "attention_mask": (mask * there[:, :, None]).reshape(questions, most * tokens),
+            "attention_mask": (mask * present[:, :, None]).reshape(questions, most * tokens),
         }
 
 
 def passage_inputs(question: str, passages: Sequence[Passage], most: int) -> list[str]:
-    """FiD's form of one input per passage, `most` of them; what is missing is filled with the bare question."""
+    """Format FiD's input per passage; pad the list to `most` entries with the question alone."""
     own = [f"question: {question} title: {passage.title} context: {passage.text}" for passage in passages]
     return own + [f"question: {question}"] * (most - len(own))
 
@@ -96,7 +96,7 @@ Scores = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ScoredSpan:
-    """Tokens `first` to `last` (inclusive) and the sum of their logits, less that of the first token (no answer)."""
+    """Tokens `first` to `last` (inclusive); `score` is their sum of logits minus the first token's (no answer)."""
 
     first: int
     last: int
@@ -104,7 +104,7 @@ class ScoredSpan:
 
 
 def best_span(starts: Scores, ends: Scores, allowed: NDArray[np.bool_], max_tokens: int) -> ScoredSpan | None:
-    """The best span of allowed tokens, if it scores above the first token, which stands for no answer."""
+    """Return the best span of allowed tokens; None unless it scores above the first token (no answer)."""
     sums = starts[:, None] + ends[None, :]
     places = np.arange(len(starts))
     length = places[None, :] - places[:, None]
@@ -116,7 +116,7 @@ def best_span(starts: Scores, ends: Scores, allowed: NDArray[np.bool_], max_toke
 
 
 class ExtractiveReader:
-    """Every question with every passage in one batch; a passage's beginning is read where it is too long."""
+    """An extractive model on all pairs of question and passage in a batch; long passages are truncated."""
 
     def __init__(self, options: QuestionAnsweringOptions) -> None:
         self._options = options
@@ -132,7 +132,7 @@ class ExtractiveReader:
         return [ToolResult(found[n][1]) if n in found else NO_ANSWER for n in range(len(questions))]
 
     def _spans(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, int, int] | None]:
-        """For each question and text the score and the characters of its best span."""
+        """Return the score and the characters of the best span of each pair of question and text."""
         if not pairs:
             return []
         batch = self._tokenizer(
@@ -171,14 +171,14 @@ REFUSED = frozenset({401, 402, 403, 404, 405, *range(300, 400)})
 
 
 class HttpReader:
-    """One request per question; retries and limits are the runner's."""
+    """An OpenAI-compatible endpoint, with a request per question; the runner handles retries and limits."""
 
     def __init__(self, options: QuestionAnsweringOptions) -> None:
         self._options = options
         self._client = httpx.Client(timeout=options.request_timeout_s, headers=_headers(options.api_key_variable))
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """Raises RetryableError for a lost connection or a busy server, ToolDown where asking again is no use."""
+        """Answer each question. Raises RetryableError for a lost connection or busy server, ToolDown else."""
         return [self._ask(reader_input(question, own)) for question, own in zip(questions, passages, strict=True)]
 
     def _ask(self, text: str) -> ToolResult:
@@ -193,11 +193,11 @@ class HttpReader:
         if response.status_code in REFUSED:
             raise ToolDown(
                 f"{self._options.url} answered with status {response.status_code}: {response.text[:200]}; correct url, "
-                "model, api_key_variable or account of [tools.question_answering]"
+                "model or api_key_variable of [tools.question_answering], or check the account"
             )
         if response.status_code != 200:
             return ToolResult(None, f"status_{response.status_code}")
-        if sent := (body := _json(response)).get("error"):  # some gateways send their errors under status 200
+        if sent := (body := _json(response)).get("error"):  # some gateways send errors with status 200
             raise RetryableError(f"{self._options.url}: {str(sent)[:200]}")
         return _result(body)
 
@@ -215,14 +215,12 @@ def _headers(variable: str | None) -> Mapping[str, str]:
     if variable is None:
         return {}
     if not os.environ.get(variable):
-        raise ToolDown(
-            f"the environment variable {variable} is empty; set it to the key, or leave api_key_variable out"
-        )
+        raise ToolDown(f"the environment variable {variable} is empty; set it to the key, or remove api_key_variable")
     return {"Authorization": f"Bearer {os.environ[variable]}"}
 
 
 def _json(response: httpx.Response) -> Mapping[str, Any]:
-    """The object that was sent; empty where it is none."""
+    """Return the response's JSON object; empty where it holds none."""
     try:
         body = response.json()
     except ValueError:
@@ -231,7 +229,7 @@ def _json(response: httpx.Response) -> Mapping[str, Any]:
 
 
 def _result(body: Mapping[str, Any]) -> ToolResult:
-    """The answer, with the cost where the endpoint tells it (`usage.cost`)."""
+    """Return the answer, with the cost where the endpoint reports it (`usage.cost`)."""
     try:
         answer = body["choices"][0]["message"]["content"].strip()
         cost = (body.get("usage") or {}).get("cost")

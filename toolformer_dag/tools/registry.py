@@ -1,4 +1,4 @@
-"""From a section of toolformer.toml to a tool with a checked prompt P(x) (appendix A.2)."""
+"""Load tools from sections of toolformer.toml and check their prompts P(x) (appendix A.2)."""
 
 import importlib
 import inspect
@@ -11,8 +11,8 @@ from types import ModuleType
 
 from pydantic import ValidationError
 
-from toolformer_dag.errors import UserError
-from toolformer_dag.settings.values import under
+from toolformer_dag.files import UserError
+from toolformer_dag.settings.sections import under
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call, take_out
 from toolformer_dag.tools.options import ToolOptions, explain_options
@@ -23,12 +23,12 @@ _CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
 
 
 class PromptError(UserError):
-    """A prompt that cannot teach its tool: the message names the file, the example, the reason and the remedy."""
+    """A prompt that is not valid. The message names the file, the example, the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptExample:
-    """A text, and the same text with calls. `number` counts from 1."""
+    """A text and the same text with calls; `number` counts from 1."""
 
     number: int
     input: str
@@ -37,16 +37,17 @@ class PromptExample:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A parsed prompt.txt."""
+    """A parsed prompt file."""
 
     instruction: str
     examples: tuple[PromptExample, ...]
 
 
 def read_prompt(key: str, own: Path, option: str | None, root: Path) -> tuple[str, Path]:
-    """The prompt's text and its file: `option` (against `root`), the synthetic world's, or `own`.
+    """Read a prompt; return its text and file.
 
-    Raises PromptError for a file that cannot be read.
+    The file is `option` (relative to `root`), the synthetic world's prompt for `embedded`, or `own` by default. Raises
+    PromptError for a file that cannot be read.
     """
     source = _prompt_file(key, own, option, root)
     try:
@@ -64,13 +65,13 @@ def _prompt_file(key: str, own: Path, option: str | None, root: Path) -> Path:
 
 
 def parse_prompt(text: str, source: Path) -> Prompt:
-    """Split at lines that begin with `Input:` and `Output:`; a text may go over several lines.
+    """Split a prompt at lines that begin with `Input:` and `Output:`; texts may span several lines.
 
-    Raises PromptError where an Input has no Output, or there is no instruction or no example.
+    Raises PromptError where an Input has no Output, or the instruction or all examples are missing.
     """
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
-        raise PromptError(f"{source}: no instruction before the first 'Input:' line; say what the calls are for")
+        raise PromptError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
     if not blocks:
         raise PromptError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
     return Prompt(instruction, tuple(_example(block, number, source) for number, block in enumerate(blocks, 1)))
@@ -84,14 +85,14 @@ def _example(block: str, number: int, source: Path) -> PromptExample:
 
 
 def check_prompt(text: str, name: str, source: Path) -> Prompt:
-    """The parsed prompt, when its calls parse, carry `name`, and give the Input back when they are taken out.
+    """Parse a prompt and check its calls: they parse, use `name`, and removing them restores the Input.
 
-    Raises PromptError. Not covered: whether the inputs of the calls make sense to the tool.
+    Raises PromptError. Not covered: whether the tool accepts the inputs of the calls.
     """
     prompt = parse_prompt(text, source)
     calls = sum(_check_example(example, name, source) for example in prompt.examples)
     if not calls:
-        raise PromptError(f"{source}: no example holds a call; write some as [{name}(input)]")
+        raise PromptError(f"{source}: no example holds a call; add calls as [{name}(input)]")
     return prompt
 
 
@@ -104,7 +105,7 @@ def _check_example(example: PromptExample, name: str, source: Path) -> int:
     if left != example.input:
         raise PromptError(
             f"{where}: without its calls the Output reads {left!r}, not the Input {example.input!r}; "
-            "make both the same text, and write each call with one space before it"
+            "make both texts equal, and put a single space before each call"
         )
     return len(bodies)
 
@@ -113,47 +114,47 @@ def _check_call(body: str, name: str, where: str) -> None:
     try:
         tool = parse_call(body).tool
     except MalformedCall as error:
-        raise PromptError(f"{where}: [{body}] is no call ({error}); write it as [{name}(input)]") from error
+        raise PromptError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
     if tool != name:
         raise PromptError(f"{where}: [{body}] calls {tool!r}, but this tool's name is {name!r}; rename the call")
 
 
 BUILT_IN = "toolformer_dag.tools.built_in"
 BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
-"""One file per tool, and its prompt beside it."""
-COMPLETE = {"name": str, "version": str, "defaults": ToolDefaults}
-"""What every tool's class sets."""
+"""A file per tool, with its prompt beside it."""
+REQUIRED_ATTRIBUTES = {"name": str, "version": str, "defaults": ToolDefaults}
+"""The attributes that every tool class sets."""
 
 
 class ToolError(UserError):
-    """A tool that cannot be loaded: the message names the section, the reason and the remedy."""
+    """A tool that cannot be loaded. The message names the section, the reason and the remedy."""
 
 
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
-    """Every section's tool, by key; two tools of one name in the text are refused with ToolError."""
+    """Load the tool of every section, by key. Raises ToolError, also where two tools have the same name."""
     tools = {key: load_tool(key, options, root=root) for key, options in sections.items()}
     owner: dict[str, str] = {}
     for key, tool in tools.items():
         if owner.setdefault(tool.name, key) != key:
             raise ToolError(
                 f"[tools.{key}]: the name {tool.name!r} is already taken by [tools.{owner[tool.name]}]; "
-                "calls could not be told apart: name one of them otherwise, or remove a section"
+                "their calls would be indistinguishable: rename a tool, or remove a section"
             )
     return tools
 
 
 def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -> Tool:
-    """The tool of section `[tools.KEY]`, its options validated and its prompt checked; no weights are loaded.
+    """Load the tool of section `[tools.KEY]`: validate its options and check its prompt, without loading weights.
 
-    `options["use"]` names a class (`my_package.tools:UnitConverter`; a module beside toolformer.toml is found too) or
-    another built-in tool (`mcp`); without it the built-in tool of the section's own name is used. `root` is the folder
-    of toolformer.toml, against which paths are read. Raises ToolError.
+    `options["use"]` names a class (`my_package.tools:UnitConverter`; the module may lie beside toolformer.toml) or a
+    built-in tool (`mcp`). The default is the built-in tool `key`. Paths are relative to `root`, the folder of
+    toolformer.toml. Raises ToolError.
     """
     tool_class = _tool_class(key, str(options.get("use", key)), root)
     chosen = _options(key, tool_class, {name: value for name, value in options.items() if name != "use"}, root)
     try:
         prompt, source = read_prompt(key, _own_prompt(tool_class), chosen.prompt, root)
-        tool = _made(tool_class, key, chosen, prompt)
+        tool = _construct(tool_class, key, chosen, prompt)
         _check_complete(tool)
         check_prompt(prompt, tool.name, source)
     except PromptError as error:
@@ -162,28 +163,30 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
 
 
 def _own_prompt(tool_class: type[Tool]) -> Path:
-    """calculator.txt beside calculator.py; prompt.txt beside a class of somebody's own."""
+    """Return calculator.txt for calculator.py, and prompt.txt beside a user's class."""
     file = Path(inspect.getfile(tool_class))
     return file.with_suffix(".txt") if file.parent == BUILT_IN_FOLDER else file.with_name("prompt.txt")
 
 
-def _made(tool_class: type[Tool], key: str, options: ToolOptions, prompt: str) -> Tool:
+def _construct(tool_class: type[Tool], key: str, options: ToolOptions, prompt: str) -> Tool:
     try:
         return tool_class(key, options, prompt)
     except UserError:
         raise
-    except Exception as error:  # another author's code
+    except Exception as error:  # the user's code may raise anything
         raise ToolError(
-            f"[tools.{key}]: {tool_class.__name__} cannot be made ({type(error).__name__}: {error}); "
-            "where it has an __init__ of its own, this takes key, options and prompt"
+            f"[tools.{key}]: {tool_class.__name__} cannot be constructed ({type(error).__name__}: {error}); "
+            "its __init__ must accept key, options and prompt"
         ) from error
 
 
 def _check_complete(tool: Tool) -> None:
-    missing = [name for name, kind in COMPLETE.items() if not isinstance(getattr(tool, name, None), kind)]
+    missing = [name for name, kind in REQUIRED_ATTRIBUTES.items() if not isinstance(getattr(tool, name, None), kind)]
     if missing or fault(Call(tool.name, "")):
         wrong = (
-            f"does not set {', '.join(missing)}" if missing else f"has the name {tool.name!r}, which no call can carry"
+            f"does not set {', '.join(missing)}"
+            if missing
+            else f"has the name {tool.name!r}, which cannot stand in a call"
         )
         raise ToolError(
             f'[tools.{tool.key}]: {type(tool).__name__} {wrong}; a tool has name = one word, version = "1" and '
@@ -203,18 +206,18 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
         return _built_in(key, use)
     module_name, _, class_name = use.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ToolError(f'[tools.{key}]: use = {use!r} names no module; write use = "my_package.tools:MyTool"')
+        raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
     found = getattr(_import(key, use, module_name, root), class_name, None)
     if not (inspect.isclass(found) and issubclass(found, Tool) and not inspect.isabstract(found)):
         raise ToolError(
-            f"[tools.{key}]: use = {use!r} names no tool; {class_name!r} must be a class of {module_name} that derives "
+            f"[tools.{key}]: use = {use!r} is not a tool; {class_name!r} must be a class of {module_name} that derives "
             "from toolformer_dag.tools.tool.Tool and defines run"
         )
     return found
 
 
 def built_in_tools() -> list[str]:
-    """The names under which the tools of the package are used."""
+    """Return the names of the built-in tools."""
     return sorted(path.stem for path in BUILT_IN_FOLDER.glob("*.py") if path.stem != "__init__")
 
 
@@ -222,7 +225,7 @@ def _built_in(key: str, name: str) -> type[Tool]:
     known = built_in_tools()
     if name not in known:
         raise ToolError(
-            f"[tools.{key}]: there is no built-in tool {name!r} ({', '.join(known)}); for one of your own add "
+            f"[tools.{key}]: there is no built-in tool {name!r} ({', '.join(known)}); for your own tool add "
             'use = "my_package.tools:MyTool"'
         )
     return _only_tool(importlib.import_module(f"{BUILT_IN}.{name}"))
@@ -235,7 +238,7 @@ def _only_tool(module: ModuleType) -> type[Tool]:
         if inspect.isclass(value) and issubclass(value, Tool) and value.__module__ == module.__name__
     ]
     if len(tools) != 1:
-        raise ToolError(f"{module.__name__} must define one tool class, not {len(tools)}")
+        raise ToolError(f"{module.__name__} must define exactly one tool class, not {len(tools)}")
     return tools[0]
 
 
@@ -250,7 +253,7 @@ def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
             f"[tools.{key}]: use = {use!r} cannot be imported ({error}); install the package, or put the module beside "
             "toolformer.toml"
         ) from error
-    except Exception as error:  # another author's code
+    except Exception as error:  # the user's code may raise anything
         raise ToolError(
-            f"[tools.{key}]: use = {use!r} cannot be imported ({type(error).__name__}: {error}); mend {module_name}"
+            f"[tools.{key}]: use = {use!r} cannot be imported ({type(error).__name__}: {error}); fix {module_name}"
         ) from error

@@ -1,4 +1,4 @@
-"""Running calls: time limits, retries, a rate, several at once; every result is checked and cleaned."""
+"""Run calls with time limits, retries, a rate and concurrency; check and clean their results."""
 
 import logging
 import threading
@@ -6,37 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from toolformer_dag.errors import UserError
+from toolformer_dag.files import UserError
+from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.texts.calls import clean_result
 from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLimits:
-    """Seconds are wall-clock. None of it enters a fingerprint but `max_result_characters`.
-
-    timeout_s: what one call may take; a batch of n may take n times that.
-    retries, backoff_s: how often a batch that raised RetryableError is tried again, and the first pause; it doubles.
-    rate_per_s: calls begun per second over the whole lane of this process; None: unbounded.
-    concurrency: batches that run at once.
-    max_result_characters: where a result is cut.
-    """
-
-    timeout_s: float = 30.0
-    retries: int = 2
-    backoff_s: float = 0.5
-    rate_per_s: float | None = None
-    concurrency: int = 1
-    max_result_characters: int = 400
-
-
 class Rate:
-    """Spreads calls evenly over time; `per_s` None lets everything through. Counts the calls of this process alone."""
+    """Spreads the calls of this process evenly over time; `per_s` None means no limit."""
 
     def __init__(self, per_s: float | None) -> None:
         self._gap = 1 / per_s if per_s else 0.0
@@ -44,7 +26,7 @@ class Rate:
         self._lock = threading.Lock()
 
     def wait(self, calls: int) -> None:
-        """Sleep until `calls` more calls may begin."""
+        """Sleep until `calls` more calls may start."""
         with self._lock:
             now = time.monotonic()
             begin = max(now, self._free_at)
@@ -54,7 +36,7 @@ class Rate:
 
 
 def check_results(tool: Tool, batch: Sequence[ToolCall], results: object) -> list[ToolResult]:
-    """The results, when they are one ToolResult with texts per call; else ToolDown: such a tool is written wrongly."""
+    """Return the results of `Tool.run`. Raises ToolDown unless they are a list with a ToolResult per call."""
     if not (isinstance(results, Sequence) and len(results) == len(batch) and all(map(_is_result, results))):
         raise ToolDown(
             f"[tools.{tool.key}]: {type(tool).__name__}.run returned {results!r:.200} for {len(batch)} calls; it must "
@@ -67,14 +49,14 @@ def _is_result(value: object) -> bool:
     return isinstance(value, ToolResult) and isinstance(value.reason if value.result is None else value.result, str)
 
 
-def timed(results: Sequence[ToolResult], seconds: float) -> list[ToolResult]:
-    """Every result that does not tell its own time gets an equal share of the batch's `seconds`."""
+def share_seconds(results: Sequence[ToolResult], seconds: float) -> list[ToolResult]:
+    """Give every result without a time of its own an equal share of the batch's `seconds`."""
     share = seconds / len(results)
     return [result if result.seconds else replace(result, seconds=share) for result in results]
 
 
-def finished(result: ToolResult, max_characters: int) -> ToolResult:
-    """The result cleaned for e(c, r); reason `empty_result` where nothing is left of it."""
+def cleaned_result(result: ToolResult, max_characters: int) -> ToolResult:
+    """Clean a result for e(c, r); the reason is `empty_result` where nothing is left."""
     if result.result is None:
         return result
     cleaned = clean_result(result.result, max_characters)
@@ -85,22 +67,22 @@ T = TypeVar("T")
 
 
 class TimedOut(Exception):
-    """The work did not end in time; its thread was left behind."""
+    """The work did not end in time; its thread keeps running."""
 
 
 class TimedWorker(Generic[T]):
-    """Runs functions one after the other in one daemon thread, so that what a backend keeps per thread stays warm.
+    """Runs functions in a daemon thread, so that a backend keeps its per-thread state.
 
-    Work that exceeds its limit is left behind in its thread and a fresh thread takes over: Python cannot end a thread.
-    Not covered: what the work left behind still holds (memory, locks, the interpreter's lock in native code). It ends
-    with the process, which it does not keep alive.
+    Python cannot end a thread. When work exceeds its limit, its thread keeps running and a new thread takes over. The
+    old thread ends with the process at the latest. Not covered: the resources that it still holds (memory, locks, the
+    interpreter's lock in native code).
     """
 
     def __init__(self) -> None:
         self._jobs = self._start()
 
     def outcome(self, function: Callable[[], T], seconds: float) -> Future[T]:
-        """A finished future with what `function` returned or raised; TimedOut after `seconds`."""
+        """Run `function` and return a completed future with its result or exception. Raises TimedOut."""
         future: Future[T] = Future()
         self._jobs.put((function, future))
         try:
@@ -112,7 +94,7 @@ class TimedWorker(Generic[T]):
         return future
 
     def close(self) -> None:
-        """Let the thread end once it is idle."""
+        """End the thread once it is idle."""
         self._jobs.put(None)
 
     @staticmethod
@@ -127,7 +109,7 @@ def _serve(jobs: "SimpleQueue[tuple[Callable[[], T], Future[T]] | None]") -> Non
         function, future = job
         try:
             future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - foreign code: whatever it raises is the caller's to judge
+        except BaseException as error:  # noqa: BLE001 - the caller decides about any exception of user code
             future.set_exception(error)
 
 
@@ -135,15 +117,15 @@ _log = logging.getLogger(__name__)
 
 
 class Attempts:
-    """Runs batches in one worker; a batch either has results or a short reason why it failed as a whole."""
+    """Runs batches in a worker; a batch returns results or the reason why it failed as a whole."""
 
     def __init__(self, tool: Tool, limits: ToolLimits, rate: Rate, worker: TimedWorker[list[ToolResult]]) -> None:
         self._tool, self._limits, self._rate, self._worker = tool, limits, rate, worker
 
     def run(self, batch: Sequence[ToolCall]) -> list[ToolResult] | str:
-        """The results with the seconds of each, or `timeout`, `unavailable` or the name of an exception.
+        """Return the results with their seconds, or `timeout`, `unavailable` or the name of an exception.
 
-        Only a RetryableError is tried again. Raises ToolDown.
+        Only a RetryableError leads to a retry. Raises ToolDown.
         """
         for retry in range(self._limits.retries + 1):
             if retry:
@@ -157,7 +139,7 @@ class Attempts:
         try:
             self._tool.connect()
         except Exception as error:  # noqa: BLE001 - a user's tool may raise anything
-            return self._accident(batch, error)
+            return self._raised(batch, error)
         self._rate.wait(len(batch))
         began = time.monotonic()
         try:
@@ -167,10 +149,10 @@ class Attempts:
             return self._failed(batch, "timeout", f"no answer in {self._limits.timeout_s * len(batch):g} s")
         seconds = time.monotonic() - began
         if (raised := done.exception()) is not None:
-            return self._accident(batch, raised)
-        return timed(check_results(self._tool, batch, done.result()), seconds)
+            return self._raised(batch, raised)
+        return share_seconds(check_results(self._tool, batch, done.result()), seconds)
 
-    def _accident(self, batch: Sequence[ToolCall], error: BaseException) -> str:
+    def _raised(self, batch: Sequence[ToolCall], error: BaseException) -> str:
         if isinstance(error, ToolDown):
             raise error
         reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
@@ -181,23 +163,22 @@ class Attempts:
         return reason
 
 
-FAILURES_IN_A_ROW = 10  # as many calls lost one after the other are no accident: the tool is down
+FAILURES_IN_A_ROW = 10  # after this many lost calls in a row, the tool counts as down
 
 CallBatch = Sequence[ToolCall]
 IdleWorkers = SimpleQueue[TimedWorker[list[ToolResult]]]
 
 
 def run_calls(tool: Tool, calls: CallBatch, limits: ToolLimits) -> list[ToolResult]:
-    """`Runner(tool, limits).run(calls)`, for a single list of calls."""
+    """Run a single list of calls as `Runner(tool, limits).run(calls)` does."""
     return Runner(tool, limits).run(calls)
 
 
 class Runner:
-    """A tool under its limits. Rate and failures are counted from one `run` to the next: keep one Runner per tool.
+    """Runs calls of a tool under its limits; keep a Runner per tool, because rate and failures are counted across runs.
 
-    A batch that fails as a whole is run again call by call, so that one bad input loses one call. A lost call has a
-    reason that begins with `lost:` (`ToolResult.lost`): `lost:timeout`, `lost:unavailable` (the retries are used up),
-    else `lost:<exception>`.
+    A batch that fails as a whole is run again call by call, so that a bad input loses a single call. The reason of a
+    lost call (`ToolResult.lost`) is `lost:timeout`, `lost:unavailable` (no retry succeeded) or `lost:<exception>`.
     """
 
     def __init__(self, tool: Tool, limits: ToolLimits) -> None:
@@ -208,11 +189,11 @@ class Runner:
         self._prepared = False
 
     def run(self, calls: CallBatch) -> list[ToolResult]:
-        """One result per call, in order, cleaned for e(c, r); equal calls share one run.
+        """Return a result per call, in order, cleaned for e(c, r); equal calls are run once.
 
-        The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool says so,
-        breaks its interface, or loses FAILURES_IN_A_ROW calls in a row; the results of that list are then given up.
-        With a concurrency above 1, batches that have begun are waited for, at most to their time limit.
+        The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool raises it,
+        violates its interface, or loses FAILURES_IN_A_ROW calls in a row; all results of `calls` are then discarded.
+        With a concurrency above 1, running batches are first waited for, at most to their time limit.
         """
         if calls and not self._prepared:
             self._prepare()
@@ -227,7 +208,7 @@ class Runner:
             raise
         except Exception as error:  # a user's tool may raise anything
             raise ToolDown(
-                f"[tools.{self._tool.key}]: cannot be prepared, {type(error).__name__}: {error}; mend it and run again"
+                f"[tools.{self._tool.key}]: cannot be prepared, {type(error).__name__}: {error}; fix it and run again"
             ) from error
         self._prepared = True
 
@@ -236,7 +217,7 @@ class Runner:
         batches = [calls[at : at + size] for at in range(0, len(calls), size)]
         with _idle_workers(at_once) as workers:
             run = partial(self._run_batch, workers)
-            if at_once == 1:  # in this thread, which an interrupt then reaches at once
+            if at_once == 1:  # in this thread, so that an interrupt takes effect immediately
                 return [result for batch in batches for result in run(batch)]
             with ThreadPoolExecutor(at_once) as pool:
                 return [result for results in pool.map(run, batches) for result in results]
@@ -253,19 +234,19 @@ class Runner:
         outcome = attempts.run(batch)
         if not isinstance(outcome, str):
             self._lost_in_a_row = 0
-            yield from (finished(result, self._limits.max_result_characters) for result in outcome)
+            yield from (cleaned_result(result, self._limits.max_result_characters) for result in outcome)
         elif len(batch) > 1:
             for call in batch:
                 yield from self._results([call], attempts)
         else:
-            yield self._lose(outcome, time.monotonic() - began)
+            yield self._lost_call(outcome, time.monotonic() - began)
 
-    def _lose(self, why: str, seconds: float) -> ToolResult:
-        self._lost_in_a_row += 1  # where batches run at once, a race may miscount by a few
+    def _lost_call(self, why: str, seconds: float) -> ToolResult:
+        self._lost_in_a_row += 1  # concurrent batches may miscount by a few
         if self._lost_in_a_row >= FAILURES_IN_A_ROW:
             raise ToolDown(
-                f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last one: {why}; see "
-                "the log for details, mend the backend or raise the section's limits, and run again"
+                f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last with: {why}; "
+                "see the log for details, fix the backend or raise the section's limits, and run again"
             )
         return ToolResult(None, LOST + why, seconds)
 

@@ -1,4 +1,4 @@
-"""What translates: NLLB in transformers, or as int8 in CTranslate2, and the options that choose."""
+"""Translate into English with NLLB, in transformers or as int8 in CTranslate2, and the options for both."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from toolformer_dag.file_hash import file_hash
+from toolformer_dag.identity import file_hash
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, holds_foreign_chunk
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
@@ -15,10 +15,13 @@ from toolformer_dag.tools.tool import ToolResult
 
 
 class TranslationOptions(PretrainedOptions):
-    """backend: `nllb` (transformers), `ctranslate2` (int8; `model` is then a folder written by CTranslate2's converter
-    with the tokenizer's files beside it) or `embedded` (the made world's dictionary); identifier: a fastText language
-    identification model, by default the lid.176.ftz that is installed; max_input_tokens: longer inputs have no result;
-    max_output_tokens: where a translation is cut.
+    """Options of machine translation.
+
+    - backend: `nllb` (transformers), `ctranslate2` (int8) or `embedded` (the synthetic world's dictionary). For
+      `ctranslate2`, `model` is a folder of CTranslate2's converter that also holds the tokenizer's files.
+    - identifier: a fastText language identification model, by default the installed lid.176.ftz.
+    - max_input_tokens: longer inputs have no result.
+    - max_output_tokens: the length to which a translation is cut.
     """
 
     backend: Literal["nllb", "ctranslate2", "embedded"] = "nllb"
@@ -29,24 +32,24 @@ class TranslationOptions(PretrainedOptions):
 
 
 def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
-    """NLLB's tokenizer; a folder whose vocabulary was silently not read is refused with ModelError."""
+    """Load NLLB's tokenizer. Raises ModelError, also where transformers silently read no vocabulary."""
     tokenizer = load_tokenizer("NllbTokenizer", options)
     pieces = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
     if set(pieces) <= {tokenizer.unk_token_id} or not knows(tokenizer, ENGLISH):
         raise ModelError(
-            f"the tokenizer of {options.model!r} reads English as unknown tokens only or lacks {ENGLISH}; its folder "
-            "needs the tokenizer.json of an NLLB checkpoint"
+            f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH}; add the tokenizer.json of "
+            "an NLLB checkpoint to the folder"
         )
     return tokenizer
 
 
 def knows(tokenizer: Any, code: str) -> bool:
-    """Whether a FLORES code is a token; the tokenizer itself takes any code and uses <unk> without a word."""
+    """Return whether a FLORES code is a token; the tokenizer silently maps other codes to <unk>."""
     return bool(tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id)
 
 
 def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text marked as being in its language."""
+    """Tokenize each text with the marker of its language."""
     ids = []
     for text, code in zip(texts, codes, strict=True):
         tokenizer.src_lang = code
@@ -55,7 +58,7 @@ def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[l
 
 
 class Nllb:
-    """A loaded checkpoint. Greedy, so that a text has one translation whatever the batch around it."""
+    """NLLB in transformers, decoded greedily, so that a translation does not depend on the batch."""
 
     def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
         self.tokenizer = load_nllb_tokenizer(options)
@@ -63,7 +66,7 @@ class Nllb:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """English for each encoded text, at most `max_tokens` tokens long."""
+        """Translate encoded texts to English of at most `max_tokens` tokens each."""
         import torch
 
         batch = self.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt").to(self._model.device)
@@ -80,7 +83,7 @@ class Nllb:
 
 
 def folder_identity(model: str) -> Mapping[str, object]:
-    """Content hashes of the converted folder's files. Raises ModelError where there is no model.bin."""
+    """Return content hashes of a converted folder's files. Raises ModelError where model.bin is missing."""
     folder = Path(model)
     if not (folder / "model.bin").is_file():
         raise ModelError(
@@ -91,7 +94,7 @@ def folder_identity(model: str) -> Mapping[str, object]:
 
 
 class Int8:
-    """A loaded checkpoint, on the CPU or, with `device = "cuda"`, on a GPU."""
+    """NLLB as int8 in CTranslate2, on the CPU or, with `device = "cuda"`, on a GPU."""
 
     def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
         import ctranslate2
@@ -102,18 +105,18 @@ class Int8:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """English for each encoded text, greedily, at most `max_tokens` tokens long."""
-        pieces = [self.tokenizer.convert_ids_to_tokens(one) for one in ids]
+        """Translate encoded texts greedily to English of at most `max_tokens` tokens each."""
+        pieces = [self.tokenizer.convert_ids_to_tokens(each) for each in ids]
         found = self._translator.translate_batch(
             pieces, target_prefix=[[ENGLISH]] * len(pieces), beam_size=1, max_decoding_length=self._max_tokens
         )
-        english = [self.tokenizer.convert_tokens_to_ids(one.hypotheses[0]) for one in found]
+        english = [self.tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
         texts: list[str] = self.tokenizer.batch_decode(english, skip_special_tokens=True)
         return texts
 
 
 class Translator(Protocol):
-    """What answers the calls, and what tells which texts are worth one."""
+    """A backend that translates texts, selects texts for calls, and has an identity."""
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]: ...
 
@@ -131,7 +134,7 @@ class Checkpoint(Protocol):
 
 
 class NeuralTranslator:
-    """NLLB or its CTranslate2 form behind fastText's language identification."""
+    """NLLB, in transformers or CTranslate2, with fastText's language identification."""
 
     def __init__(self, options: TranslationOptions) -> None:
         self._options = options
@@ -140,7 +143,7 @@ class NeuralTranslator:
         self._in_use = threading.Lock()
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        """English, or `no_words`, `already_english`, `unknown_language`, `input_too_long`."""
+        """Translate texts. Reasons: `no_words`, `already_english`, `unknown_language`, `input_too_long`."""
         with self._in_use:
             checkpoint = self._loaded()
             codes = self._codes(texts, checkpoint.tokenizer)
@@ -149,17 +152,17 @@ class NeuralTranslator:
             ]
             ids = encode(checkpoint.tokenizer, [text for _, text, _ in known], [code for _, _, code in known])
             fitting = [
-                (n, one)
-                for (n, _, _), one in zip(known, ids, strict=True)
-                if len(one) <= self._options.max_input_tokens
+                (n, encoded)
+                for (n, _, _), encoded in zip(known, ids, strict=True)
+                if len(encoded) <= self._options.max_input_tokens
             ]
-            english = checkpoint.translate([one for _, one in fitting]) if fitting else []
+            english = checkpoint.translate([encoded for _, encoded in fitting]) if fitting else []
         found = {n: ToolResult(text) for (n, _), text in zip(fitting, english, strict=True)}
         too_long = ToolResult(None, "input_too_long")
         return [found.get(n, too_long) if code.result else code for n, code in enumerate(codes)]
 
     def _codes(self, texts: Sequence[str], tokenizer: Any) -> list[ToolResult]:
-        """The FLORES code of each text's language as the result, or why it is not translated."""
+        """Return the FLORES code of each text's language as a result, or the reason not to translate it."""
         labels = [found.label for found in self._identifier.identify(texts)]
         return [_code(text, label, tokenizer) for text, label in zip(texts, labels, strict=True)]
 

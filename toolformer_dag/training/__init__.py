@@ -1,1 +1,1 @@
-"""Finetuning M on the augmented corpus C* with the Trainer of transformers (paper, section 4.1 and appendix B)."""
+"""Finetune M on the augmented corpus C* with the Trainer of transformers (paper, section 4.1, appendix B)."""

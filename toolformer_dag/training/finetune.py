@@ -1,4 +1,4 @@
-"""Plain language modelling on C* (paper, section 2 "Model Finetuning", section 4.1, appendix B)."""
+"""Finetune with plain language modelling on C* (paper, section 2 "Model Finetuning", section 4.1, appendix B)."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.settings.sections import Model
-from toolformer_dag.training.trainer import Prepared, StepProgress, keep_cache, prepare
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.training.trainer import Prepared, StepProgress, prepare, set_cache
 from toolformer_dag.training.training_report import (
     TrainingReport,
     curves,
@@ -21,34 +21,36 @@ from toolformer_dag.training.training_report import (
 )
 from toolformer_dag.training.training_run import (
     TrainingError,
-    TrainingSettings,
     claim,
-    last_complete,
+    last_complete_checkpoint,
+    library_versions,
     partial_folder,
     run_identity,
-    versions,
 )
 
 
 def finetune(
-    base: Model,
+    base: ModelSettings,
     texts: Sequence[str],
     heldout: Sequence[str],
     settings: TrainingSettings,
     out: Path,
     progress: StepProgress | None = None,
 ) -> TrainingReport:
-    """Trains `base` on `texts` and puts the checkpoint of lowest perplexity on `heldout` into the folder `out`.
+    """Train `base` on `texts` and publish the checkpoint with the lowest perplexity on `heldout` to `out`.
 
-    `out` gets safetensors, tokenizer and training.json. A run that `out` already holds is not repeated; a killed one
-    goes on from its last checkpoint; another run replaces `out` once it is finished. On a CPU, with the same number of
-    threads, an interrupted run ends in the same weights as one that was not. Under torchrun every process calls this
-    and process 0 publishes. Of `base`, dtype and token budget do not count, and of device only that `cpu` leaves GPUs
-    alone. Raises TrainingError, and ModelError where `base` cannot be loaded.
+    - `out` gets safetensors, tokenizer and training.json.
+    - A run that `out` already holds is not repeated. A killed run resumes from its last checkpoint.
+    - Another run replaces `out` once it is finished.
+    - On a CPU with the same number of threads, an interrupted run ends in the same weights as an uninterrupted run.
+    - Under torchrun, every process calls this, and process 0 publishes.
+    - The dtype and token budget of `base` have no effect; its device only matters if it is `cpu`, which avoids GPUs.
+
+    Raises TrainingError, and ModelError where `base` cannot be loaded.
     """
     if not texts or not heldout:
         raise TrainingError(
-            f"nothing to finetune on: {len(texts)} texts and {len(heldout)} held-out texts; lower tau_f or add shards"
+            f"nothing to finetune on: {len(texts)} texts, {len(heldout)} held-out texts; lower tau_f or add shards"
         )
     identity = run_identity(base, texts, heldout, settings)
     name = fingerprint(identity)
@@ -59,14 +61,14 @@ def finetune(
     claim(folder, identity)
     began = time.monotonic()
     prepared = prepare(base, texts, heldout, settings, folder, progress)
-    checkpoint = last_complete(folder)
+    checkpoint = last_complete_checkpoint(folder)
     try:
         prepared.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         report = _report(prepared, name, time.monotonic() - began)
         _finish(prepared.trainer, folder / "final", out, report, {"fingerprint": name, **identity})
     except SafetensorError as error:
         raise TrainingError(
-            f"weights in {folder} cannot be written or read ({error}); free space and run again"
+            f"weights in {folder} cannot be written or read ({error}); free disk space and run again"
         ) from error
     return report
 
@@ -76,7 +78,7 @@ def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
     losses, heldout = curves(state.log_history)
     if state.best_global_step is None:
         raise TrainingError(
-            f"held-out perplexity was never a number in {state.global_step} steps; lower training.learning_rate"
+            f"held-out perplexity was never finite in {state.global_step} steps; lower training.learning_rate"
         )
     return TrainingReport(
         fingerprint=name,
@@ -95,12 +97,12 @@ def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
 
 
 def _finish(trainer: Any, final: Path, out: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    keep_cache(trainer.model, True)
-    trainer.save_model(str(final))  # every process: ZeRO-3 gathers the weights from all of them
-    trainer.accelerator.wait_for_everyone()
+    set_cache(trainer.model, True)
+    trainer.accelerator.wait_for_everyone()  # each process reads the best checkpoint, which process 0 then removes
     if trainer.is_world_process_zero():
+        trainer.save_model(str(final))
         (final / "training_args.bin").unlink(missing_ok=True)  # a pickle that loading the model does not need
-        write_record(final, report, {**identity, "versions": versions()})
+        write_record(final, report, {**identity, "versions": library_versions()})
         publish(final, out)
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()

@@ -1,4 +1,4 @@
-"""From texts to the sequences of each batch, in an order fixed before training starts."""
+"""Convert texts to training sequences, and fix the order of batches before training starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ from toolformer_dag.model.encoding import Encoding
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """`texts` went in: `split` were longer than a sequence, `empty` held nothing to predict. `tokens` in all."""
+    """Training sequences of `texts` texts, with `tokens` tokens in total.
+
+    `split`: the number of texts longer than a sequence. `empty`: the number of texts with nothing to predict.
+    """
 
     sequences: tuple[list[int], ...]
     texts: int
@@ -22,10 +25,10 @@ class Examples:
 
 
 def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int) -> Examples:
-    """Texts are neither packed together nor truncated.
+    """Tokenize texts to sequences, with BOS and EOS where the tokenizer has them; texts are not packed or truncated.
 
-    The paper names the sequence length only. A longer text becomes several sequences, each beginning with the last
-    token of the one before, so that every token is predicted exactly once and none is lost.
+    The paper only gives the sequence length. A longer text becomes several sequences that each begin with the last
+    token of the sequence before, so that every token is predicted exactly once.
     """
     ends = [] if encoding.tokenizer.eos_token_id is None else [int(encoding.tokenizer.eos_token_id)]
     whole = [encoding.bos + text.ids + ends for text in encoding.texts(texts) if text.ids]
@@ -40,7 +43,7 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int) -> 
 
 
 def windows(ids: list[int], length: int) -> Iterator[list[int]]:
-    """Consecutive windows of at most `length` (at least 2) tokens that share one token with the window before."""
+    """Yield windows of at most `length` >= 2 tokens that share a token with the window before."""
     for start in range(0, len(ids) - 1, length - 1):
         yield ids[start : start + length]
 
@@ -49,7 +52,7 @@ IGNORED = -100
 
 
 def collate(rows: Sequence[Mapping[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """`input_ids`, `attention_mask` and `labels`, each [rows, longest]; padding is on the right and not predicted."""
+    """Return `input_ids`, `attention_mask` and `labels` [rows, longest]; padding on the right is not predicted."""
     sequences = [torch.tensor(row["input_ids"]) for row in rows]
     return {
         "input_ids": _padded(sequences, 0),
@@ -62,17 +65,17 @@ def _padded(sequences: list[torch.Tensor], value: int) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value)
 
 
-GROUP_BATCHES = 50  # batches among which sequences are sorted by length: little padding, still much shuffling
+GROUP_BATCHES = 50  # sequences are sorted by length within this many batches: less padding, but still shuffled
 
 
-def steps_of(sequences: int, batch_size: int, max_steps: int, epochs: float | None) -> int:
-    """How many batches are trained on; an epoch's last batch is filled up, so no sequence misses an epoch."""
+def training_steps(sequences: int, batch_size: int, max_steps: int, epochs: float | None) -> int:
+    """Return the number of steps; the last batch of an epoch is filled, so that no sequence misses an epoch."""
     in_epoch = -(-sequences // batch_size)
     return max_steps if epochs is None else max(1, min(max_steps, round(epochs * in_epoch)))
 
 
 def batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[int]:
-    """`steps * batch_size` indices, batch after batch; sequences of like length share a batch."""
+    """Return `steps * batch_size` sequence indices in the order of batches; a batch has similar lengths."""
     random = Random(seed)
     in_epoch = -(-len(lengths) // batch_size)
     epochs = (_epoch(lengths, batch_size, random) for _ in range(-(-steps // in_epoch)))

@@ -1,13 +1,15 @@
-"""What came of a finetuning run: its record beside the weights, and putting both in place. Imports no torch."""
+"""The report of a finetuning run, its record beside the weights, and publishing both. Imports no torch."""
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.storage.files import sync
+from toolformer_dag.files import sealed, sync, unsealed
+from toolformer_dag.identity import file_hash
+from toolformer_dag.model.weights import model_identity, model_name
+from toolformer_dag.settings.sections import Settings
 
 RECORD = "training.json"
 
@@ -30,10 +32,13 @@ class HeldoutPoint:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """`best_step`: the checkpoint that was kept. `tokens`: of one pass over the examples. `seconds`: of the last start.
+    """The result of a finetuning run.
 
-    `reused`: the run was finished before and nothing was trained. `examples`: sequences; `split_texts`: texts longer
-    than a sequence, which became several; `empty_texts`: left out.
+    - `best_step`: the step of the published checkpoint.
+    - `texts`: all training texts; `split_texts`: texts longer than a sequence; `empty_texts`: texts left out.
+    - `examples`: the number of sequences; `tokens`: their total tokens.
+    - `seconds`: the duration since the last start.
+    - `reused`: whether the run was finished before, so that nothing was trained.
     """
 
     fingerprint: str
@@ -52,12 +57,12 @@ class TrainingReport:
 
     @property
     def perplexity(self) -> float:
-        """Held-out perplexity of the checkpoint that was kept."""
+        """Return the held-out perplexity of the published checkpoint."""
         return next(point.perplexity for point in self.heldout if point.step == self.best_step)
 
 
 def curves(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[LossPoint, ...], tuple[HeldoutPoint, ...]]:
-    """Both curves out of the Trainer's log history; a step that was measured again counts once."""
+    """Return the loss and held-out curves of the Trainer's log history; repeated steps count once."""
     losses = {entry["step"]: entry["loss"] for entry in log if "loss" in entry}
     heldout = {entry["step"]: entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry}
     return (
@@ -67,19 +72,20 @@ def curves(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[LossPoint, ...], tup
 
 
 def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    """training.json: the report, and what the run was made of (settings, base, texts, versions)."""
-    record = {"report": asdict(report), **identity, "files": _sizes(folder)}
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    """Write training.json: the report and the identity of the run (settings, base, texts, versions)."""
+    files = {path.name: file_hash(path) for path in _files(folder)}
+    record = {"report": asdict(report), **identity, "files": files}
+    (folder / RECORD).write_bytes(sealed(str(folder), record))
 
 
 def read_base(folder: Path) -> Mapping[str, str] | None:
-    """The identity of the model that a finished run started from; None where the folder holds no finished run."""
+    """Return the identity of the model that a finished run started from; None without a finished run."""
     record = _whole_record(folder)
     return None if record is None else record.get("base")
 
 
 def read_report(folder: Path) -> TrainingReport | None:
-    """The report of a finished run; None where the folder holds none."""
+    """Return the report of a finished run; None without a finished run."""
     record = _whole_record(folder)
     if record is None:
         return None
@@ -90,39 +96,71 @@ def read_report(folder: Path) -> TrainingReport | None:
 
 
 def _whole_record(folder: Path) -> dict[str, Any] | None:
-    """None where somebody copied, cleared or cut the folder in part."""
+    """Read the record; None where the folder is incomplete or damaged."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        record = unsealed((folder / RECORD).read_bytes())
+    except (OSError, ValueError):
         return None
-    if not isinstance(record, dict) or "report" not in record or not any(folder.glob("*.safetensors")):
-        return None
-    return record if record.get("files", {}).items() <= _sizes(folder).items() else None
+    return record if "report" in record and not damaged_checkpoint_files(folder) else None
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of the files beside the record."""
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != RECORD}
+def damaged_checkpoint_files(folder: Path, again: bool = False) -> list[Path]:
+    """Return the files of a published checkpoint that are missing, or whose content is not what was written.
+
+    A file whose size and times did not change since it was hashed is read again only with `again`. The record itself
+    is the only file named where it is damaged.
+    """
+    try:
+        files = unsealed((folder / RECORD).read_bytes())["files"]
+    except (OSError, ValueError, KeyError):
+        return [folder / RECORD]
+    return [folder / name for name, found in files.items() if _hash(folder / name, again) != found]
+
+
+def _hash(file: Path, again: bool) -> str | None:
+    try:
+        return file_hash(file, again)
+    except OSError:
+        return None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files besides the record."""
+    return [path for path in sorted(folder.iterdir()) if path.name != RECORD]
 
 
 def publish(folder: Path, out: Path) -> None:
-    """`folder` becomes `out`: everything is on disk before a rename makes it visible.
+    """Replace `out` by `folder`: write everything to disk, then rename.
 
-    Between putting an old folder aside and the rename there is a moment with none; never one with half a model.
+    `out` is missing for a moment between two renames, but never incomplete.
     """
     for file in folder.iterdir():
         sync(file)
     sync(folder)
-    aside = out.with_name(f"{out.name}.replaced")
-    shutil.rmtree(aside, ignore_errors=True)
+    replaced = out.with_name(f"{out.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
     if out.exists():
-        out.rename(aside)
+        out.rename(replaced)
     folder.rename(out)
     sync(out.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_partial(out: Path) -> None:
-    """Every unfinished run beside `out`: a published one makes them pointless."""
+    """Remove all unfinished runs beside `out`, which a published run makes useless."""
     for folder in out.parent.glob(f"{out.name}.partial-*"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
+    """Return the folder of a published checkpoint."""
+    return settings.paths.lake / "training" / name / "model"
+
+
+def finetuned_or_base(settings: Settings) -> str:
+    """Return the checkpoint that was finetuned from the settings' model if it exists, else the model.
+
+    Raises ModelError where the model is a path without a model.
+    """
+    base, finetuned = model_name(settings.model), checkpoint_folder(settings)
+    return str(finetuned) if read_base(finetuned) == model_identity(base, settings.model.revision) else base

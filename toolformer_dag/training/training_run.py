@@ -1,55 +1,19 @@
-"""A finetuning run: its settings, its identity, and its unfinished folder. Imports no torch."""
+"""A finetuning run: its identity, and the folder of an unfinished run. Imports no torch."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from toolformer_dag.checkpoints import model_name
-from toolformer_dag.errors import UserError
-from toolformer_dag.fingerprint import fingerprint
-from toolformer_dag.model.weights import model_identity
-from toolformer_dag.settings.sections import Model, Training
+from toolformer_dag.files import UserError
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.model.weights import model_identity, model_name
+from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 
 
 class TrainingError(UserError):
-    """A finetuning run that cannot start or go on. The message names the thing, the reason and the remedy."""
-
-
-EXECUTION = ("device_batch_size", "deepspeed")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """Defaults are the paper's (section 4.1, appendix B); optimizer: AdamW without weight decay, clipped at norm 1.
-
-    batch_size: sequences per step over all devices and accumulation; device_batch_size: what one device takes at once
-    (lowered until it divides). warmup: share of the steps over which the rate rises, after which it falls linearly to
-    zero. sequence_length in tokens. The run ends after max_steps or epochs, whichever comes first; every eval_steps,
-    and at the end, held-out perplexity is measured and a checkpoint kept. deepspeed: ZeRO-3 as in zero3.json.
-    """
-
-    batch_size: int = 128
-    device_batch_size: int = 8
-    learning_rate: float = 1e-5
-    warmup: float = 0.1
-    sequence_length: int = 1024
-    max_steps: int = 2000
-    epochs: float | None = None
-    eval_steps: int = 500
-    seed: int = 0
-    deepspeed: bool = False
-
-    @staticmethod
-    def of(section: Training) -> "TrainingSettings":
-        """Those of the section `[training]`, which also says what the corpus and the held-out texts are."""
-        return TrainingSettings(**section.model_dump(exclude={"heldout_texts", "examples_per_tool"}))
-
-    def determining(self) -> Mapping[str, object]:
-        """What the trained weights depend on, for the fingerprint; how the work is spread does not enter."""
-        return {name: value for name, value in asdict(self).items() if name not in EXECUTION}
+    """A finetuning run that cannot start or continue. The message names the problem and the remedy."""
 
 
 LIBRARIES = ("torch", "transformers", "accelerate")
@@ -57,54 +21,54 @@ RUN = "run.json"
 
 
 def run_identity(
-    base: Model, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
+    base: ModelSettings, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
 ) -> Mapping[str, object]:
-    """Base model, settings and texts (as fingerprints): what the weights depend on. Raises ModelError."""
+    """Return what determines the weights: base model, settings, fingerprints of texts. Raises ModelError."""
     return {
         "base": dict(model_identity(model_name(base), base.revision)),
-        "settings": dict(settings.determining()),
+        "settings": settings.determining(),
         "texts": fingerprint(list(texts)),
         "heldout": fingerprint(list(heldout)),
     }
 
 
-def versions() -> dict[str, str]:
-    """Of the libraries that train; recorded, not part of the identity."""
+def library_versions() -> dict[str, str]:
+    """Return the versions of the training libraries; they are recorded but not part of the identity."""
     return {name: version(name) for name in LIBRARIES}
 
 
 def partial_folder(out: Path, name: str) -> Path:
-    """Where the unfinished run of that fingerprint keeps its checkpoints, beside its output."""
+    """Return the folder of the unfinished run with the fingerprint `name`, beside its output."""
     return out.with_name(f"{out.name}.partial-{name}")
 
 
 def claim(folder: Path, identity: Mapping[str, object]) -> None:
-    """Writes down which run the folder belongs to, or checks it.
+    """Record the run that the folder belongs to, or check the record.
 
-    Raises TrainingError, field by field, where the checkpoints in it are of another run (a folder copied or renamed).
+    Raises TrainingError with the differing fields where the folder holds checkpoints of another run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / RUN
     if not file.is_file():
-        whole = file.with_name(f"{RUN}.{os.getpid()}")  # torchrun's processes come here together
+        whole = file.with_name(f"{RUN}.{os.getpid()}")  # torchrun's processes write at the same time
         whole.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
         whole.replace(file)
     found = json.loads(file.read_text(encoding="utf-8"))
     if differing := [name for name in identity if found.get(name) != json.loads(json.dumps(identity[name]))]:
         raise TrainingError(
-            f"{folder} holds checkpoints of another run, which differs in {', '.join(differing)}; "
-            "they cannot be continued: remove the folder"
+            f"{folder} holds checkpoints of another run, which differs in {', '.join(differing)}; remove the folder, "
+            "as the run cannot be continued"
         )
 
 
 STATE = "trainer_state.json"
 
 
-def last_complete(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; None where there is none.
+def last_complete_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint; None without any.
 
-    The Trainer writes into the folder itself and its state last: a run killed while saving leaves a folder without a
-    readable state, which is passed over.
+    The Trainer writes the state last. A run killed while saving leaves a checkpoint without a readable state, which is
+    skipped.
     """
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
     return next((path for path in found if _complete(path)), None)

@@ -1,11 +1,11 @@
-"""The calculator: the four basic operations, results rounded to two decimals (section 3)."""
+"""The calculator: the four basic operations, rounded to two decimals (paper, section 3)."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.number_pairs import wanted
+from toolformer_dag.tools.number_pairs import selection_rule
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 MAX_CHARACTERS = 200
@@ -30,20 +30,24 @@ class NoResult(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """numerator / denominator, not reduced: the digits of both stay below those of the expression, so no gcd is due."""
+    """numerator / denominator, not reduced: neither has more digits than the expression, so no gcd is needed."""
 
     numerator: int
     denominator: int
 
 
 def evaluate(expression: str) -> str:
-    """The value rounded half away from zero to two decimals, without trailing zeros: `0.29`, `35`, `-2.5`.
+    """Evaluate an expression, rounded half away from zero to two decimals: `0.29`, `35`, `-2.5`.
 
-    That trailing zeros are left out is a choice of this project: the paper's table 10 has `85 / 23 -> 3.70`, here it is
-    `3.7`. `%` divides by a hundred. Raises NoResult with one of the reasons: empty, too_long (over 200 characters),
-    too_deep (over 50 parentheses), unknown_symbol, bad_number (`1,23`, `0,125`, `1.2.3`), unbalanced, syntax,
-    division_by_zero, too_large (beyond 10^15). Linear in the length, and nothing else is ever raised. Not read:
-    powers, currencies, words, equations, multiplication without a sign (`2(3)`).
+    - Trailing zeros are removed. This is a choice of the project: the paper's table 10 has `85 / 23 -> 3.70`, here the
+      result is `3.7`.
+    - `%` divides by a hundred.
+    - The time is linear in the length.
+    - Not covered: powers, currencies, words, equations, multiplication without a sign (`2(3)`).
+
+    Raises only NoResult, with a reason: empty, too_long (over 200 characters), too_deep (over 50 parentheses),
+    unknown_symbol, bad_number (`1,23`, `0,125`, `1.2.3`), unbalanced, syntax, division_by_zero, too_large (beyond
+    10^15).
     """
     if len(expression) > MAX_CHARACTERS:
         raise NoResult("too_long")
@@ -87,10 +91,10 @@ class _Parser:
             raise NoResult("unbalanced" if self._tokens[self._at] == ")" else "syntax")
         return value
 
-    def _take(self, wanted: str) -> str:
-        """The next token if it is one of `wanted`, which is then passed; else nothing."""
+    def _take(self, accepted: str) -> str:
+        """Consume and return the next token if it is in `accepted`, else return ""."""
         token = self._tokens[self._at]
-        if not token or token not in wanted:
+        if not token or token not in accepted:
             return ""
         self._at += 1
         return token
@@ -148,18 +152,18 @@ def _inverse(value: Ratio) -> Ratio:
 
 
 class Calculator(Tool):
-    """Exact arithmetic; an input without a value has `evaluate`'s reason. Inputs are sized before they are unquoted."""
+    """Exact arithmetic; an input without a value has the reason of `evaluate`."""
 
     name = "Calculator"
     version = "4"
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
 
     def wants_document(self, document: Document) -> str | None:
-        """The rule of `wanted` that the whole text meets; no segment meets one that its document does not."""
-        return wanted(document.text, document.text)
+        """Return the first rule that the whole text meets; a segment meets no rule that its document does not."""
+        return selection_rule(document.text, document.text)
 
     def wants(self, text: str, document: Document) -> str | None:
-        return wanted(text, document.text)
+        return selection_rule(text, document.text)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call.input) for call in calls]
@@ -168,5 +172,5 @@ class Calculator(Tool):
 def _result(text: str) -> ToolResult:
     try:
         return ToolResult(evaluate(unquote(text)))
-    except NoResult as none:
-        return ToolResult(None, none.reason)
+    except NoResult as error:
+        return ToolResult(None, error.reason)

@@ -1,4 +1,4 @@
-"""The calendar (paper, sections 3 and A.1). prompt.txt is appendix A.2's, word for word."""
+"""The calendar (paper, section 3 and appendix A.1). calendar.txt is the prompt of appendix A.2, word for word."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -14,9 +14,9 @@ MONTHS = (
 
 
 class Calendar(Tool):
-    """The date as one sentence: the document's while the corpus is made, today's where a call has no context.
+    """The date as a sentence: of the document while the corpus is built, of today where a call has no context.
 
-    A call has no result for an input (`input_not_empty`) and for a context that is no ISO date (`bad_context`).
+    Reasons: `input_not_empty` and `bad_context` (not an ISO date).
     """
 
     name = "Calendar"
@@ -47,5 +47,5 @@ def _result(call: ToolCall) -> ToolResult:
 
 
 def sentence(day: date) -> str:
-    """In English whatever the locale: `Today is Monday, January 30, 2023.`"""
+    """Format a date in English, whatever the locale: `Today is Monday, January 30, 2023.`"""
     return f"Today is {WEEKDAYS[day.weekday()]}, {MONTHS[day.month - 1]} {day.day}, {day.year}."

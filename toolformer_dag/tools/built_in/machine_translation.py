@@ -1,10 +1,10 @@
-"""Machine translation: a foreign phrase into English (section 3); by a model or the synthetic dictionary."""
+"""Machine translation into English (paper, section 3), with a model or the synthetic world's dictionary."""
 
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from toolformer_dag.fingerprint import fingerprint
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.foreign_text import IdentifierError
@@ -13,18 +13,18 @@ from toolformer_dag.tools.translators import NeuralTranslator, TranslationOption
 
 
 def input_after_call_only(text: str, offset: int, input: str) -> bool:
-    """Whether `input` stands in the text after the call's place and not before it; white space counts as one space.
+    """Return whether `input` occurs in the text after the call but not before it, up to white space (appendix A).
 
-    Such calls are removed: at inference the model cannot look ahead. `offset`: the character at which x_i begins.
+    Such calls are removed: at inference the model cannot look ahead. x_i begins at character `offset`.
     """
-    wanted = " ".join(input.split())
-    return wanted in " ".join(text[offset:].split()) and wanted not in " ".join(text[:offset].split())
+    phrase = " ".join(input.split())
+    return phrase in " ".join(text[offset:].split()) and phrase not in " ".join(text[:offset].split())
 
 
 class EmbeddedTranslator:
-    """Translates phrases of article, noun and adjective, with one word of the lexicon or more.
+    """Translates phrases of article, noun and adjective with the synthetic world's lexicon.
 
-    Words that it does not know stay as they are; a phrase of nothing else is `unknown_phrase`.
+    Unknown words stay unchanged; a phrase without a known word has the reason `unknown_phrase`.
     """
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
@@ -34,7 +34,7 @@ class EmbeddedTranslator:
         return [ToolResult(found) if found else ToolResult(None, "unknown_phrase") for found in english]
 
     def wants(self, text: str) -> str | None:
-        """`lexicon_phrase` for an article followed by a word of the lexicon, with words before and after.
+        """Return `lexicon_phrase` where an article and a word of the lexicon stand between other words.
 
         The phrases have two or three words, too few for fastText.
         """
@@ -44,7 +44,7 @@ class EmbeddedTranslator:
         return None
 
     def identity(self) -> Mapping[str, object]:
-        """The words of the dictionary; the tool's version stands for its rules."""
+        """Return the fingerprint of the dictionary; the tool's version covers its rules."""
         return {"backend": "embedded", "lexicon": fingerprint(_lexicon())}
 
 
@@ -58,7 +58,7 @@ def _article() -> re.Pattern[str]:
 
 @functools.cache
 def _lexicon() -> dict[str, str]:
-    """Every form of every word, with its English."""
+    """Every form of every word, lower case, with its English."""
     from toolformer_dag.synthetic.lexicon import LANGUAGES, words
 
     return {
@@ -71,7 +71,7 @@ def _lexicon() -> dict[str, str]:
 
 
 class MachineTranslation(Tool):
-    """One translation per call, or why there is none."""
+    """Translates the input of each call, or returns the reason why not."""
 
     name = "MT"
     version = "2"
@@ -88,20 +88,20 @@ class MachineTranslation(Tool):
         return self._translator.wants(document.text)
 
     def wants(self, text: str, document: Document) -> str | None:
-        """`foreign_chunk` for a foreign chunk between English ones; with the embedded backend `lexicon_phrase`."""
+        """Return `foreign_chunk` for a foreign chunk between English chunks; embedded backend: `lexicon_phrase`."""
         return self._translator.wants(text)
 
     def keeps(self, text: str, offset: int, input: str) -> bool:
-        """Not where the input stands after the call but not before it."""
+        """Return False where the input occurs after the call but not before it."""
         return not input_after_call_only(text, offset, unquote(input))
 
     def prepare(self, progress: Callable[[int], None]) -> None:
-        """Load the model: a first translation, thrown away."""
+        """Load the model with a first translation."""
         self._translated([""])
         progress(0)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Raises ToolDown when the model or the language identification cannot be loaded."""
+        """Translate inputs. Raises ToolDown when the model or the language identification cannot be loaded."""
         return self._translated([unquote(call.input) for call in calls])
 
     def _translated(self, texts: Sequence[str]) -> list[ToolResult]:

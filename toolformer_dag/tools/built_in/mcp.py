@@ -1,4 +1,4 @@
-"""A tool that stands on an MCP server: one connection, and its content as a result."""
+"""A tool on an MCP server: the connection, and results from its content."""
 
 import atexit
 import json
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def result_of(answer: "CallToolResult") -> ToolResult:
-    """The answer's texts, a line each, or its structured content as JSON.
+    """Convert an answer to a result: its texts, a line each, or its structured content as JSON.
 
-    Reasons: `tool_error` where the server says so, `no_text` where it sent pictures or sounds alone.
+    Reasons: `tool_error` where the server reports an error, `no_text` where it sent only images or audio.
     """
     if answer.is_error:
         return ToolResult(None, "tool_error")
@@ -28,7 +28,7 @@ def result_of(answer: "CallToolResult") -> ToolResult:
 
 
 def text_of(answer: "CallToolResult") -> str | None:
-    """All text blocks and embedded text resources; the structured content only where there are none."""
+    """Join all text blocks and embedded text resources; without any, return the structured content."""
     texts = [text for text in map(_block_text, answer.content) if text is not None]
     if texts or answer.structured_content is None:
         return "\n".join(texts) if texts else None
@@ -40,16 +40,13 @@ def _block_text(block: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-if TYPE_CHECKING:
-    from mcp.types import CallToolResult
-
 CLOSE_SECONDS = 10.0  # a command that does not end by itself is killed well before
 
 
 class Connection:
-    """At most one session at a time, closed when the process ends.
+    """Holds at most one session at a time and closes it when the process ends.
 
-    Not covered: servers that ask back while they answer (sampling, elicitation, roots).
+    Not covered: servers that send requests while they answer (sampling, elicitation, roots).
     """
 
     def __init__(self, key: str, options: McpOptions) -> None:
@@ -59,7 +56,7 @@ class Connection:
         self._lock = threading.Lock()
 
     def session(self) -> Session:
-        """The open session or a new one. Raises ToolDown where there cannot be one."""
+        """Return the open session, or open a new session. Raises ToolDown."""
         with self._lock:
             if self._session is None:
                 self._session = open_session(self._key, self._options)
@@ -67,14 +64,17 @@ class Connection:
             return self._session
 
     def call(self, session: Session, arguments: dict[str, Any]) -> "CallToolResult":
-        """What the tool returned. Raises RetryableError where the session was lost (it is dropped) or the server
-        failed inside, MalformedAnswer, and mcp.MCPError for any other refusal of this call."""
+        """Call the tool; a lost session is dropped.
+
+        Raises RetryableError where the session was lost or the server had an internal error, MalformedAnswer, and
+        mcp.MCPError for any other rejection of the call.
+        """
         from mcp import MCPError
         from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
 
         try:
             return session.call(arguments)
-        except RuntimeError as error:  # another call's time limit closed the session, or the server puts this one off
+        except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
             raise RetryableError(f"MCP server: {error}") from error
         except MCPError as error:
             if lost := error.code in _session_lost():
@@ -84,7 +84,7 @@ class Connection:
             raise
 
     def close(self, session: Session | None = None) -> None:
-        """Close the open session; with `session`, only where that one is still in use."""
+        """Close the open session; with `session`, only if it is still the open session."""
         with self._lock:
             if self._session is not None and session in (None, self._session):
                 atexit.unregister(self._session.close)
@@ -93,14 +93,14 @@ class Connection:
 
 
 def _session_lost() -> tuple[int, ...]:
-    """Errors that are none of the call's: a server that started anew knows neither the session nor its requests."""
+    """Return error codes of a lost session: a restarted server knows neither the session nor its requests."""
     from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
     return CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
 
 def _close(session: Session) -> None:
-    """In a thread of its own: a server that hangs keeps the goodbye over HTTP waiting for minutes."""
+    """Close in a separate thread: a server that hangs delays closing over HTTP for minutes."""
     closing = threading.Thread(target=session.close, daemon=True)
     closing.start()
     closing.join(CLOSE_SECONDS)
@@ -110,7 +110,7 @@ _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """One tool of one MCP server; see McpOptions for its keys. Thresholds default to those of QA in the paper."""
+    """A tool of an MCP server; see McpOptions for its keys. The default thresholds are the paper's for QA."""
 
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
     Options = McpOptions
@@ -129,27 +129,27 @@ class McpTool(Tool):
         return "matches" if self.options.wants.search(text) else None
 
     def connect(self) -> None:
-        """Start or reach the server. Raises ToolDown where that cannot be."""
+        """Connect to the server, starting a command. Raises ToolDown."""
         self._connection.session()
 
     def timed_out(self) -> None:
-        """End the connection: a server that hangs on one input answers no other; `connect` starts it anew."""
+        """Close the connection: a server that hangs on an input answers no other; `connect` restarts it."""
         self._connection.close()
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [self._answer(call.input) for call in calls]
 
     def identity(self) -> Mapping[str, object]:
-        """The server's address or command, its tool, and how arguments are made; no secret, no folder."""
+        """Return the server's address or command, its tool and its arguments; no secret, no folder."""
         kept = {"command", "url", "tool", "arguments", "fields"}
         return self.options.model_dump(mode="json", include=kept)
 
     def selection(self) -> Mapping[str, object]:
-        """The regular expression alone: another one chooses other texts, and stored results stay."""
+        """Return only the regular expression: changing it selects other texts but keeps stored results."""
         return self.options.model_dump(mode="json", include={"wants"})
 
     def close(self) -> None:
-        """End the connection now, not only when the process ends; the next call opens another."""
+        """Close the connection before the process ends; the next call opens another."""
         self._connection.close()
 
     def _answer(self, text: str) -> ToolResult:
@@ -171,7 +171,7 @@ class McpTool(Tool):
         return result_of(answer)
 
     def _no_result(self, text: str, reason: str, error: Exception) -> ToolResult:
-        _log.warning("%s(%.80s): %s, says the MCP client: %s", self.name, text, reason, error)
+        _log.warning("%s(%.80s): %s; MCP client: %s", self.name, text, reason, error)
         return ToolResult(None, reason)
 
     def _template(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -181,6 +181,6 @@ class McpTool(Tool):
             names = argument_names(schema)
             raise ToolDown(
                 f"[tools.{self.key}]: the tool {self.options.tool!r} takes {', '.join(names)}; "
-                f'say where the input goes: arguments = {{ {min(missing, default=names[0])} = "{{input}}" }}'
+                f'set where the input goes: arguments = {{ {min(missing, default=names[0])} = "{{input}}" }}'
             )
         return template

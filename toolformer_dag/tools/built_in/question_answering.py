@@ -1,4 +1,4 @@
-"""Question answering: passages are searched, and a reader answers from them (section 3)."""
+"""Question answering: search passages, and let a reader answer from them (paper, section 3)."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,15 @@ ReaderName = Literal["seq2seq", "fid", "extractive", "http", "embedded"]
 
 
 class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
-    """reader: `seq2seq` (Flan-T5 and the like), `fid` (the same, passages encoded apart and fused in the decoder),
-    `extractive` (a model of AutoModelForQuestionAnswering), `http` (an OpenAI-compatible endpoint) or `embedded` (no
-    weights); passages_read: how many passages the reader gets, 0 for `seq2seq` and `http` that know by themselves;
-    max_input_tokens: of one input, for `fid` and `extractive` of one passage; max_answer_tokens: where an answer ends.
+    """Options of question answering.
 
-    http only: url, up to and with `/v1`; api_key_variable: the environment variable with the key; request_timeout_s.
+    - reader: `seq2seq` (Flan-T5 and similar), `fid` (the same with passages encoded separately and fused in the
+      decoder), `extractive` (a model of AutoModelForQuestionAnswering), `http` (an OpenAI-compatible endpoint) or
+      `embedded` (rules, no weights).
+    - passages_read: how many passages the reader gets; 0 only for `seq2seq` and `http`, which then use no passages.
+    - max_input_tokens: the limit of an input, for `fid` and `extractive` of a passage.
+    - max_answer_tokens: the limit of an answer.
+    - For `http` only: url, including `/v1`; api_key_variable, the environment variable with the key; request_timeout_s.
     """
 
     reader: ReaderName = "seq2seq"
@@ -47,11 +50,11 @@ NO_ANSWER = ToolResult(None, "no_answer")
 
 class Reader(Protocol):
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """An answer or a reason for each question, from its passages, best first."""
+        """Answer each question from its passages, best passage first."""
 
 
 def load_reader(options: QuestionAnsweringOptions, rarity: Callable[[str], float]) -> Reader:
-    """The reader with its weights; `rarity`: what a word weighs. Raises ModelError."""
+    """Load the reader and its weights; `rarity` returns the weight of a word. Raises ModelError."""
     match options.reader:
         case "embedded":
             from toolformer_dag.tools.extraction import EmbeddedReader
@@ -76,7 +79,7 @@ def load_reader(options: QuestionAnsweringOptions, rarity: Callable[[str], float
 
 
 class QuestionAnswering(Tool):
-    """A short answer per call, or why there is none (`no_question`, `no_answer`)."""
+    """Answers questions in a few words. Reasons: `no_question`, `no_answer`, and those of the reader."""
 
     name = "QA"
     version = "6"
@@ -92,7 +95,7 @@ class QuestionAnswering(Tool):
         self._in_use = threading.Lock()
 
     def answer(self, question: str) -> str | None:
-        """One question alone."""
+        """Answer a single question; None without an answer."""
         return self.run([ToolCall(question)])[0].result
 
     def prepare(self, progress: Callable[[int], None]) -> None:
@@ -101,7 +104,7 @@ class QuestionAnswering(Tool):
             self._load(progress)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Raises ToolDown when passages or reader cannot be loaded, RetryableError as the endpoint's reader does."""
+        """Answer questions. Raises ToolDown when passages or reader cannot be loaded, and the reader's errors."""
         self.prepare(lambda done: None)
         questions = [unquote(call.input) for call in calls]
         asked = [n for n, question in enumerate(questions) if any(map(str.isalnum, question))]
@@ -115,7 +118,7 @@ class QuestionAnswering(Tool):
         passages = [self._retrieved(question) for question in questions]
         if self.options.reader == "http":
             return self._reader.read(questions, passages)
-        with self._in_use:  # tokenizers are not made for several threads
+        with self._in_use:  # tokenizers are not thread-safe
             return self._reader.read(questions, passages)
 
     def _retrieved(self, question: str) -> list[Passage]:

@@ -1,7 +1,7 @@
-"""Wikipedia search: BM25 over passages, answered with the best one as `title > section > text` (section 3).
+"""Wikipedia search: the best passage by BM25, as `title > section > text` (paper, section 3).
 
-prompt.txt is appendix A.2's; in its second example the Input has a space restored ("Some nanomaterials"), which the
-paper's line break swallowed.
+wiki_search.txt is the prompt of appendix A.2, with a space restored in the Input of its second example ("Some
+nanomaterials") that the paper lost at a line break.
 """
 
 import threading
@@ -15,13 +15,13 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, To
 
 
 class WikiSearchOptions(RetrievalOptions):
-    """snippet_characters: where the result is cut, at the end of a word."""
+    """Options of Wikipedia search; snippet_characters: the most characters of a result, cut at a word's end."""
 
     snippet_characters: int = Field(300, ge=1)
 
 
 class WikiSearch(Tool):
-    """One snippet per call; a search without words (`no_search_terms`) or hits (`nothing_found`) has no result."""
+    """Returns a snippet per call. Reasons: `no_search_terms`, `nothing_found`."""
 
     name = "WikiSearch"
     version = "2"
@@ -44,7 +44,7 @@ class WikiSearch(Tool):
                     raise ToolDown(f"[tools.{self.key}] {error}") from error
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Raises ToolDown when the passages cannot be read or indexed."""
+        """Search for inputs. Raises ToolDown when the passages cannot be read or indexed."""
         self.prepare(lambda done: None)
         return [self._result(unquote(call.input)) for call in calls]
 

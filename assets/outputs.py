@@ -1,0 +1,125 @@
+"""What every asset makes, seen from outside of Dagster: what determines it, and why it is out of date."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolformer_dag.evaluation.measurements import SETTINGS, TABLES, measurement_reasons
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake import warehouse
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.update import differences
+from toolformer_dag.tools.tool import Tool
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, checkpoint_reasons, checkpoint_settings
+from toolformer_dag.training.training_report import checkpoint_folder, read_report
+
+SHARD_LIST = "ccnet/shard_list"
+WAREHOUSE = "warehouse/loss_deltas"
+BY_HAND = ("training/finetuned_checkpoint", "training/baseline_checkpoint", *TABLES)
+"""Finetuning and what is measured on it: the second job, a person's decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why an output is missing or out of date, a line each. `retry_only`: nothing changed, lost calls are retried."""
+
+    lines: tuple[str, ...] = ()
+    retry_only: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An asset. `settings`: what determines it beside the assets that it depends on.
+
+    `reasons`: why what is stored is missing, damaged or out of date; `version`: the data version of what is stored.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    depends_on: tuple[str, ...]
+    reasons: Callable[[], Reasons]
+    version: Callable[[], str | None]
+
+    @property
+    def code_version(self) -> str:
+        return fingerprint(self.settings)
+
+
+def outputs(plan: Plan) -> list[Output]:
+    """Return the outputs of a plan, each after those that it depends on."""
+    tables = table_outputs(plan)
+    prepared = [_prepared(lane) for lane in plan.lanes if prepares(lane.tool)]
+    checkpoints = [_checkpoint(plan, name) for name in CHECKPOINTS]
+    return [
+        *prepared,
+        *map(_table, tables),
+        *checkpoints,
+        *(_measured(plan, name) for name in TABLES),
+        _warehouse(plan),
+    ]
+
+
+def prepares(tool: Tool) -> bool:
+    """Return whether a tool makes something before its first call, such as an index of passages."""
+    return type(tool).prepare is not Tool.prepare
+
+
+def _table(table: TableOutput) -> Output:
+    depends_on = table.depends_on
+    if table.stage.name == "tool_results" and prepares(table.lane.tool):
+        depends_on = (*depends_on, f"{table.lane.key}/prepared_tool")
+
+    def reasons() -> Reasons:
+        found = differences(table)
+        return Reasons(tuple(found.lines()), found.retry_only)
+
+    return Output(table.name, table.settings, depends_on, reasons, table.table.version)
+
+
+def _prepared(lane: Lane) -> Output:
+    settings = {"version": lane.tool.version, "options": lane.tool.identity()}
+    return Output(f"{lane.key}/prepared_tool", settings, (), Reasons, lambda: fingerprint(settings))
+
+
+def _checkpoint(plan: Plan, name: str) -> Output:
+    def version() -> str | None:
+        report = read_report(checkpoint_folder(plan.settings, name))
+        return report.fingerprint if report else None
+
+    def reasons() -> Reasons:
+        return Reasons(tuple(checkpoint_reasons(plan, name)))
+
+    return Output(f"training/{name}", checkpoint_settings(plan, name), (CORPUS,), reasons, version)
+
+
+def _measured(plan: Plan, name: str) -> Output:
+    def version() -> str | None:
+        pointer = plan.lake.table(name).whole_pointer(WHOLE)
+        return pointer.data_version if pointer else None
+
+    depends_on = tuple(f"training/{checkpoint}" for checkpoint in CHECKPOINTS)
+    corpus = () if name == "evaluation/accuracy" else (CORPUS,)
+
+    def reasons() -> Reasons:
+        return Reasons(tuple(measurement_reasons(plan, name)))
+
+    return Output(name, SETTINGS[name](plan), (*depends_on, *corpus), reasons, version)
+
+
+def _warehouse(plan: Plan) -> Output:
+    tables, lanes = warehouse_tables(table_outputs(plan)), [lane.key for lane in plan.lanes]
+    database = plan.settings.paths.warehouse
+    return Output(
+        WAREHOUSE,
+        warehouse.warehouse_settings(tables, lanes),
+        tuple(name for table in tables for name in table.sources),
+        lambda: Reasons(tuple(warehouse.out_of_date(plan.lake, tables, lanes, database))),
+        lambda: warehouse.version(plan.lake, tables, lanes),
+    )

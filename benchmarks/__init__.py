@@ -1,1 +1,0 @@
-"""Speed, side by side with a naive way. LOG.md holds the experiments."""

@@ -1,0 +1,238 @@
+"""Write docs/reference/ from the code: commands, settings, the warehouse. Run `python docs/generate.py`."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import duckdb
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from toolformer_dag.cli import app
+from toolformer_dag.cli.settings_reference import settings_reference as sections_reference
+from toolformer_dag.lake.warehouse import build
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, PROFILES, load_settings
+from toolformer_dag.tools.options import ToolOptions
+from toolformer_dag.tools.registry import load_tool
+
+FOLDER = Path(__file__).parent / "reference"
+NAME = "toolformer-dag"
+HEADING = "<!-- Written by docs/generate.py. Do not edit. -->\n\n"
+BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+HIDDEN = ("root",)
+"""Fields that nobody writes."""
+TOOL_KEYS = ("prompt",)
+
+
+def pages() -> dict[str, str]:
+    """Return the generated pages: file name -> Markdown."""
+    texts = {"commands": commands_reference(), "settings": settings_reference(), "warehouse": warehouse_reference()}
+    return {f"{name}.md": HEADING + text for name, text in texts.items()}
+
+
+def commands_reference() -> str:
+    """Return every command with its arguments, options and examples, from the command line itself."""
+    parts = ["# Commands\n", "`toolformer-dag COMMAND --help` prints the same.\n"]
+    for name, command in _commands(typer.main.get_command(app), NAME):
+        told, examples = _split_help(command.help or "")
+        parts += [f"## {name}\n", told + "\n"]
+        if examples:
+            parts.append("```\n" + "\n".join(examples) + "\n```\n")
+        parts.append(_table(("argument or option", "meaning", "default"), map(_parameter, command.params)))
+    return "\n".join(parts)
+
+
+def settings_reference() -> str:
+    """Return every key of toolformer.toml with type, default and meaning, from the settings classes."""
+    parts = [
+        "# Settings\n",
+        "`toolformer.toml` holds these tables. Later sources win: the defaults (the paper's values), the profile, the "
+        "sections of the file, variables such as `TOOLFORMER__TOOLS__CALCULATOR__TAU_F=0.8`, and options such as "
+        "`--set tools.calculator.tau_f=0.8`. Paths are relative to the folder of the file.\n",
+        "The column `fingerprint` says whether a new value makes stored rows or checkpoints out of date.\n",
+        sections_reference(),
+    ]
+    parts.append("## Options of the built-in tools\n")
+    parts.append("These keys stand in the tool's section, beside the keys of `[tools.NAME]`.\n")
+    parts.append("Every tool has the key `prompt`: a file instead of the tool's own prompt, or `embedded`.\n")
+    for key in BUILT_IN_TOOLS:
+        options = type(load_tool(key, {}, root=Path.cwd())).Options
+        if options is not ToolOptions:
+            parts += _section(f"tools.{key}", options, "###", TOOL_KEYS)
+    profiles = PROFILES.read_text("utf-8").strip()
+    parts += ["## Profiles\n", f"The package's profiles, in full:\n\n```toml\n{profiles}\n```\n"]
+    return "\n".join(parts)
+
+
+def warehouse_reference() -> str:
+    """Return every table, view and macro of the warehouse with its comments, read from an empty warehouse."""
+    with TemporaryDirectory() as folder:
+        database = empty_warehouse(Path(folder))
+        with duckdb.connect(str(database), read_only=True) as connection:
+            ask = _asking(connection)
+            columns: dict[str, list[Sequence[str]]] = {}
+            for table, *column in ask(
+                "select table_name, column_name, data_type, coalesce(comment, '') from duckdb_columns() "
+                "where not internal order by table_name, column_index"
+            ):
+                columns.setdefault(table, []).append(column)
+            tables = ask("select table_name, comment from duckdb_tables() where not internal order by all")
+            views = ask("select view_name, comment from duckdb_views() where not internal order by all")
+            macros = ask(
+                "select function_name || '(' || array_to_string(parameters, ', ') || ')', comment "
+                "from duckdb_functions() where not internal and comment is not null order by all"
+            )
+    parts = [
+        "# The warehouse\n",
+        "The file is `lake/toolformer.duckdb` (`paths.warehouse`). DuckDB 1.0 and later can open it. The comments "
+        "below are in the file too:\n",
+        "```\ntoolformer-dag sql \"select * from duckdb_columns() where table_name = 'loss_deltas'\"\n```\n",
+    ]
+    for kind, found in (("Tables", tables), ("Views", views)):
+        parts.append(f"## {kind}\n")
+        for name, comment in found:
+            parts += [f"### {name}\n", f"{_escaped(comment or '')}\n"]
+            parts.append(_table(("column", "type", "meaning"), ((f"`{c}`", t, m) for c, t, m in columns[name])))
+    parts.append("## Macros\n")
+    parts.append(_table(("macro", "meaning"), ((f"`{name}`", comment) for name, comment in macros)))
+    return "\n".join(parts)
+
+
+def empty_warehouse(folder: Path) -> Path:
+    """Build the warehouse of the embedded profile in `folder`, with all tables and views and no rows."""
+    (folder / "toolformer.toml").write_text('profile = "embedded"\n', "utf-8")
+    plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}))
+    database = plan.settings.paths.warehouse
+    database.parent.mkdir(parents=True)
+    build(plan.lake, warehouse_tables(table_outputs(plan)), [lane.key for lane in plan.lanes], database)
+    return database
+
+
+def _asking(connection: duckdb.DuckDBPyConnection) -> Any:
+    return lambda query: connection.execute(query).fetchall()
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Leaf commands with their full names."""
+    below: Mapping[str, Any] | None = getattr(command, "commands", None)
+    if below is None:
+        yield name, command
+        return
+    for word, one in below.items():
+        yield from _commands(one, f"{name} {word}")
+
+
+def _split_help(text: str) -> tuple[str, list[str]]:
+    """The description, and the commands behind `Example:`."""
+    told, _, example = inspect.cleandoc(text).partition("Example: ")
+    joined = " ".join(example.split())
+    return told.strip(), re.split(rf"; (?={NAME} )", joined) if joined else []
+
+
+def _parameter(parameter: Any) -> tuple[str, str, str]:
+    name = ", ".join(f"`{option}`" for option in parameter.opts)
+    if parameter.param_type_name == "argument":
+        name = f"`{parameter.name.upper()}`"
+    return name, parameter.help or "", _default(parameter)
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    shown = parameter.show_default if isinstance(getattr(parameter, "show_default", None), str) else parameter.default
+    value = getattr(shown, "value", shown)
+    return "" if value in (None, "", False, ()) else f"`{value}`"
+
+
+def _section(path: str, model: type[BaseModel], level: str = "##", without: Sequence[str] = ()) -> list[str]:
+    fields = {
+        name: field
+        for name, field in model.model_fields.items()
+        if name not in (*HIDDEN, *without) and not _is_table(field.annotation)
+    }
+    rows = [(f"`{name}`", _kind(field), _shown(field), field.description or "") for name, field in fields.items()]
+    titles = ("key", "type", "default", "meaning")
+    if not any(row[-1] for row in rows):
+        rows, titles = [row[:-1] for row in rows], titles[:-1]  # type: ignore[misc, assignment]
+    told = _escaped(inspect.cleandoc(model.__doc__ or ""))
+    return [f"{level} [{path}]\n", told + "\n", _table(titles, rows)]
+
+
+def _is_model(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, BaseModel)
+
+
+def _is_table(kind: Any) -> bool:
+    return _is_model(kind) or (get_origin(kind) is dict and _is_model(get_args(kind)[1]))
+
+
+def _kind(field: FieldInfo) -> str:
+    found = ((sign, getattr(one, name, None)) for one in field.metadata for name, sign in BOUNDS.items())
+    return " ".join((_named(field.annotation), *(f"{sign} {bound:,}" for sign, bound in found if bound is not None)))
+
+
+def _named(kind: Any) -> str:
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_named(one) for one in inside if one is not type(None))
+    if origin is Literal:
+        return " or ".join(f"`{one}`" for one in inside)
+    if origin in (tuple, list):
+        return f"list of {_named(inside[0])}"
+    if origin is dict:
+        return f"table of {_named(inside[1])}"
+    if hasattr(kind, "__metadata__"):
+        return _named(inside[0])
+    names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _shown(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, (tuple, list)):
+        return f"`{list(value)}`"
+    if isinstance(value, (int, float)):
+        return f"`{value}`"
+    return f'`"{value}"`' if isinstance(value, (str, Path)) else f"`{value}`"
+
+
+def _table(titles: Sequence[str], rows: Any) -> str:
+    body = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    if not body:
+        return ""
+    return "\n".join((f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *body, ""))
+
+
+def _cell(text: str) -> str:
+    return _escaped(" ".join(str(text).split())).replace("|", "\\|")
+
+
+def _escaped(text: str) -> str:
+    """The text with `*` and `<` as they are, except within backticks."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
+
+
+def main() -> None:
+    """Write the pages."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What changed between two records."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolformer_dag.lake.record import ABSENT, FieldChange, changes, record
+
+leaves = st.one_of(st.integers(), st.text(), st.none(), st.booleans())
+choices = st.dictionaries(st.sampled_from("abc"), st.one_of(leaves, st.dictionaries(st.sampled_from("de"), leaves)))
+
+
+def test_changes_are_named_field_by_field() -> None:
+    old = record({"model": {"weights": "a", "dtype": "float32"}, "prompt": "p", "k": 5}, {"texts": "1"})
+    new = record({"model": {"weights": "b", "dtype": "float32"}, "prompt": "p", "m": 5}, {"texts": "2"})
+    assert changes(old, new) == [
+        FieldChange("inputs.texts", "1", "2"),
+        FieldChange("settings.k", 5, ABSENT),
+        FieldChange("settings.m", ABSENT, 5),
+        FieldChange("settings.model.weights", "a", "b"),
+    ]
+
+
+def test_commit_versions_and_time_change_nothing() -> None:
+    old = record({"k": 1}, {})
+    assert changes(old, {**old, "commit": "x", "versions": {}, "written": "now"}) == []
+
+
+def test_a_change_reads_as_one_line() -> None:
+    assert str(FieldChange("settings.prompt", "a\nb", "x" * 99)) == f"settings.prompt: a\\nb -> {'x' * 57}..."
+
+
+@settings(deadline=None)
+@given(choices, choices)
+def test_there_are_changes_exactly_where_records_differ(one: dict[str, object], other: dict[str, object]) -> None:
+    found = changes(record(one, {}), record(other, {}))
+    assert (found == []) == (_leaves(one) == _leaves(other))
+    assert changes(record(one, {}), record(one, {})) == []
+
+
+def _leaves(value: dict[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, item in value.items():
+        flat |= {f"{key}.{inner}": leaf for inner, leaf in item.items()} if isinstance(item, dict) else {key: item}
+    return flat

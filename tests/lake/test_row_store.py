@@ -1,0 +1,169 @@
+"""Rows that are computed once, found by key, and found again after damage."""
+
+import errno
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from unittest.mock import Mock
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolformer_dag.files import NotPlain, ReadError
+from toolformer_dag.lake import parquet
+from toolformer_dag.lake.row_store import MERGE_AT, RowStore
+from toolformer_dag.lake.table import Lake
+
+SCHEMA = pl.Schema({"text": pl.String, "position": pl.Int32, "value": pl.List(pl.Float32)})
+KEY = ("text", "position")
+
+
+def store_at(root: Path, **identity: object) -> RowStore:
+    return Lake(root).rows("calculator/samples", identity, KEY, SCHEMA)
+
+
+def rows(*keys: tuple[str, int], value: float = 0.0) -> pl.DataFrame:
+    return pl.DataFrame([(t, p, [p / 2, value]) for t, p in keys], schema=SCHEMA, orient="row")
+
+
+def keys(*wanted: tuple[str, int]) -> pl.DataFrame:
+    return pl.DataFrame(list(wanted), schema={"text": pl.String, "position": pl.Int32}, orient="row")
+
+
+def as_set(frame: pl.DataFrame) -> set[tuple[str, int]]:
+    return set(frame.select(KEY).rows())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=6), max_size=6), st.data())
+def test_stored_and_missing_agree_with_a_dictionary(
+    tmp_path_factory: pytest.TempPathFactory, chunks: Sequence[list[tuple[str, int]]], data: st.DataObject
+) -> None:
+    store = store_at(tmp_path_factory.mktemp("lake"))
+    model: dict[tuple[str, int], float] = {}
+    for number, chunk in enumerate(chunks):
+        store.append(rows(*chunk, value=float(number)))
+        for key in chunk:
+            model.setdefault(key, float(number))
+    wanted = data.draw(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 6))))
+    found = store.stored(keys(*wanted))
+    assert {(t, p): value[1] for t, p, value in found.rows()} == {key: model[key] for key in wanted if key in model}
+    assert store.missing(keys(*wanted)).rows() == [key for key in dict.fromkeys(wanted) if key not in model]
+
+
+def test_another_identity_shares_nothing_and_the_same_one_shares_all(tmp_path: Path) -> None:
+    store_at(tmp_path, model="a", prompt="p").append(rows(("x", 1)))
+    assert store_at(tmp_path, prompt="p", model="a").stored(keys(("x", 1))).height == 1
+    assert store_at(tmp_path, prompt="q", model="a").stored(keys(("x", 1))).is_empty()
+
+
+def test_rows_of_another_writer_are_found_without_opening_again(tmp_path: Path) -> None:
+    one, other = store_at(tmp_path), store_at(tmp_path)
+    assert one.missing(keys(("x", 1))).height == 1
+    other.append(rows(("x", 1)))
+    assert one.missing(keys(("x", 1))).is_empty()
+
+
+def test_the_first_of_two_writers_counts(tmp_path: Path) -> None:
+    one, other = store_at(tmp_path), store_at(tmp_path)
+    one.append(rows(("x", 1), value=1.0))
+    other.append(rows(("x", 1), ("x", 2), value=2.0))
+    assert sorted(store_at(tmp_path).stored(keys(("x", 1), ("x", 2)))["value"].to_list()) == [[0.5, 1.0], [1.0, 2.0]]
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the store has"):
+        store_at(tmp_path).append(pl.DataFrame({"text": ["x"]}))
+
+
+def test_many_chunks_become_few_files_and_no_row_is_lost(tmp_path: Path) -> None:
+    writer, reader = store_at(tmp_path), store_at(tmp_path)
+    wanted = [(f"text {i}", i) for i in range(3 * MERGE_AT + 5)]
+    for number, key in enumerate(wanted):
+        writer.append(rows(key, wanted[0]))
+        if number % 50 == 0:
+            assert as_set(reader.stored(keys(*wanted))) == set(wanted[: number + 1])
+    files = list(writer.folder.glob("*.parquet"))
+    assert len(files) == 3 + 5
+    for store in (writer, reader, store_at(tmp_path)):
+        assert as_set(store.stored(keys(*wanted))) == set(wanted)
+
+
+@pytest.mark.parametrize("kept", [0, 5, -1])
+def test_a_file_cut_short_is_set_aside_and_its_rows_are_missing(tmp_path: Path, kept: int) -> None:
+    store_at(tmp_path).append(rows(("x", 1)))
+    store = store_at(tmp_path)
+    store.append(rows(("y", 2)))
+    cut = min(store.folder.glob("*.parquet"))
+    cut.write_bytes(cut.read_bytes()[:kept])
+    reopened = store_at(tmp_path)
+    assert as_set(reopened.missing(keys(("x", 1), ("y", 2)))) == {("x", 1)}
+    assert len(reopened.damaged) == 1 and "set aside" in reopened.damaged[0]
+    reopened.append(rows(("x", 1)))
+    assert store_at(tmp_path).missing(keys(("x", 1), ("y", 2))).is_empty()
+    assert store_at(tmp_path).damaged == []
+
+
+def test_damage_that_shows_only_when_values_are_read_is_set_aside_too(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    store.append(rows(("x", 1)))
+    assert store.missing(keys(("x", 1))).is_empty()
+    (path,) = store.folder.glob("*.parquet")
+    path.write_bytes(path.read_bytes()[:20])
+    assert store.stored(keys(("x", 1))).is_empty()
+    assert store.missing(keys(("x", 1))).height == 1
+    assert len(store.damaged) == 1
+
+
+def test_a_damaged_chunk_does_not_stop_merging(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    wanted = [("t", i) for i in range(MERGE_AT + 1)]
+    for key in wanted[:10]:
+        store.append(rows(key))
+    cut = min(store.folder.glob("*.parquet"))
+    cut.write_bytes(b"")
+    for key in wanted[10:]:
+        store.append(rows(key))
+    assert len(store.damaged) == 1
+    assert as_set(store.stored(keys(*wanted))) == set(wanted) - {("t", 0)}
+    assert len(list(store.folder.glob("*.parquet"))) <= MERGE_AT
+
+
+@pytest.mark.parametrize("error", [pl.exceptions.SchemaError, pl.exceptions.PanicException, OSError])
+def test_damage_of_any_kind_that_polars_reports_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    store_at(tmp_path).append(rows(("x", 1)))
+    store = store_at(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(pl, "read_parquet", Mock(side_effect=error("damaged")))
+        assert store.missing(keys(("x", 1))).height == 1
+    assert len(store.damaged) == 1
+
+
+@pytest.mark.parametrize("asked", ["read_bytes", "stat"])
+def test_a_file_that_cannot_be_read_this_time_stays_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    store_at(tmp_path).append(rows(("x", 1)))
+    store = store_at(tmp_path)
+    [part] = store.folder.glob("*.parquet")
+    size = part.stat().st_size
+    failing = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(part), asked, failing)
+        with pytest.raises(ReadError, match=f"{part.name}: Input/output error"):
+            parquet.read(part, size, "") if asked == "stat" else store.stored(keys(("x", 1)))
+    assert store_at(tmp_path).stored(keys(("x", 1))).height == 1
+
+
+@pytest.mark.parametrize("value", [date(2020, 1, 1), {"x"}, b"x"])
+def test_an_identity_that_cannot_be_written_down_is_named(tmp_path: Path, value: object) -> None:
+    with pytest.raises(NotPlain, match=rf"calculator/samples/.*type {type(value).__name__} .*identity\(\)"):
+        store_at(tmp_path, tool=value)
+    with pytest.raises(NotPlain, match="calculator/tool_results: "):
+        Lake(tmp_path).table("calculator/tool_results").publish(
+            "one", [rows(("x", 1))], lambda: {"settings": {"tool": value}}
+        )

@@ -1,0 +1,246 @@
+"""Parts of tables: published whole, read whole, reported where they are damaged."""
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolformer_dag.files import ReadError, file_name, plain_name
+from toolformer_dag.lake.parquet import ContentHash
+from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Pointer, Table
+
+SCHEMA = {"digest": pl.String, "position": pl.Int32, "delta": pl.Float64, "seconds": pl.Float64}
+
+
+def frame(*rows: tuple[str, int, float, float]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema=SCHEMA, orient="row")
+
+
+def publish(
+    table: Table,
+    part: str,
+    frames: Sequence[pl.DataFrame],
+    record: Mapping[str, object] | None = None,
+    volatile: Collection[str] = (),
+) -> Pointer:
+    return table.publish(part, frames, lambda: record or {}, volatile)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Lake(tmp_path).table("calculator/loss_deltas")
+
+
+def test_a_part_reads_as_it_was_published(table: Table) -> None:
+    rows = [frame(("a", 1, 0.5, 0.1)), frame(), frame(("b", 2, -0.5, 0.2), ("a", 3, 0.0, 0.0))]
+    published = publish(table, "shard 0/0.json", rows, {"settings": {"k": 3}})
+    assert table.read("shard 0/0.json").equals(pl.concat(rows))
+    assert table.scan().collect().equals(pl.concat(rows))
+    assert (published.rows, table.parts()) == (3, ["shard 0/0.json"])
+    assert table.record("shard 0/0.json") == {"settings": {"k": 3}}
+
+
+def test_an_empty_part_keeps_its_columns(table: Table) -> None:
+    publish(table, "s", [frame()])
+    assert table.read("s").schema == pl.Schema(SCHEMA)
+
+
+def test_publishing_nothing_at_all_is_refused(table: Table) -> None:
+    with pytest.raises(ValueError, match="at least one frame"):
+        publish(table, "s", [])
+
+
+def test_files_are_cut_by_size_and_the_data_version_does_not_notice(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [frame((str(i), i, i / 3, 0.0)) for i in range(20)]
+    whole = publish(table, "s", rows)
+    monkeypatch.setattr("toolformer_dag.lake.parquet.pieces", lambda frames: frames)
+    in_twenty = publish(table, "s", rows)
+    assert len(table.files("s")) == 20
+    assert whole.data_version == in_twenty.data_version
+    assert pl.concat(table.batches("s")).equals(pl.concat(rows))
+
+
+def test_volatile_columns_do_not_count_and_all_others_do(table: Table) -> None:
+    versions = [
+        publish(table, "s", [rows], volatile=("seconds",)).data_version
+        for rows in (frame(("a", 1, 0.5, 0.1)), frame(("a", 1, 0.5, 9.9)), frame(("a", 1, 0.6, 0.1)))
+    ]
+    assert versions[0] == versions[1] != versions[2]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.text(), st.integers(-9, 9), st.floats(allow_nan=False))), st.integers(0, 9))
+def test_content_hash_depends_on_rows_alone(rows: list[tuple[str, int, float]], cut: int) -> None:
+    schema = {"a": pl.String, "b": pl.Int32, "c": pl.Float64}
+    whole, halves, changed = ContentHash(), ContentHash(), ContentHash()
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    whole.update(frame)
+    halves.update(frame[:cut])
+    halves.update(frame[cut:])
+    changed.update(frame.with_columns(pl.col("b") + 1))
+    assert whole.hexdigest() == halves.hexdigest()
+    assert (whole.hexdigest() == changed.hexdigest()) == (not rows)
+
+
+def test_a_part_has_one_schema() -> None:
+    content = ContentHash()
+    content.update(pl.DataFrame({"a": [1]}))
+    with pytest.raises(ValueError, match="one schema"):
+        content.update(pl.DataFrame({"b": [1]}))
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1))
+def test_every_name_is_a_file_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return
+    assert plain_name(file_name(name)) == name
+    assert "/" not in file_name(name) and not file_name(name).startswith(".")
+
+
+def test_letters_of_any_script_take_no_more_bytes_in_a_file_name() -> None:
+    assert file_name("ab_корпус-語料.01") == "ab_корпус-語料.01"
+    assert file_name("a/b\n%.") == "a%2Fb%0A%25."
+
+
+def test_a_lake_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lake").touch()
+    with pytest.raises(ReadError, match=r"cannot read .*lake.t.s\.json: Not a directory"):
+        Lake(tmp_path / "lake").table("t").pointer("s")
+
+
+def test_a_removed_part_is_missing_and_says_what_to_do(table: Table) -> None:
+    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
+    table.remove("s")
+    assert table.parts() == []
+    with pytest.raises(MissingPart, match=r"has no rows of shard 's'; run .toolformer-dag stale --run"):
+        table.read("s")
+
+
+def file_of(table: Table) -> Path:
+    return Path(table.files("s")[0])
+
+
+@pytest.mark.parametrize("kept", [0, 3, 12, -1])
+def test_a_file_cut_short_is_reported_and_publishing_again_repairs(table: Table, kept: int) -> None:
+    rows = frame(("a", 1, 0.5, 0.1))
+    for use in (table.read, table.files, lambda p: list(table.batches(p)), lambda p: table.scan([p]).collect()):
+        publish(table, "s", [rows])
+        damaged = Path(table.files("s")[0])
+        damaged.write_bytes(damaged.read_bytes()[:kept])
+        with pytest.raises(DamagedPart, match=r"shard 's': .*stale --run"):
+            use("s")
+        assert table.parts() == []
+    publish(table, "s", [rows])
+    assert table.read("s").equals(rows)
+
+
+def test_a_file_whose_tail_is_zeros_is_reported(table: Table) -> None:
+    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
+    damaged = file_of(table)
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-100] + bytes(100))
+    with pytest.raises(DamagedPart, match="footer"):
+        table.files("s")
+
+
+def test_a_file_that_is_gone_is_reported(table: Table) -> None:
+    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
+    file_of(table).unlink()
+    with pytest.raises(DamagedPart, match="No such file"):
+        table.read("s")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b'{"layout": 1, "files": []}', b"[]"])
+def test_a_pointer_that_cannot_be_read_is_reported(table: Table, content: bytes) -> None:
+    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
+    (table.folder / "s.json").write_bytes(content)
+    with pytest.raises(DamagedPart, match=r"s\.json"):
+        table.read("s")
+
+
+def test_readers_see_one_version_or_another_while_it_is_published_again(table: Table) -> None:
+    versions = [frame(*[(str(i), v, 0.0, 0.0) for i in range(50)]) for v in range(2)]
+    publish(table, "s", [versions[0]])
+    done = threading.Event()
+    seen: list[pl.DataFrame] = []
+
+    def look() -> None:
+        while not done.is_set():
+            seen.append(table.read("s"))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for number in range(100):
+        publish(table, "s", [versions[number % 2]])
+    done.set()
+    reader.join()
+    assert seen and all(any(rows.equals(version) for version in versions) for rows in seen)
+
+
+def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path) -> None:
+    table = Lake(tmp_path / "br[1]").table("calculator/loss_deltas")
+    rows = frame(("a", 1, 0.5, 0.1))
+    publish(table, "s", [rows])
+    assert table.scan().collect().equals(rows)
+
+
+def test_a_table_has_another_version_when_a_part_comes_goes_or_changes(table: Table) -> None:
+    assert table.version() is None
+    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
+    alone = table.version()
+    publish(table, "t", [frame(("b", 1, 0.5, 0.1))])
+    both = table.version()
+    publish(table, "t", [frame(("b", 2, 0.5, 0.1))])
+    changed = table.version()
+    assert len({alone, both, changed}) == 3
+    table.remove("t")
+    assert table.version() == alone
+    (table.folder / "s.json").write_bytes(b"{")
+    assert table.version() is None
+
+
+def test_a_pointer_is_whole_only_while_its_files_are(table: Table) -> None:
+    assert table.whole_pointer("s") is None
+    published = publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
+    assert table.whole_pointer("s") == published == table.pointer("s")
+    file_of(table).write_bytes(b"")
+    assert table.whole_pointer("s") is None and table.has("s")
+
+
+def test_the_record_is_asked_for_after_the_last_frame(table: Table) -> None:
+    counted: list[int] = []
+
+    def frames() -> Iterator[pl.DataFrame]:
+        for number in range(3):
+            counted.append(number)
+            yield frame((str(number), number, 0.0, 0.0))
+
+    table.publish("s", frames(), lambda: {"frames": len(counted)})
+    assert table.record("s") == {"frames": 3}
+
+
+def test_a_lake_of_an_earlier_release_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    publish(lake.table("calculator/loss_deltas"), "s", [frame()])
+    lake.refuse_old_layout()
+    (tmp_path / "calculator/loss_deltas/parts/0001").mkdir(parents=True)
+    with pytest.raises(OldLake) as told:
+        lake.refuse_old_layout()
+    message = str(told.value)
+    assert "was written by an earlier release; move it away and run again, or set paths.lake" in message
+    assert "\n" not in message and str(tmp_path) in message
+
+
+def test_a_shard_named_parts_is_not_taken_for_an_earlier_release(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    publish(lake.table("calculator/loss_deltas"), "parts", [frame()])
+    lake.refuse_old_layout()

@@ -1,0 +1,256 @@
+"""One DuckDB file over everything that is published."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from toolformer_dag.lake.table import DamagedPart, Lake
+from toolformer_dag.lake.warehouse import (
+    OWN_TABLES,
+    WarehouseError,
+    WarehouseTable,
+    build,
+    out_of_date,
+    query,
+    version,
+    warehouse_settings,
+)
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.stages import STAGES, table_outputs, warehouse_tables
+from toolformer_dag.settings.settings_file import load_settings
+
+LANES = ["calculator", "calendar"]
+NAMES = {"documents", "texts", "candidates", "tool_results", "loss_deltas", "swapped_results", "filtered_calls"}
+SCHEMAS = {stage.name: stage.schema for stage in STAGES}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> list[WarehouseTable]:
+    """Declare the tables of two lanes."""
+    file = tmp_path_factory.mktemp("project") / "toolformer.toml"
+    file.write_text("".join(f"[tools.{lane}]\n" for lane in LANES))
+    return warehouse_tables(table_outputs(Plan.of(load_settings(file, environment={}))))
+
+
+def row(stage: str, **values: object) -> pl.DataFrame:
+    return pl.DataFrame([{**dict.fromkeys(SCHEMAS[stage].names()), **values}], schema=SCHEMAS[stage])
+
+
+def publish(lake: Lake, name: str, part: str, rows: pl.DataFrame, **record: object) -> None:
+    group, _, stage = name.partition("/")
+    tool = group if group in LANES else None
+    made: Mapping[str, object] = {"stage": stage, "tool": tool, "settings": {}, **record}
+    lake.table(name).publish(part, [rows], lambda: made)
+
+
+def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path, tables: list[WarehouseTable]) -> None:
+    with pytest.raises(WarehouseError, match="is a folder; name a file"):
+        build(Lake(tmp_path / "lake"), tables, LANES, tmp_path)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """Two shards, of which one is scored."""
+    lake = Lake(tmp_path / "it's a lake")
+    rejected = [{"shard": "one", "reason": "not_json", "count": 3}]
+    for shard in ("one", "two"):
+        text = row("raw_shards", shard=shard, digest="d", text="ab c 😀 de")
+        publish(lake, "ccnet/raw_shards", shard, text, rejections=rejected)
+        result = row("tool_results", tool="calculator", input="1", context="", result="1", seconds=1.0)
+        publish(lake, "calculator/tool_results", shard, result)
+        rejected = []
+    subset = row("heuristic_subset", tool="calculator", shard="one", digest="d", segment=0, offset=3, text="c 😀 d")
+    publish(lake, "calculator/heuristic_subset", "one", subset)
+    return lake
+
+
+@pytest.fixture
+def database(lake: Lake, tables: list[WarehouseTable], tmp_path: Path) -> Path:
+    build(lake, tables, LANES, tmp_path / "w.duckdb")
+    return tmp_path / "w.duckdb"
+
+
+def test_all_names_are_there_even_for_a_lane_that_has_not_run(database: Path) -> None:
+    found = set(query(database, "SHOW TABLES")["name"])
+    assert found >= NAMES | {"rejections", "augmented_corpus", "filter_statistics", "funnel", "swapped_statistics"}
+    assert query(database, "FROM kept_at(0.5)").is_empty()
+    statistics = query(database, "SELECT DISTINCT tool, calls, examples FROM filter_statistics ORDER BY tool")
+    assert statistics.rows() == [("calculator", 0, 0), ("calendar", 0, 0)]
+
+
+def test_every_table_and_column_has_its_comment(database: Path, tables: list[WarehouseTable]) -> None:
+    written = query(database, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
+    comments = {(table, column): comment for table, column, comment in written.rows()}
+    for table in (*tables, *OWN_TABLES):
+        found = {column: comments[table.name, column] for name, column in comments if name == table.name}
+        assert found == dict(table.columns)
+    told = query(database, "SELECT table_name, comment FROM duckdb_tables()")
+    assert dict(told.rows()) == {table.name: table.comment for table in (*tables, *OWN_TABLES)}
+    views = query(database, "SELECT comment FROM duckdb_views() WHERE NOT internal")
+    assert views["comment"].null_count() == 0
+
+
+def test_the_funnel_counts_per_tool_and_stage(database: Path) -> None:
+    funnel = query(database, "SELECT tool, stage, what, count FROM funnel WHERE count > 0 ORDER BY ALL")
+    assert funnel.rows() == [
+        ("calculator", "heuristic_subset", "texts", 1),
+        ("calculator", "raw_shards", "documents", 2),
+        ("calendar", "raw_shards", "documents", 2),
+    ]
+
+
+def test_rejections_and_results_stand_once(database: Path) -> None:
+    assert query(database, "FROM rejections").rows() == [("raw_shards", None, "one", "not_json", 3)]
+    assert query(database, "SELECT count(*) FROM tool_results").item() == 1
+
+
+def test_a_text_is_found_in_its_document(database: Path) -> None:
+    sql = 'SELECT substr(d.text, "offset" + 1, characters) FROM texts JOIN documents d USING (shard, digest)'
+    assert query(database, sql).item() == "c 😀 d"
+
+
+def test_parts_that_were_withdrawn_and_lanes_that_are_disabled_are_left_out(
+    lake: Lake, tables: list[WarehouseTable], database: Path
+) -> None:
+    lake.table("ccnet/raw_shards").remove("one")
+    assert build(lake, tables, LANES, database)["documents"] == 1
+    named = [tuple(name for name in table.sources if not name.startswith("calculator/")) for table in tables]
+    fewer = [replace(table, sources=sources) for table, sources in zip(tables, named, strict=True)]
+    assert build(lake, fewer, ["calendar"], database)["tool_results"] == 0
+
+
+def test_a_reader_keeps_what_it_opened_and_is_in_nobodys_way(
+    lake: Lake, tables: list[WarehouseTable], database: Path
+) -> None:
+    with duckdb.connect(database, read_only=True) as reader:
+        lake.table("ccnet/raw_shards").remove("one")
+        build(lake, tables, LANES, database)
+        assert reader.sql("SELECT count(*) FROM documents").fetchall() == [(2,)]
+    assert query(database, "SELECT count(*) FROM documents").item() == 1
+    assert {path.name for path in database.parent.glob("*.duckdb*")} == {"w.duckdb", ".w.duckdb.lock", ".w.duckdb.seal"}
+
+
+def test_a_damaged_part_leaves_the_old_file(lake: Lake, tables: list[WarehouseTable], database: Path) -> None:
+    Path(lake.table("ccnet/raw_shards").files("one")[0]).write_bytes(b"")
+    with pytest.raises(DamagedPart, match="'one'"):
+        build(lake, tables, LANES, database)
+    assert query(database, "SELECT count(*) FROM documents").item() == 2
+    assert not list(database.parent.glob(".tmp-*"))
+
+
+def test_a_file_is_out_of_date_when_rejections_change_under_the_same_rows(
+    lake: Lake, tables: list[WarehouseTable], database: Path
+) -> None:
+    rows = lake.table("ccnet/raw_shards").read("two")
+    rejected = [{"shard": "two", "reason": "not_json", "count": 1}]
+    before = version(lake, tables, LANES)
+    assert out_of_date(lake, tables, LANES, database) == []
+    publish(lake, "ccnet/raw_shards", "two", rows, rejections=[])
+    assert out_of_date(lake, tables, LANES, database) == [] and version(lake, tables, LANES) == before
+    publish(lake, "ccnet/raw_shards", "two", rows, rejections=rejected)
+    assert out_of_date(lake, tables, LANES, database) == ["ccnet/raw_shards changed since it was copied"]
+    assert version(lake, tables, LANES) != before
+    build(lake, tables, LANES, database)
+    assert out_of_date(lake, tables, LANES, database) == []
+
+
+@pytest.mark.parametrize("change", ["come", "go"])
+def test_a_file_is_out_of_date_when_a_part_comes_or_goes(
+    lake: Lake, tables: list[WarehouseTable], database: Path, change: str
+) -> None:
+    if change == "come":
+        publish(lake, "ccnet/raw_shards", "three", row("raw_shards", shard="three", digest="e", text="x"))
+    else:
+        lake.table("ccnet/raw_shards").remove("two")
+    assert out_of_date(lake, tables, LANES, database) == ["ccnet/raw_shards changed since it was copied"]
+    build(lake, tables, LANES, database)
+    assert out_of_date(lake, tables, LANES, database) == []
+
+
+def test_a_file_is_out_of_date_when_another_threshold_was_applied_to_the_same_calls(
+    lake: Lake, tables: list[WarehouseTable], database: Path
+) -> None:
+    kept = SCHEMAS["filtered_calls"].to_frame()
+    for tau_f in (0.5, 0.75):
+        publish(lake, "calculator/filtered_calls", "all", kept, settings={"tau_f": tau_f})
+        assert out_of_date(lake, tables, LANES, database) == ["calculator/filtered_calls changed since it was copied"]
+        build(lake, tables, LANES, database)
+        assert query(database, "SELECT tau_f FROM lanes ORDER BY tool").rows() == [(tau_f,), (None,)]
+
+
+def test_a_file_is_out_of_date_when_columns_comments_or_views_change(
+    lake: Lake, tables: list[WarehouseTable], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ["columns, comments or views changed since it was copied"]
+    assert out_of_date(lake, [replace(tables[0], comment="x"), *tables[1:]], LANES, database) == told
+    before = warehouse_settings(tables, LANES)
+    monkeypatch.setattr("toolformer_dag.lake.warehouse.VIEWS", "CREATE VIEW one AS SELECT 1;")
+    assert warehouse_settings(tables, LANES) != before
+    assert out_of_date(lake, tables, LANES, database) == told
+
+
+def test_a_missing_file_is_out_of_date(lake: Lake, tables: list[WarehouseTable], tmp_path: Path) -> None:
+    assert out_of_date(lake, tables, LANES, tmp_path / "none.duckdb") == [f"{tmp_path / 'none.duckdb'} is gone"]
+
+
+def test_a_file_that_is_cut_short_is_out_of_date(lake: Lake, tables: list[WarehouseTable], database: Path) -> None:
+    database.write_bytes(database.read_bytes()[:1000])
+    [reason] = out_of_date(lake, tables, LANES, database)
+    assert "is damaged" in reason
+
+
+def test_queries_cannot_write_and_mistakes_are_named(database: Path, tmp_path: Path) -> None:
+    with pytest.raises(WarehouseError, match="read-only"):
+        query(database, "DROP TABLE documents")
+    with pytest.raises(WarehouseError, match="nowhere"):
+        query(database, "FROM nowhere")
+    with pytest.raises(WarehouseError, match="materialize"):
+        query(tmp_path / "none.duckdb", "SELECT 1")
+
+
+@pytest.mark.parametrize("text", ["", "-- c"])
+def test_a_text_without_a_query_is_refused(database: Path, text: str) -> None:
+    with pytest.raises(WarehouseError, match="no query in this text; write one"):
+        query(database, text)
+
+
+@pytest.mark.parametrize("value", ["interval 1 day", "[interval 1 day]", "union_value(a := 1)", "'a'::blob"])
+def test_values_that_cannot_be_shown_are_named(database: Path, value: str) -> None:
+    with pytest.raises(WarehouseError, match=r"column 'v' is of type .*::VARCHAR"):
+        query(database, f"SELECT {value} AS v")
+    assert query(database, f"SELECT ({value})::VARCHAR AS v").height == 1
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY lanes TO 'out.csv'",
+        "EXPORT DATABASE 'out'",
+        "SELECT * FROM read_text('/etc/hosts')",
+        "FROM 'other.parquet'",
+        "SELECT 1; SELECT 2",
+        "INSTALL httpfs",
+        "ATTACH 'other.duckdb'",
+        "SET enable_external_access = true",
+        "CREATE TABLE x (a INT)",
+        "IMPORT DATABASE 'other'",
+    ],
+)
+def test_only_one_query_over_the_warehouse_itself_is_answered(database: Path, sql: str) -> None:
+    with pytest.raises(WarehouseError):
+        query(database, sql)
+    assert sorted(path.name for path in database.parent.glob("out*")) == []
+
+
+PIVOT = "PIVOT lanes ON tool USING any_value(tau_f)"
+
+
+@pytest.mark.parametrize(
+    "sql", ["FROM lanes", "DESCRIBE lanes", "SUMMARIZE lanes", "WITH a AS (SELECT 1) FROM a", PIVOT]
+)
+def test_every_form_of_a_query_is_answered(database: Path, sql: str) -> None:
+    assert query(database, sql).height > 0

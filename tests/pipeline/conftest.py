@@ -1,0 +1,260 @@
+"""One lane in a folder, without Dagster: shards of sums, the real calculator, the small model of tests.worlds."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from tests.worlds import make_model, write_shard
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.pipeline.chunks import InProcess, Progress, Tables, Workers
+from toolformer_dag.pipeline.plan import Lane, Plan, lanes
+from toolformer_dag.pipeline.stage import PartRows, TableOutput
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.update import TableReport, update
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.sections import SamplingSettings, Settings
+from toolformer_dag.settings.settings_file import load_settings
+
+if TYPE_CHECKING:
+    from toolformer_dag.model.engine import Engine
+    from toolformer_dag.settings.sections import ModelSettings
+
+PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [Calculator(1+2)] 3 .\n"
+SETTINGS = """
+profile = "tests"
+[profiles.tests]
+[corpus]
+shards = ["web/*.json.gz"]
+segment_tokens = 36
+[model]
+name = "model"
+device = "cpu"
+[sampling]
+max_call_tokens = 12
+[tools.calculator]
+prompt = "calculator.txt"
+tau_s = 0.1
+k = 3
+m = 4
+tau_f = 0.05
+[training]
+examples_per_tool = 1000
+[evaluation]
+swapped_texts = 3
+[execution]
+workers = 1
+chunk_texts = 4
+chunk_calls = 4
+"""
+MEASURED = ("seconds", "cost")
+LANE = ("tau_s", "k", "m", "tau_f")
+Reports = Mapping[str, TableReport]
+
+
+@lru_cache(maxsize=8)
+def engine_of(model: "ModelSettings") -> "Engine":
+    """Load a model once for all tests."""
+    from toolformer_dag.model.engine import load_engine
+
+    return load_engine(model)
+
+
+class CountingWorker(Worker):
+    """Counts how often an engine was asked for."""
+
+    engines = 0
+
+    def engine(self) -> "Engine":
+        """Return the shared engine."""
+        self.engines += 1
+        return engine_of(self.plan.settings.model)
+
+
+def silent(done: int, total: int) -> None:
+    """Show no progress."""
+
+
+@dataclass
+class Line:
+    """A folder with toolformer.toml in it. `adapt` changes the lane; `worker` is that of the last update."""
+
+    folder: Path
+    values: dict[str, object] = field(default_factory=dict)
+    adapt: Callable[[Lane], Lane] = lambda lane: lane
+    worker: CountingWorker | None = None
+
+    @staticmethod
+    def new(folder: Path, model: Path, shards: Sequence[str]) -> "Line":
+        """Write settings, prompt, model and shards; run nothing."""
+        (folder / "toolformer.toml").write_text(SETTINGS)
+        (folder / "calculator.txt").write_text(PROMPT)
+        shutil.copytree(model, folder / "model")
+        for name in shards:
+            write_shard(folder / "web", name)
+        return Line(folder)
+
+    @property
+    def lake(self) -> Lake:
+        return Lake(self.folder / "lake")
+
+    @property
+    def web(self) -> Path:
+        return self.folder / "web"
+
+    def set(self, **values: object) -> None:
+        """Override settings: `k=5` of the lane, others with their path, as in `execution__chunk_texts=1`."""
+        paths = {name: f"tools.calculator.{name}" if name in LANE else name.replace("__", ".") for name in values}
+        self.values |= {paths[name]: value for name, value in values.items()}
+
+    def plan(self) -> Plan:
+        """Read the settings as they are now."""
+        overrides = [f"{path}={value}" for path, value in self.values.items()]
+        plan = Plan.of(load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides))
+        return replace(plan, lanes=tuple(map(self.adapt, plan.lanes)))
+
+    def outputs(self) -> dict[str, TableOutput]:
+        """Return the tables by the name of their stage."""
+        return {output.stage.name: output for output in table_outputs(self.plan())}
+
+    def output(self, stage: str) -> TableOutput:
+        """Return the table of a stage."""
+        return self.outputs()[stage]
+
+    def update(
+        self,
+        *stages: str,
+        workers: Callable[[Worker, Tables], Workers] = InProcess,
+        progress: Progress = silent,
+    ) -> Reports:
+        """Bring the tables of these stages up to date, in this order, or all; return the reports by stage."""
+        outputs = self.outputs()
+        self.worker = worker = CountingWorker(next(iter(outputs.values())).plan)
+        lent = workers(worker, {output.name: output for output in outputs.values()})
+        try:
+            return {name: update(worker, lent, outputs[name], progress) for name in stages or outputs}
+        finally:
+            lent.close()
+
+    def run(self) -> Reports:
+        """Bring everything up to date."""
+        return self.update()
+
+    @property
+    def engines(self) -> int:
+        """Return how often the last update asked for an engine."""
+        return self.worker.engines if self.worker else 0
+
+    def read(self, stage: str) -> pl.DataFrame:
+        """Return all rows of a table without what measures time."""
+        table = self.output(stage).table
+        return pl.concat([table.read(part) for part in table.parts()]).drop(MEASURED, strict=False)
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return all rows of all tables, by table and part, without what measures time."""
+        return {
+            f"{output.name}[{part}]": output.table.read(part).drop(MEASURED, strict=False)
+            for output in self.outputs().values()
+            for part in output.table.parts()
+        }
+
+
+def assert_same(one: Line, other: Line) -> None:
+    """Compare row for row; a loss may differ in its last bits, because it went through the model in another batch."""
+    rows, others = one.tables(), other.tables()
+    assert rows.keys() == others.keys()
+    for name, frame in rows.items():
+        assert_frame_equal(frame, others[name], abs_tol=1e-5)
+
+
+def cost(reports: Reports, kind: str) -> tuple[int, int]:
+    """Return (computed, reused) of one kind, over all tables."""
+    found = [report.work.counts.get(kind, (0, 0)) for report in reports.values()]
+    return sum(computed for computed, _ in found), sum(reused for _, reused in found)
+
+
+def tokens(reports: Reports) -> int:
+    """Return the tokens that went through the model."""
+    return sum(sum(report.work.tokens.values()) for report in reports.values())
+
+
+def computed(reports: Reports) -> int:
+    """Return the rows of all kinds that were computed."""
+    return sum(report.computed for report in reports.values())
+
+
+def hand_made(
+    folder: Path, *tools: str, model: Path | None = None, sections: Mapping[str, object] | None = None, **lane: object
+) -> dict[str, TableOutput]:
+    """Return the tables of lanes whose inputs a test publishes by hand, by name; `lane`: values of each lane."""
+    written = {"tools": dict.fromkeys(tools, lane), "paths": {"lake": folder / "lake"}, **(sections or {})}
+    if model is not None:
+        written["model"] = {"name": str(model)}
+    settings = Settings.model_validate({"root": folder, **written})
+    plan = Plan(settings, tuple(lanes(settings)), {"name": "none"}, SamplingSettings())
+    return {output.name: output for output in table_outputs(plan)}
+
+
+def update_one(outputs: Mapping[str, TableOutput], name: str) -> TableReport:
+    """Bring one table up to date in this process."""
+    worker = Worker(outputs[name].plan)
+    return update(worker, InProcess(worker, outputs), outputs[name], silent)
+
+
+def frame_of(output: TableOutput, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
+    """Return rows with all columns of a table; null where a row lacks one."""
+    empty = dict.fromkeys(output.stage.schema.names())
+    return pl.DataFrame([{**empty, **row} for row in rows], schema=output.stage.schema)
+
+
+def publish(output: TableOutput, part: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Publish rows by hand."""
+    output.publish(part, PartRows([frame_of(output, rows)]))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the model once."""
+    return make_model(tmp_path_factory.mktemp("model") / "a")
+
+
+@pytest.fixture(scope="session")
+def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make another model once."""
+    return make_model(tmp_path_factory.mktemp("model") / "b", seed=1)
+
+
+NewLine = Callable[..., Line]
+
+
+@pytest.fixture(scope="session")
+def new_line(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> NewLine:
+    """Return what makes lines in which nothing ran, over the shards named, the same every time."""
+
+    def make(*shards: str) -> Line:
+        return Line.new(tmp_path_factory.mktemp("line"), model_folder, shards or ("one",))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, new_line: NewLine) -> NewLine:
+    """Return what copies a line over the shards named, in which everything ran once."""
+    made: dict[tuple[str, ...], Line] = {}
+
+    def copy(*shards: str) -> Line:
+        names = shards or ("one",)
+        if names not in made:
+            made[names] = new_line(*names)
+            made[names].run()
+        folder = tmp_path_factory.mktemp("copy") / "line"
+        shutil.copytree(made[names].folder, folder)
+        return Line(folder)
+
+    return copy

@@ -1,0 +1,144 @@
+"""Calls of several tools in one document -> texts with their calls."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline.conftest import hand_made, publish, update_one
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.pipeline.merging import (
+    HELDOUT,
+    TRAIN,
+    Dropped,
+    Example,
+    KeptCall,
+    examples,
+    heldout_texts,
+    split_of,
+)
+from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.update import StaleInput
+from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.segments import Segment, segments
+
+NAMES = {"calculator": "Calculator", "calendar": "Calendar"}
+
+
+def words(texts: Sequence[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
+
+
+def call(tool: str, offset: int, delta: float, result: str = "4") -> KeptCall:
+    return KeptCall(tool, NAMES[tool], offset, "2 + 2", result, delta)
+
+
+calls = st.builds(
+    call, st.sampled_from(sorted(NAMES)), st.integers(0, 60), st.floats(0, 9), st.sampled_from(["4", "a]b", "x -> y"])
+)
+
+
+@settings(deadline=None)
+@given(st.text("ab \n😀[]", max_size=60), st.lists(calls, max_size=12))
+def test_every_call_is_used_or_counted_and_taking_out_gives_the_text_back(text: str, kept: list[KeptCall]) -> None:
+    pieces = [piece for piece in segments(text, 4, words) if isinstance(piece, Segment)]
+    found = list(examples(pieces, kept, list(NAMES.values())))
+    used = [one for one in found if isinstance(one, Example)]
+    dropped = sum(one.calls for one in found if isinstance(one, Dropped))
+    assert dropped + sum(len(one.calls) for one in used) == len(kept)
+    for one in used:
+        assert take_out(one.text_with_calls, NAMES.values()) == one.segment.text
+        for placed in one.calls:
+            at = placed.char_offset - one.segment.offset
+            before = [c for c in one.calls if c.char_offset <= placed.char_offset]
+            shift = sum(len(f" [{c.name}(2 + 2) -> 4]") for c in before)
+            assert one.text_with_calls[at + shift :].startswith(one.segment.text[at])
+    offsets = [placed.char_offset for one in used for placed in one.calls]
+    assert len(offsets) == len(set(offsets))
+
+
+def test_of_two_tools_at_one_place_the_larger_delta_stays() -> None:
+    found = list(
+        examples([Segment(0, 0, "is four")], [call("calculator", 3, 1.0), call("calendar", 3, 2.0)], ["Calendar"])
+    )
+    assert found == [
+        Dropped("not_best_at_position", 1),
+        Example(Segment(0, 0, "is four"), "is  [Calendar(2 + 2) -> 4]four", (call("calendar", 3, 2.0),)),
+    ]
+
+
+TEXT = "It is Friday and two and two are four."
+RAW, CORPUS = "ccnet/raw_shards", "training/augmented_corpus"
+
+
+def corpus_of(folder: Path, model: Path, documents: dict[str, str]) -> dict[str, TableOutput]:
+    """Publish the same document under several shards; two lanes."""
+    outputs = hand_made(folder, *NAMES, model=model)
+    for shard, text in documents.items():
+        publish(outputs[RAW], shard, [{"shard": shard, "digest": "d", "text": text}])
+    return outputs
+
+
+def publish_kept(output: TableOutput, shard: str, word: str, result: str, segment: int = 0) -> None:
+    """Publish one kept call of the document `d` before a word."""
+    place = {"tool": output.lane.key, "shard": shard, "digest": "d", "segment": segment, "position": 1, "sample": 0}
+    call = {"char_offset": TEXT.index(word) - 1, "input": "", "result": result, "delta": 1.0}
+    publish(output, WHOLE, [place | call])
+
+
+def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path, model_folder: Path) -> None:
+    outputs = corpus_of(tmp_path, model_folder, {"one": TEXT})
+    publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4", segment=3)
+    publish_kept(outputs["calendar/filtered_calls"], "one", "Friday", "Friday")
+    report = update_one(outputs, CORPUS)
+    row = outputs[CORPUS].table.read(WHOLE).row(0, named=True)
+    assert report.rows == {WHOLE: 1} and row["calls"] == 2 and row["tools"] == ["calculator", "calendar"]
+    assert row["text_with_calls"] == (
+        "It is [Calendar() -> Friday] Friday and two and two are [Calculator() -> 4] four."
+    )
+    record = outputs[CORPUS].table.record(WHOLE)
+    assert record["inputs"][RAW] == {"one": outputs[RAW].table.pointer("one").data_version}
+    assert report.facts["examples"] == record["examples"] == {"calculator": 1, "calendar": 1, "all": 1}
+    assert report.violations == {"unique_keys": 0, "gives_text_back": 0}
+
+
+@pytest.mark.parametrize(("copy", "calls"), [(TEXT, 2), ("It is Friday.", 1)])
+def test_calls_that_lanes_found_in_copies_of_a_document_meet(
+    tmp_path: Path, model_folder: Path, copy: str, calls: int
+) -> None:
+    outputs = corpus_of(tmp_path, model_folder, {"one": TEXT, "two": copy})
+    publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4")
+    publish_kept(outputs["calendar/filtered_calls"], "two", "Friday", "Friday")
+    report = update_one(outputs, CORPUS)
+    [row] = outputs[CORPUS].table.read(WHOLE).iter_rows(named=True)
+    assert (row["shard"], row["text"], row["calls"]) == ("one", TEXT, calls)
+    assert report.rejections == ({} if calls == 2 else {"duplicate_document": 1})
+
+
+def test_calls_of_a_document_that_is_gone_are_refused(tmp_path: Path, model_folder: Path) -> None:
+    outputs = corpus_of(tmp_path, model_folder, {"one": TEXT})
+    publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4")
+    publish_kept(outputs["calendar/filtered_calls"], "one", "Friday", "Friday")
+    outputs[RAW].table.remove("one")
+    with pytest.raises(StaleInput, match="calls of 1 documents that are gone; materialize every tool's filtered_calls"):
+        update_one(outputs, CORPUS)
+    assert not outputs[CORPUS].table.has(WHOLE)
+
+
+def test_the_split_is_about_the_share_and_depends_on_the_document_alone() -> None:
+    found = [split_of(f"sha1:{number}") for number in range(4000)]
+    assert 140 < found.count(HELDOUT) < 260 and found.count(TRAIN) + found.count(HELDOUT) == 4000
+    assert found == [split_of(f"sha1:{number}") for number in range(4000)]
+
+
+def test_no_text_that_chose_the_checkpoint_measures_it() -> None:
+    for held in (2, 7, 60):
+        for at_most in (1, 20, 1000):
+            texts = [f"text {number}" for number in range(held)]
+            found = heldout_texts(texts, at_most)
+            choosing = min(at_most, held // 2)
+            assert found.choosing == texts[:choosing]
+            assert found.measuring == texts[choosing : choosing + at_most]
+    assert heldout_texts(["one"], 1000).choosing == heldout_texts(["one"], 1000).measuring == ["one"]

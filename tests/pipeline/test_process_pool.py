@@ -1,0 +1,164 @@
+"""A pool of worker processes: the rows of one process, whatever dies."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.conftest import NewLine, assert_same, cost
+from tests.processes import wait_until_ended
+from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.chunks import InProcess, Tables, Task, WorkerError
+from toolformer_dag.pipeline.process_pool import LocalProcesses, worker_count, workers_of
+from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.worker import Worker
+
+ROOT = Path(__file__).parents[2]
+RAW = "raw_shards"
+Pool = Callable[[TableOutput, int], LocalProcesses]
+
+
+def kill_all() -> None:
+    """Kill every worker as the kernel would where memory runs out."""
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    """Return what starts pools, which are closed after the test."""
+    pools: list[LocalProcesses] = []
+
+    def start(output: TableOutput, count: int) -> LocalProcesses:
+        pools.append(LocalProcesses(Worker(output.plan), count))
+        return pools[-1]
+
+    yield start
+    for one in pools:
+        one.close()
+    assert multiprocessing.active_children() == []
+
+
+def task(output: TableOutput, shard: str) -> Task:
+    return Task(output.name, output.code_version, shard)
+
+
+def two_processes(worker: Worker, tables: Tables) -> LocalProcesses:
+    """Compute in two worker processes."""
+    return LocalProcesses(worker, 2)
+
+
+@pytest.mark.long
+def test_two_workers_of_which_one_is_killed_give_the_rows_of_one_process(new_line: NewLine, finished: NewLine) -> None:
+    line, alone = new_line("one", "two"), finished("one", "two")
+    killed = []
+
+    def kill_one(done: int, total: int) -> None:
+        if not killed and 0 < done < total - 8:
+            killed.append(multiprocessing.active_children()[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    line.update("raw_shards", "heuristic_subset")
+    reports = line.update(
+        "scored_candidates", workers=lambda worker, tables: LocalProcesses(worker, 2), progress=kill_one
+    )
+    assert killed
+    whole = alone.output("scored_candidates").table
+    assert reports["scored_candidates"].rows == {part: whole.pointer(part).rows for part in whole.parts()}
+    assert cost(reports, "samples")[0] > 0 and reports["scored_candidates"].work.tokens["positions"] > 0
+    line.run()
+    assert_same(line, alone)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_killed_worker_s_chunk_is_computed_by_another(new_line: NewLine, pool: Pool) -> None:
+    line, names = new_line("one", "two", "three"), ["one", "two", "three"]
+    output = line.output(RAW)
+
+    def tasks() -> Iterator[Task]:
+        yield task(output, "one")
+        kill_all()
+        yield from (task(output, name) for name in names[1:])
+
+    ended = [number for found in pool(output, 2).map_chunks(tasks()) if found for number in found[:1]]
+    assert sorted(ended) == [0, 1, 2]
+    other = new_line(*names)
+    other.update(RAW)
+    assert line.tables().keys() == other.tables().keys()
+    assert all(rows.equals(other.tables()[name]) for name, rows in line.tables().items())
+
+
+def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, pool: Pool) -> None:
+    output = new_line("one").output(RAW)
+
+    def tasks() -> Iterator[Task]:
+        """Kill whatever runs each time that a chunk is asked for."""
+        while True:
+            yield task(output, "one")
+            kill_all()
+
+    with pytest.raises(WorkerError, match=r"ccnet/raw_shards: 2 workers died over one chunk.*fewer execution.workers"):
+        list(pool(output, 3).map_chunks(tasks()))
+
+
+def test_errors_arrive_with_their_message_and_the_pool_goes_on(new_line: NewLine, pool: Pool) -> None:
+    line = new_line("one")
+    output = line.output(RAW)
+    lent = pool(output, 1)
+    with pytest.raises(WorkerError, match="a worker failed: KeyError: 'none'"):
+        list(lent.map_chunks([task(output, "none")]))
+    with pytest.raises(UserError, match="ccnet/raw_shards: settings, prompts or tools changed while the run went on"):
+        list(lent.map_chunks([Task(output.name, "other", "one")]))
+    line.lake.root.mkdir()
+    (line.lake.root / "ccnet").touch()
+    with pytest.raises(UserError, match=r"cannot write .*ccnet.*: .*; free space or correct the rights and run again"):
+        list(lent.map_chunks([task(output, "one")]))
+    (line.lake.root / "ccnet").unlink()
+    [before] = multiprocessing.active_children()
+    assert [found[0] for found in lent.map_chunks([task(output, "one")]) if found] == [0]
+    assert multiprocessing.active_children() == [before]  # warm: the same worker all along
+
+
+def test_what_others_still_compute_after_an_error_is_no_answer_to_the_next_call(new_line: NewLine, pool: Pool) -> None:
+    line = new_line("one")
+    (line.web / "endless.json").touch()
+    line.set(corpus__shards='["web/*"]')
+    output = line.output(RAW)
+    (line.web / "endless.json").unlink()
+    os.mkfifo(line.web / "endless.json")  # whoever reads it waits
+    lent = pool(output, 2)
+    with pytest.raises(WorkerError, match="KeyError"):
+        list(lent.map_chunks([task(output, "endless"), task(output, "none")]))
+    ended = [found[0] for found in lent.map_chunks([task(output, "one")] * 3) if found]
+    assert ended.count(0) == ended.count(1) == ended.count(2) == 1
+
+
+@pytest.mark.long
+def test_workers_end_when_their_parent_is_killed(new_line: NewLine) -> None:
+    line = new_line("one", "two")
+    for name in ("one", "two"):
+        (line.web / f"{name}.json.gz").unlink()
+        os.mkfifo(line.web / f"{name}.json.gz")  # whoever reads it waits
+    command = [sys.executable, "-m", "tests.pipeline.pool_child", str(line.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(workers) == 2
+    wait_until_ended(workers)
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(1, InProcess), (3, LocalProcesses)])
+def test_the_settings_say_how_many_workers(new_line: NewLine, workers: int, kind: type) -> None:
+    line = new_line("one")
+    line.set(execution__workers=workers)
+    plan = line.plan()
+    assert worker_count(plan.settings) == workers
+    assert isinstance(workers_of(Worker(plan), {}), kind)
+    assert multiprocessing.active_children() == []  # started with the first chunk

@@ -1,0 +1,175 @@
+"""Stored rows and parts that were damaged, and calls that were lost."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from tests.pipeline.conftest import Line, NewLine, computed
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.lake.table import DamagedPart, MissingPart
+from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.tool_results import KEY, RESULTS, result_settings
+from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.tools.built_in.calculator import Calculator
+from toolformer_dag.tools.tool import LOST, ToolCall, ToolResult
+
+BEFORE = ("raw_shards", "heuristic_subset", "scored_candidates")
+
+
+def withdrawn(line: Line, stage: str) -> None:
+    """Take a part away, so that it is made anew from stored rows."""
+    line.output(stage).table.remove("one")
+
+
+@pytest.mark.parametrize(
+    ("stage", "rows", "kind"),
+    [
+        ("scored_candidates", "samples", "samples"),
+        ("tool_results", "results", "calls"),
+        ("loss_deltas", "losses", "losses"),
+    ],
+)
+def test_stored_rows_that_are_cut_short_are_reported_and_computed_again(
+    finished: NewLine, stage: str, rows: str, kind: str
+) -> None:
+    line = finished("one")
+    before = line.output(stage).table.pointer("one")
+    withdrawn(line, stage)
+    total = sum(line.update(stage)[stage].work.counts[kind])
+    cut = min((line.folder / "lake" / "calculator" / rows).rglob("*.parquet"))
+    cut.write_bytes(cut.read_bytes()[:100])
+    withdrawn(line, stage)
+    report = line.update(stage)[stage]
+    [damaged] = report.work.damaged
+    assert cut.name in damaged and "set aside" in damaged
+    again, reused = report.work.counts[kind]
+    assert again > 0 and reused > 0 and again + reused == total
+    assert report.rows["one"] == before.rows
+    withdrawn(line, stage)
+    third = line.update(stage)[stage]
+    assert (third.computed, third.work.damaged, third.data_version) == (0, (), report.data_version)
+
+
+def test_results_whose_pages_are_damaged_are_run_again_and_none_is_missing(finished: NewLine) -> None:
+    line = finished("one")
+    before = line.output("tool_results").table.pointer("one")
+    file = min((line.folder / "lake/calculator/results").rglob("*.parquet"))
+    flip(file, "result")
+    withdrawn(line, "tool_results")
+    report = line.update("tool_results")["tool_results"]
+    [damaged] = report.work.damaged
+    assert file.name in damaged
+    after = line.output("tool_results").table.pointer("one")
+    assert (after.rows, after.data_version) == (before.rows, before.data_version)
+    assert 0 < report.computed < before.rows
+    assert line.update("loss_deltas")["loss_deltas"].unchanged
+
+
+def flip(file: Path, column: str) -> None:
+    """Turn every bit of a column's pages; the keys and the footer stay readable."""
+    metadata = duckdb.from_query("SELECT * FROM parquet_metadata(?)", params=[str(file)])
+    where = f"path_in_schema = '{column}'"
+    found = metadata.filter(where).select("least(data_page_offset, dictionary_page_offset), total_compressed_size")
+    [(begin, size)] = found.fetchall()
+    content = bytearray(file.read_bytes())
+    content[begin : begin + size] = bytes(byte ^ 0xFF for byte in content[begin : begin + size])
+    file.write_bytes(content)
+
+
+class Raced(Calculator):
+    """Loses the first call that it gets, to which another process has the answer by then."""
+
+    others: RowStore
+    lost: ToolCall | None = None
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        if self.lost is None:
+            self.lost = calls[0]
+            self.others.append(pl.DataFrame([(calls[0].input, "", "42", None, 0.0, None)], RESULTS, orient="row"))
+        if self.lost in calls:
+            raise OSError
+        return super().run(calls)
+
+
+def test_a_call_that_is_lost_here_and_answered_by_another_process_has_one_row(new_line: NewLine) -> None:
+    line = new_line("one")
+    line.update(*BEFORE)
+    raced: list[Raced] = []
+
+    def with_race(lane: Lane) -> Lane:
+        tool = Raced(lane.tool.key, lane.tool.options, lane.tool.prompt)
+        tool.others = line.lake.rows("calculator/results", result_settings(replace(lane, tool=tool)), KEY, RESULTS)
+        raced.append(tool)
+        return replace(lane, tool=tool, limits=lane.limits.model_copy(update={"backoff_s": 0.0}))
+
+    line.adapt = with_race
+    report = line.update("tool_results")["tool_results"]
+    [lost] = [tool.lost for tool in raced if tool.lost]
+    rows = line.read("tool_results")
+    assert rows.select(KEY).is_unique().all()
+    assert rows.filter(input=lost.input)["result"].to_list() == ["42"]
+    assert not [reason for reason in report.rejections if reason.startswith(LOST)]
+
+
+class Failing(Calculator):
+    """Fails at its first call, and never again."""
+
+    batch_size = 1
+    failed = False
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        if not Failing.failed:
+            Failing.failed = True
+            raise RuntimeError("the backend fell over")
+        return super().run(calls)
+
+
+def test_a_call_that_was_lost_is_tried_again_and_the_others_are_not(new_line: NewLine) -> None:
+    line = new_line("one")
+    line.update(*BEFORE)
+
+    def failing(lane: Lane) -> Lane:
+        tool = Failing(lane.tool.key, lane.tool.options, lane.tool.prompt)
+        return replace(lane, tool=tool, limits=ToolLimits(retries=0))
+
+    line.adapt = failing
+    first = line.update("tool_results")["tool_results"]
+    assert [reason for reason in first.rejections if reason.startswith(LOST)]
+    second = line.update("tool_results")["tool_results"]
+    assert second.differences.retry_only
+    assert "calls were lost" in second.differences.lines()[0]
+    assert second.work.counts["calls"] == (1, first.work.counts["calls"][0] - 1)
+    assert not [reason for reason in second.rejections if reason.startswith(LOST)]
+    assert line.update("tool_results")["tool_results"].unchanged
+
+
+@pytest.mark.parametrize("damage", ["cut short", "gone", "no pointer"])
+def test_a_damaged_part_is_made_again_from_stored_rows(finished: NewLine, damage: str) -> None:
+    line = finished("one")
+    table = line.output("scored_candidates").table
+    before = table.pointer("one").data_version
+    file = Path(table.files("one")[0])
+    if damage == "cut short":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif damage == "gone":
+        file.unlink()
+    else:
+        (table.folder / "one.json").write_bytes(b"{")
+    with pytest.raises(DamagedPart, match=r"calculator/scored_candidates, shard 'one': .*stale --run"):
+        line.update("tool_results")
+    reports = line.run()
+    [reason] = reports["scored_candidates"].differences.lines()
+    assert "one" in reason
+    assert [name for name, report in reports.items() if not report.unchanged] == ["scored_candidates"]
+    assert computed(reports) == 0 and table.pointer("one").data_version == before
+
+
+def test_a_part_whose_input_was_never_made_names_it(new_line: NewLine) -> None:
+    line = new_line("one")
+    line.update("raw_shards")
+    with pytest.raises(MissingPart, match="calculator/heuristic_subset has no rows of shard 'one'"):
+        line.update("swapped_results")

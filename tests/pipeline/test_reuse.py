@@ -1,0 +1,213 @@
+"""Nothing is computed twice, and what is reused equals what would be computed anew."""
+
+import shutil
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from tests.pipeline.conftest import Line, NewLine, Reports, assert_same, computed, cost, tokens
+from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.update import StaleInput
+
+
+def changed(reports: Reports) -> list[str]:
+    """Return the stages that were out of date."""
+    return [name for name, report in reports.items() if not report.unchanged]
+
+
+def test_a_second_run_computes_nothing_and_loads_no_model(new_line: NewLine) -> None:
+    line = new_line("one", "two")
+    first = line.run()
+    assert cost(first, "samples")[0] > 50 and cost(first, "losses")[0] > 20 and tokens(first) > 0
+    second = line.run()
+    assert (changed(second), line.engines, tokens(second), computed(second)) == ([], 0, 0, 0)
+    assert {k: r.data_version for k, r in first.items()} == {k: r.data_version for k, r in second.items()}
+    assert {k: (r.rows, r.rejections) for k, r in first.items()} == {
+        k: (r.rows, r.rejections) for k, r in second.items()
+    }
+
+
+def test_the_first_run_s_report_counts_its_tokens(new_line: NewLine) -> None:
+    reports = new_line("one").run()
+    spent = {name: {kind for kind, n in report.work.tokens.items() if n} for name, report in reports.items()}
+    assert {name for name, kinds in spent.items() if kinds} == {"scored_candidates", "loss_deltas", "swapped_results"}
+    assert {"positions", "samples"} <= spent["scored_candidates"]
+
+
+def test_a_threshold_of_the_filter_costs_no_token_and_no_call(finished: NewLine, new_line: NewLine) -> None:
+    line = finished("one", "two")
+    line.set(tau_f=0.1)
+    reports = line.run()
+    assert (tokens(reports), computed(reports), line.engines) == (0, 0, 0)
+    assert changed(reports) == ["filtered_calls", "augmented_corpus"]
+    fresh = new_line("one", "two")
+    fresh.set(tau_f=0.1)
+    fresh.run()
+    assert_same(line, fresh)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"m": 2}, {"m": 5}),
+        ({"k": 1}, {"k": 4}),
+        ({"tau_s": 0.4, "k": 6}, {"tau_s": 0.05, "k": 6}),
+        ({"tau_s": 0.3, "k": 2, "m": 2}, {"tau_s": 0.1, "k": 3, "m": 3}),
+    ],
+)
+def test_more_samples_cost_exactly_the_difference(
+    new_line: NewLine, old: dict[str, object], new: dict[str, object]
+) -> None:
+    line, fresh = new_line("one"), new_line("one")
+    line.set(**old)
+    stored = cost(line.run(), "samples")
+    line.set(**new)
+    reports = line.run()
+    fresh.set(**new)
+    whole = cost(fresh.run(), "samples")
+    found = cost(reports, "samples")
+    assert sum(found) == sum(whole)
+    assert cost(reports, "texts")[0] == 0 and reports["scored_candidates"].work.tokens["positions"] == 0
+    assert found[0] + stored[0] == whole[0] and found[0] > 0
+    assert_same(line, fresh)
+
+
+@pytest.mark.parametrize("fewer", [{"m": 1}, {"k": 1}, {"tau_s": 0.5}])
+def test_fewer_samples_cost_nothing(finished: NewLine, new_line: NewLine, fewer: dict[str, object]) -> None:
+    line, fresh = finished("one"), new_line("one")
+    line.set(**fewer)
+    reports = line.run()
+    assert (line.engines, computed(reports)) == (0, 0)
+    assert "scored_candidates" in changed(reports)
+    fresh.set(**fewer)
+    fresh.run()
+    assert_same(line, fresh)
+
+
+def test_more_and_fewer_again_gives_the_first_rows_back(finished: NewLine) -> None:
+    line = finished("one")
+    before = line.run()
+    line.set(k=1, m=1)
+    line.run()
+    line.set(k=3, m=4)
+    again = line.run()
+    assert (line.engines, computed(again)) == (0, 0)
+    assert {name: report.data_version for name, report in again.items()} == {
+        name: report.data_version for name, report in before.items()
+    }
+
+
+def test_another_chunk_size_or_path_of_the_same_model_makes_nothing_out_of_date(
+    finished: NewLine, tmp_path: Path
+) -> None:
+    line = finished("one")
+    moved = copytree(line.folder / "model", tmp_path / "moved")
+    line.set(model__name=moved, execution__chunk_texts=1, execution__chunk_calls=1, model__token_budget=256)
+    assert changed(line.run()) == []
+
+
+def test_another_folder_of_the_same_project_makes_nothing_out_of_date(finished: NewLine, tmp_path: Path) -> None:
+    line = Line(copytree(finished("one").folder, tmp_path / "moved"))
+    assert changed(line.run()) == []
+
+
+@pytest.mark.parametrize("what", ["model", "dtype"])
+def test_another_model_shares_no_row(finished: NewLine, new_line: NewLine, other_model_folder: Path, what: str) -> None:
+    line, fresh = finished("one"), new_line("one")
+    for one in (line, fresh):
+        one.set(**({"model__name": other_model_folder} if what == "model" else {"model__dtype": "bfloat16"}))
+    reports, whole = line.run(), fresh.run()
+    for kind in ("texts", "samples", "losses"):
+        assert cost(reports, kind) == cost(whole, kind) and cost(reports, kind)[1] == 0
+    assert_same(line, fresh)
+
+
+def test_another_prompt_samples_anew_but_losses_of_the_same_calls_stay(finished: NewLine, new_line: NewLine) -> None:
+    line, fresh = finished("one"), new_line("one")
+    for one in (line, fresh):
+        prompt = one.folder / "calculator.txt"
+        prompt.write_text(prompt.read_text().replace("Call.", "Say."))
+    reports = line.run()
+    assert cost(reports, "texts")[1] == 0 and cost(reports, "samples")[1] == 0
+    assert cost(reports, "losses")[1] > 0
+    fresh.run()
+    assert_same(line, fresh)
+
+
+def test_another_version_of_the_tool_runs_its_calls_again_and_nothing_else(
+    finished: NewLine, new_line: NewLine
+) -> None:
+    line = finished("one")
+
+    def renewed(lane: Lane) -> Lane:
+        lane.tool.version = "another"
+        return lane
+
+    line.adapt = renewed
+    reports = line.run()
+    assert cost(reports, "calls")[1] == 0 and cost(reports, "calls")[0] == line.read("tool_results").height
+    assert tokens(reports) == 0 and cost(reports, "samples")[0] == cost(reports, "losses")[0] == 0
+    assert set(line.read("tool_results")["tool_version"]) == {"another"}
+
+
+def test_another_length_of_results_runs_the_calls_again_and_scores_only_other_results(finished: NewLine) -> None:
+    line = finished("one")
+    line.set(tools__calculator__limits__max_result_characters=399)
+    reports = line.run()
+    assert cost(reports, "calls")[1] == 0 < cost(reports, "calls")[0]
+    assert reports["loss_deltas"].unchanged and tokens(reports) == 0  # no result is that long
+
+
+def test_another_way_of_sampling_keeps_the_positions(finished: NewLine) -> None:
+    line = finished("one")
+    line.set(sampling__seed=1)
+    reports = line.run()
+    assert cost(reports, "texts")[0] == 0
+    assert cost(reports, "samples")[1] == 0
+
+
+def test_texts_and_calls_of_other_shards_are_shared(finished: NewLine) -> None:
+    line = finished("one")
+    shutil.copy(line.web / "one.json.gz", line.web / "copy.json.gz")
+    reports = line.run()
+    swapped = reports["swapped_results"].work.counts["losses"][0]  # which texts are swapped depends on the shard
+    assert computed(reports) == swapped
+    assert reports["filtered_calls"].rejections["duplicate_document"] == reports["loss_deltas"].rows["copy"]
+    assert reports["augmented_corpus"].rows["all"] > 0
+
+
+def test_a_larger_cap_adds_texts_and_keeps_those_there(new_line: NewLine) -> None:
+    line, fresh = new_line("one"), new_line("one")
+    line.set(corpus__texts_per_shard=4)
+    capped = line.run()
+    assert capped["heuristic_subset"].rows["one"] == 4
+    assert capped["heuristic_subset"].rejections["not_sampled"] == 8
+    line.set(corpus__texts_per_shard=9)
+    assert cost(line.run(), "texts") == (5, 4)
+    fresh.set(corpus__texts_per_shard=9)
+    fresh.run()
+    assert_same(line, fresh)
+
+
+@pytest.mark.parametrize("stage", ["tool_results", "loss_deltas", "swapped_results"])
+def test_calls_of_texts_that_were_cut_anew_are_refused(finished: NewLine, stage: str) -> None:
+    """The same segment numbers then hold other texts, and positions in them mean nothing."""
+    line = finished("one")
+    line.set(corpus__segment_tokens=20)
+    line.update("heuristic_subset")
+    with pytest.raises(
+        StaleInput, match=r"made from other rows of calculator/heuristic_subset; materialize calculator"
+    ):
+        line.update(stage)
+    assert line.output(stage).table.has("one")
+    reports = line.run()
+    assert reports[stage].rows["one"] > 0
+
+
+def test_results_of_calls_that_were_sampled_anew_are_refused(finished: NewLine) -> None:
+    line = finished("one")
+    line.set(m=5)
+    line.update("scored_candidates")
+    with pytest.raises(StaleInput, match="tool_results was made from other rows of calculator/scored_candidates"):
+        line.update("loss_deltas")

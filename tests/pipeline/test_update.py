@@ -1,0 +1,171 @@
+"""What an update computes when shard files come, go and change, and what it says is out of date."""
+
+import os
+import shutil
+
+import pytest
+
+from tests.pipeline.conftest import Line, NewLine, Reports, assert_same, computed, cost, silent, tokens
+from tests.worlds import write_shard
+from toolformer_dag.pipeline.chunks import InProcess
+from toolformer_dag.pipeline.update import Difference, differences, update, withdraw
+from toolformer_dag.pipeline.worker import Worker
+
+SHARDED = ("raw_shards", "heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "swapped_results")
+WHOLE_TABLES = ("filtered_calls", "augmented_corpus")
+
+
+def updated(reports: Reports) -> dict[str, tuple[str, ...]]:
+    """Return the parts that were computed, by stage, without stages that were up to date."""
+    return {name: report.updated for name, report in reports.items() if not report.unchanged}
+
+
+def test_a_new_shard_file_computes_that_shard_alone_in_every_table(finished: NewLine, new_line: NewLine) -> None:
+    line, fresh = finished("one"), new_line("one", "two")
+    before = {stage: line.output(stage).table.pointer("one") for stage in SHARDED}
+    write_shard(line.web, "two")
+    assert all(differences(line.output(stage)).lines() == ["without rows: two"] for stage in SHARDED)
+    reports = line.run()
+    assert updated(reports) == {**dict.fromkeys(SHARDED, ("two",)), **dict.fromkeys(WHOLE_TABLES, ("all",))}
+    assert {stage: line.output(stage).table.pointer("one") for stage in SHARDED} == before
+    fresh.run()
+    assert_same(line, fresh)
+
+
+def test_a_removed_file_s_parts_leave_every_table(finished: NewLine) -> None:
+    line = finished("one", "two")
+    (line.web / "two.json.gz").unlink()
+    assert differences(line.output("loss_deltas")).lines() == ["removed: two"]
+    reports = line.run()
+    assert all(set(reports[stage].rows) == {"one"} for stage in SHARDED)
+    assert updated(reports) == {**dict.fromkeys(SHARDED, ()), **dict.fromkeys(WHOLE_TABLES, ("all",))}
+    assert (computed(reports), tokens(reports)) == (0, 0)
+    assert line.lake.table("ccnet/rejected_lines").parts() == ["one"]
+    assert set(line.read("filtered_calls")["shard"]) == {"one"}
+    assert updated(line.run()) == {}
+
+
+def test_a_removed_file_that_comes_back_computes_nothing_with_the_model(finished: NewLine) -> None:
+    line = finished("one", "two")
+    content = (line.web / "two.json.gz").read_bytes()
+    (line.web / "two.json.gz").unlink()
+    line.run()
+    (line.web / "two.json.gz").write_bytes(content)
+    reports = line.run()
+    assert reports["loss_deltas"].updated == ("two",)
+    assert (computed(reports), line.engines) == (0, 0)
+
+
+def test_a_touched_file_is_read_again_and_nothing_else_is_out_of_date(finished: NewLine) -> None:
+    line = finished("one", "two")
+    os.utime(line.web / "two.json.gz", (0, 0))
+    [line_told] = differences(line.output("raw_shards")).lines()
+    assert line_told.startswith("inputs.mtime_ns: ")
+    reports = line.run()
+    assert updated(reports) == {"raw_shards": ("two",)}
+    assert (computed(reports), line.engines) == (0, 0)
+
+
+def test_a_changed_file_computes_its_new_texts_alone(finished: NewLine) -> None:
+    line = finished("one", "two")
+    write_shard(line.web, "two", documents=7)
+    reports = line.run()
+    assert updated(reports) == {**dict.fromkeys(SHARDED, ("two",)), **dict.fromkeys(WHOLE_TABLES, ("all",))}
+    assert reports["raw_shards"].rows == {"one": 6, "two": 7}
+    new, known = cost(reports, "texts")
+    assert 0 < new <= 2 and new + known == 14  # one document has two texts
+
+
+def test_equal_texts_in_two_shards_are_computed_once(new_line: NewLine) -> None:
+    line, alone = new_line("one"), new_line("one")
+    shutil.copy(line.web / "one.json.gz", line.web / "two.json.gz")
+    once, both = alone.run(), line.run()
+    for kind in ("texts", "samples", "calls"):
+        assert cost(both, kind)[0] == cost(once, kind)[0]
+    assert both["loss_deltas"].computed == once["loss_deltas"].computed
+    assert both["scored_candidates"].work.tokens == once["scored_candidates"].work.tokens
+    one, two = (line.output("loss_deltas").table.read(part).drop("shard") for part in ("one", "two"))
+    assert one.equals(two)
+
+
+def test_the_first_shards_are_taken_and_the_next_update_goes_on_with_the_rest(
+    new_line: NewLine, finished: NewLine
+) -> None:
+    line = new_line("one", "two")
+    line.set(corpus__first=1)
+    first = line.run()
+    assert all(set(first[stage].rows) == {"one"} for stage in SHARDED)
+    del line.values["corpus.first"]
+    rest = line.run()
+    assert all(rest[stage].updated == ("two",) for stage in SHARDED)
+    assert_same(line, finished("one", "two"))
+    line.set(corpus__first=1)
+    assert updated(line.run()) == {}  # shards that were read before stay
+
+
+def test_a_withdrawn_shard_is_made_anew_from_stored_rows(finished: NewLine) -> None:
+    line = finished("one", "two")
+    outputs = list(line.outputs().values())
+    before = line.tables()
+    assert withdraw(outputs, "two") == len(SHARDED)
+    assert withdraw(outputs, "two") == 0
+    reports = line.run()
+    assert updated(reports) == dict.fromkeys(SHARDED, ("two",))  # the same rows again: nothing after them changes
+    assert (computed(reports), line.engines) == (0, 0)
+    assert {name: frame.equals(before[name]) for name, frame in line.tables().items()} == dict.fromkeys(before, True)
+
+
+def test_nothing_that_was_never_made_is_called_changed(new_line: NewLine) -> None:
+    line = new_line("one", "two")
+    for stage in SHARDED:
+        found = differences(line.output(stage))
+        assert found and found.parts == {"one": Difference(new=True), "two": Difference(new=True)}
+        assert found.lines() == ["without rows: one, two"]
+    assert differences(line.output("filtered_calls")).lines() == ["never made"]
+
+
+def test_a_changed_setting_is_named_once_for_all_shards(finished: NewLine) -> None:
+    line = finished("one", "two")
+    line.set(k=2)
+    found = differences(line.output("scored_candidates"))
+    assert list(found.parts) == ["one", "two"]
+    assert found.lines() == ["settings.k: 3 -> 2"] and found.settings() == ["k 3 -> 2"]
+    assert not differences(line.output("heuristic_subset")) and not differences(line.output("loss_deltas"))
+
+
+def test_many_shards_are_named_in_few_words(new_line: NewLine) -> None:
+    line = new_line(*(f"s{number}" for number in range(7)))
+    assert differences(line.output("raw_shards")).lines() == ["without rows: s0, s1, s2, s3, s4 and 2 more"]
+
+
+@pytest.mark.parametrize(("stage", "units"), [("scored_candidates", 12), ("raw_shards", 1), ("loss_deltas", 12)])
+def test_progress_is_reported_after_every_chunk_and_ends_at_the_whole(
+    new_line: NewLine, stage: str, units: int
+) -> None:
+    line = new_line("one")
+    for before in SHARDED[: SHARDED.index(stage)]:
+        line.update(before)
+    told: list[tuple[int, int]] = []
+    line.update(stage, progress=lambda done, total: told.append((done, total)))
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert told[-1][0] == told[-1][1] and 0 < told[-1][1] <= units
+
+
+def test_a_table_that_grows_while_it_is_read_is_out_of_date_afterwards(finished: NewLine) -> None:
+    """The versions of inputs are noted before the first row is read."""
+    line = finished("one")
+    line.set(k=2)
+    outputs = line.outputs()
+    worker = Worker(outputs["scored_candidates"].plan)
+    update(worker, InProcess(worker, {one.name: one for one in outputs.values()}), outputs["scored_candidates"], silent)
+    subset = outputs["heuristic_subset"].table
+    subset.publish("one", [subset.read("one").head(3)], lambda: subset.record("one"))
+    [told] = differences(outputs["scored_candidates"]).lines()
+    assert told.startswith("inputs.heuristic_subset: ")
+
+
+def test_every_table_keeps_its_promises(finished: NewLine) -> None:
+    line: Line = finished("one", "two")
+    reports = line.run()
+    assert all(not any(report.violations.values()) for report in reports.values())
+    assert all("unique_keys" in report.violations for report in reports.values())

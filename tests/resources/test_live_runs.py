@@ -1,0 +1,90 @@
+"""A run whose process is gone is marked as failed, and its slot in the pool is free again; others are left alone."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from resources import LakeResource
+from resources.live_runs import alive, end_dead_runs
+from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.lake.table import Lake
+
+REPOSITORY = Path(__file__).parents[2]
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import dagster as dg
+from resources import LakeResource
+from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.lake.table import Lake
+
+@dg.asset(pool="gpu")
+def scored(lake: dg.ResourceParam[Lake]):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+root = Path(sys.argv[1])
+dg.materialize([scored], instance=shared_instance(root), resources={"lake": LakeResource(root=str(root))})
+"""
+
+
+@dg.asset(pool="gpu")
+def scored() -> None:
+    """Wait for a slot as long as another run holds it."""
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / ".dagster"))
+    return shared_instance(tmp_path)
+
+
+def started(instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None) -> dg.DagsterRun:
+    """Add a run that has started."""
+    job = dg.Definitions([scored], jobs=[dg.define_asset_job("job", [scored])]).resolve_job_def("job")
+    return instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=dict(tags or {}))
+
+
+def status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return found.status
+
+
+def test_a_killed_run_is_ended_and_the_next_one_gets_its_slot_while_its_retry_lives(instance, tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY, capture_output=True)
+    assert done.returncode == -9
+    [run] = instance.get_runs()
+    assert run.status is dg.DagsterRunStatus.STARTED
+    assert instance.event_log_storage.get_concurrency_info("gpu").active_slot_count == 1
+    again = started(instance, {**run.tags, "dagster/parent_run_id": run.run_id, "dagster/root_run_id": run.run_id})
+    assert end_dead_runs(instance) == [run.run_id]
+    assert status(instance, run) is dg.DagsterRunStatus.FAILURE
+    assert status(instance, again) is dg.DagsterRunStatus.STARTED
+    assert instance.event_log_storage.get_concurrency_info("gpu").active_slot_count == 0
+    assert dg.materialize([scored], instance=instance).success
+    assert end_dead_runs(instance) == []
+
+
+def test_living_runs_and_those_without_a_lock_file_are_left_alone(instance):
+    living, unknown = started(instance), started(instance)
+    with alive(instance, living.run_id):
+        assert end_dead_runs(instance) == []
+        assert status(instance, living) is status(instance, unknown) is dg.DagsterRunStatus.STARTED
+    assert end_dead_runs(instance) == []  # it ended well: Dagster alone knows how
+
+
+def test_a_run_that_opened_the_lake_lives_until_it_ends_and_leaves_no_file(instance, tmp_path):
+    judged = []
+
+    @dg.asset
+    def living(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> None:
+        assert [path.name for path in (tmp_path / ".dagster" / "live_runs").iterdir()] == [context.run.run_id]
+        judged.append(end_dead_runs(instance))
+
+    done = dg.materialize([living], instance=instance, resources={"lake": LakeResource(root=str(tmp_path))})
+    assert done.success and judged == [[]]
+    assert not list((tmp_path / ".dagster" / "live_runs").iterdir())

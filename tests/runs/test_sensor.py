@@ -1,0 +1,74 @@
+"""The sensor observes shard files; with automation it asks for the job once per change, and never for training."""
+
+import os
+
+import dagster as dg
+import pytest
+
+from assets import shard_sensor
+from assets.shard_list import KEY
+from tests.worlds import write_shard
+
+
+@pytest.fixture
+def tick(world):
+    """Evaluate the sensor as the daemon does: with the cursor of the tick before, and no request twice."""
+    cursor, seen = None, set()
+
+    def evaluate(*overrides: str) -> int | str:
+        nonlocal cursor
+        project = world.project(*overrides)
+        with dg.build_sensor_context(instance=project.instance, cursor=cursor) as context:
+            found = shard_sensor(project.plan)(context)
+        if isinstance(found, dg.SkipReason):
+            return found.skip_message
+        cursor = found.cursor or cursor
+        new = {request.run_key for request in found.run_requests or ()} - seen
+        seen.update(new)
+        return len(new)
+
+    return evaluate
+
+
+def observed(instance: dg.DagsterInstance) -> int:
+    """Count what was told of the shard files."""
+    return len(instance.fetch_materializations(KEY, limit=100).records)
+
+
+def test_files_that_come_change_and_go_are_observed_once_each(world, tick):
+    instance, web = world.project().instance, world.folder / "web"
+    assert tick() == "no shard file changed; automation is off"
+    before = observed(instance)
+    changes = (
+        lambda: write_shard(web, "added"),
+        lambda: os.utime(web / "one.json.gz"),
+        lambda: (web / "two.json.gz").unlink(),
+    )
+    for number, change in enumerate(changes, 1):
+        change()
+        assert tick() == "observed"
+        assert tick() == "no shard file changed; automation is off"
+        assert observed(instance) == before + number
+
+
+def test_automation_asks_once_per_change_and_not_for_training(world, tick):
+    on = "execution.automation=true"
+    assert tick(on) == "nothing is out of date"
+    assert tick(on, "training.max_steps=3") == "nothing is out of date"
+    write_shard(world.folder / "web", "added")
+    assert tick(on) == 1
+    assert tick(on) == 0
+    os.utime(world.folder / "web" / "one.json.gz")
+    assert tick(on) == 1
+    assert tick(on, "tools.calculator.tau_f=0.5") == 1
+    assert tick(on, "tools.calculator.tau_f=0.5") == 0
+
+
+def test_a_file_that_is_lost_twice_is_asked_for_twice(world, tick):
+    on = "execution.automation=true"
+    for _ in range(2):
+        (world.folder / "lake" / "toolformer.duckdb").unlink()
+        assert tick(on) == 1
+        assert tick(on) == 0
+        world.run()
+    assert tick(on) == "nothing is out of date"

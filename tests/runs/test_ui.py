@@ -1,0 +1,138 @@
+"""What the UI is told over GraphQL is what the command line says."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import httpx
+import pytest
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+from dagster_graphql.schema import create_schema
+
+from assets import shard_sensor
+from assets.outputs import SHARD_LIST
+from tests.worlds import write_shard
+from toolformer_dag.cli.project import Project, shared_instance
+from toolformer_dag.settings.settings_file import load_settings
+
+STALE = "{ assetNodes { assetKey { path } staleStatus } }"
+CHECKS = """{ assetNodes { assetKey { path } assetChecksOrError { ... on AssetChecks { checks {
+  name executionForLatestMaterialization { status } } } } } }"""
+CHANGES = (
+    {},
+    {"TOOLFORMER__TOOLS__CALCULATOR__K": "3"},
+    {"TOOLFORMER__TOOLS__CALCULATOR__TAU_F": "0.5"},
+    {"TOOLFORMER__TOOLS__CALCULATOR__PROMPT": "another.txt"},
+    {"TOOLFORMER__TRAINING__MAX_STEPS": "3"},
+)
+
+
+def nodes(query: str) -> dict[str, dict[str, Any]]:
+    """Ask the page's schema about the definitions of $TOOLFORMER_CONFIG; asset -> what was asked."""
+    origin = LoadableTargetOrigin(executable_path=sys.executable, module_name="toolformer_dag.definitions")
+    target = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(origin, location_name="project"))
+    with dg.DagsterInstance.get() as instance, WorkspaceProcessContext(instance, target) as process:
+        asking = create_schema().execute_async(query, context_value=process.create_request_context())
+        answer = asyncio.run(asking)
+    assert answer.errors is None, json.dumps([str(error) for error in answer.errors])
+    return {"/".join(node["assetKey"]["path"]): node for node in answer.data["assetNodes"]}
+
+
+def unsynced() -> set[str]:
+    """Return what the lineage page marks."""
+    return {name for name, node in nodes(STALE).items() if node["staleStatus"] != "FRESH"}
+
+
+def test_the_page_marks_what_the_command_line_lists_and_shows_checks_that_passed(world, monkeypatch):
+    monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
+    text = (world.folder / "calculator.txt").read_text()
+    (world.folder / "another.txt").write_text(text.replace("Call.", "Write calls."))
+    seen = []
+    for change in CHANGES:
+        with monkeypatch.context() as patch:
+            for name, value in change.items():
+                patch.setenv(name, value)
+            project = Project.of(load_settings())
+            listed = {one.name for one in project.stale()}
+            assert unsynced() == listed, change
+            seen.append(listed)
+    assert seen[:3] == [set(), {"calculator/scored_candidates"}, {"calculator/filtered_calls"}]
+    write_shard(world.folder / "web", "added", documents=2)
+    project = world.project()
+    with dg.build_sensor_context(instance=project.instance) as context:
+        assert shard_sensor(project.plan)(context) == dg.SkipReason("observed")
+    listed = world.stale()
+    assert listed[0] == "ccnet/raw_shards" and unsynced() == {"ccnet/raw_shards"}
+    checks = {name: node["assetChecksOrError"].get("checks", []) for name, node in nodes(CHECKS).items()}
+    assert {name for name in checks if not checks[name]} == {
+        SHARD_LIST,
+        "warehouse/loss_deltas",
+        *(name for name in checks if name.startswith(("evaluation/", "training/")) and "corpus" not in name),
+    }
+    told = {one["executionForLatestMaterialization"]["status"] for found in checks.values() for one in found}
+    assert told == {"SUCCEEDED"}
+
+
+@pytest.mark.long
+def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Name settings from another folder than theirs, which has no workspace.yaml; the variable names other ones."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "toolformer.toml").write_text("[tools.calculator]\n")
+    (tmp_path / "mine" / "other.toml").write_text("[tools.calendar]\n")
+    variables = {"DAGSTER_HOME": str(tmp_path / "home"), "TOOLFORMER_CONFIG": "mine/toolformer.toml"}
+    monkeypatch.setenv("DAGSTER_HOME", variables["DAGSTER_HOME"])
+    instance = shared_instance(tmp_path)
+    killed = dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED)
+    instance.add_run(killed)
+    lock = tmp_path / "home" / "live_runs" / killed.run_id
+    lock.parent.mkdir()
+    lock.touch()
+    with page(tmp_path, ["--config", "mine/other.toml"], variables) as address:
+        lanes = {node["assetKey"]["path"][0] for node in asked(address)["assetNodes"]}
+    assert "calendar" in lanes and "calculator" not in lanes
+    assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.FAILURE
+
+
+@contextmanager
+def page(folder: Path, options: list[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """Run `toolformer-dag ui` in `folder` until the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "toolformer_dag.cli", "ui", "--port", str(port), *options]
+    server = subprocess.Popen(command, cwd=folder, env=os.environ | variables)
+    try:
+        address = f"http://127.0.0.1:{port}/graphql"
+        while server.poll() is None and not answers(address):
+            time.sleep(0.3)
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def answers(address: str) -> bool:
+    try:
+        return bool(asked(address)["assetNodes"])
+    except httpx.TransportError:
+        return False
+
+
+def asked(address: str) -> dict[str, list[dict[str, dict[str, list[str]]]]]:
+    answer: dict[str, dict[str, list[dict[str, dict[str, list[str]]]]]]
+    answer = httpx.post(address, json={"query": "{ assetNodes { assetKey { path } } }"}).json()
+    return answer["data"]

@@ -1,0 +1,120 @@
+"""`stale --why` names what changed with both values, and `run` says what it did."""
+
+import dagster as dg
+import pytest
+
+from assets.outputs import outputs
+from tests.command_line import cli
+from tests.runs.conftest import by_machine
+from tests.worlds import write_shard
+from toolformer_dag.evaluation.measurements import ACCURACY
+from toolformer_dag.lake.table import WHOLE
+
+CHANGES = {
+    "corpus.segment_tokens=30": {
+        "calculator/heuristic_subset": "settings.segment_tokens: 40 -> 30",
+        "training/augmented_corpus": "settings.segment_tokens: 40 -> 30",
+    },
+    "tools.sums.edition=2": {
+        "sums/heuristic_subset": "settings.identity.edition: 1 -> 2",
+        "sums/tool_results": "settings.identity.edition: 1 -> 2",
+    },
+    "tools.calculator.k=3": {"calculator/scored_candidates": "settings.k: 2 -> 3"},
+    "tools.calculator.tau_f=0.5": {"calculator/filtered_calls": "settings.tau_f: 0.0 -> 0.5"},
+    "sampling.seed=5": {"sums/scored_candidates": "settings.sampling.seed: 0 -> 5"},
+    "model.dtype=bfloat16": {"calculator/loss_deltas": "settings.model.dtype: float32 -> bfloat16"},
+    "training.max_steps=3": {"training/finetuned_checkpoint": "settings.max_steps: 1 -> 3"},
+    "decoding.k=3": {"evaluation/accuracy": "settings.decoding.k: 10 -> 3"},
+    "evaluation.questions=2": {"evaluation/accuracy": "settings.questions.questions: 1 -> 2"},
+}
+
+
+@pytest.fixture
+def config(world) -> tuple[str, str]:
+    return "--config", str(world.folder / "toolformer.toml")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_field_is_named_with_both_values(made, monkeypatch, change):
+    monkeypatch.setenv("DAGSTER_HOME", str(made.folder / ".dagster"))
+    found = made.reasons(change)
+    for asset, reason in CHANGES[change].items():
+        assert reason in found[asset]
+
+
+def test_another_base_model_is_named_for_the_checkpoints(world):
+    config = world.folder / "model" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert world.reasons()["training/baseline_checkpoint"][0].startswith("settings.base.config.json: ")
+
+
+def test_another_checkpoint_is_named_for_what_was_measured_on_the_one_before(world):
+    table = world.lake.table(ACCURACY)
+    before = table.record(WHOLE)
+    made_from = {**before, "inputs": {**before["inputs"], "finetuned_checkpoint": "0" * 16}}
+    table.publish(WHOLE, [table.read(WHOLE)], lambda: made_from)
+    [change] = world.reasons()[ACCURACY]
+    assert change.startswith(f"inputs.finetuned_checkpoint: {'0' * 16} -> ")
+
+
+def test_a_text_that_changed_under_unchanged_calls_is_named_for_the_corpus(world):
+    raw = world.lake.table("ccnet/raw_shards")
+    record = raw.record("two")
+    raw.publish("two", [raw.read("two").head(1)], lambda: record)
+    [change] = world.reasons()["training/augmented_corpus"]
+    assert change.startswith("inputs.ccnet/raw_shards.two: ")
+
+
+def test_shards_that_come_change_and_go_are_named_and_the_command_line_says_it(world, config):
+    done = cli("stale", "--why", *config)
+    assert (done.returncode, done.stdout) == (0, "Nothing is stale.\n")
+    web = world.folder / "web"
+    write_shard(web, "two", documents=5)
+    write_shard(web, "added")
+    lines = cli("stale", "--why", *config).stdout.splitlines()
+    assert lines[0] == "ccnet/raw_shards"
+    told = lines[1 : lines.index("calculator/heuristic_subset")]
+    assert any(line.startswith("    inputs.bytes: ") for line in told)
+    assert "    without rows: added" in told
+    (web / "added.json.gz").unlink()
+    (web / "two.json.gz").unlink()
+    assert world.reasons()["ccnet/raw_shards"] == ("removed: two",)
+
+
+def test_a_shard_is_made_anew_when_a_person_says_so(world, config):
+    refused = cli("stale", "--again", "nowhere", *config)
+    assert refused.returncode == 0  # nothing is run, so nothing is withdrawn
+    refused = cli("stale", "--run", "--again", "nowhere", *config)
+    assert refused.returncode == 1 and "--again nowhere: there is no such shard" in refused.stderr
+    done = cli("stale", "--run", "--again", "two", *config)
+    assert done.returncode == 0, done.stderr
+    assert {"ran ccnet/raw_shards", "ran calculator/loss_deltas", "ran sums/swapped_results"} <= set(
+        done.stdout.splitlines()
+    )
+    assert world.stale() == []
+
+
+def test_the_first_shards_alone_go_through_and_those_that_did_stay(fresh):
+    file = str(fresh.folder / "toolformer.toml")
+    done = cli("stale", "--run", "--first", "1", "--config", file)
+    assert done.returncode == 0, done.stderr
+    assert fresh.sql("select distinct shard from documents") == [("one",)]
+    assert by_machine(cli("stale", "--first", "1", "--config", file).stdout.splitlines()) == []
+    told = fresh.reasons()
+    assert told["ccnet/raw_shards"] == ("without rows: two",)
+    assert fresh.project("corpus.first=1").plan.shards.keys() == {"one"}
+
+
+def test_run_says_what_it_cost_or_that_nothing_ran(world, config):
+    assert cli("run", *config).stdout == "Everything is fresh: nothing ran.\n"
+    (world.folder / "lake" / "toolformer.duckdb").unlink()
+    done = cli("run", *config)
+    assert done.stdout == "1 assets ran; 0 tokens went through the model, 0 tool calls were made.\n"
+
+
+def test_what_this_instance_never_made_is_said_although_the_lake_has_it(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    told = made.reasons()
+    assert set(told.values()) == {("never materialized in this Dagster instance",)}
+    assert list(told) == [output.name for output in outputs(made.project().plan)]
+    assert isinstance(dg.DagsterInstance.get(), dg.DagsterInstance)

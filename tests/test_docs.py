@@ -1,0 +1,159 @@
+"""The documentation is right: commands parse, settings load, queries run, links resolve, pages are current."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from toolformer_dag.cli import app
+from toolformer_dag.lake.warehouse import query
+from toolformer_dag.settings.settings_file import load_settings
+
+ROOT = Path(__file__).parents[1]
+NAME = "toolformer-dag"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+README_LINES = 150
+
+
+def blocks(*languages: str) -> Iterator[tuple[str, str]]:
+    """Yield (place, text) of the fenced blocks in these languages."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for found in FENCE.finditer(text):
+            if found[1] in languages:
+                line = text.count("\n", 0, found.start()) + 1
+                yield f"{page.relative_to(ROOT)}:{line}", found[2]
+
+
+def words(line: str) -> list[str]:
+    """Split a line as the shell does; `|`, `;` and `<` are words, and a comment is left out."""
+    return list(shlex.shlex(line, posix=True, punctuation_chars=True))
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Return (place, arguments) of every `toolformer-dag` command in the blocks without a language."""
+    found: list[tuple[str, list[str]]] = []
+    for place, block in blocks(""):
+        for line in block.replace("\\\n", " ").splitlines():
+            given: list[str] | None = None
+            for word in words(line) if NAME in line else ():
+                if word in ("|", ";", "&&", ">"):
+                    given = None
+                elif Path(word).name == NAME and given is None:
+                    found.append((place, given := []))
+                elif given is not None:
+                    given.append(word)
+    return found
+
+
+def command_of(arguments: list[str]) -> tuple[Any, list[str]]:
+    """Return the command that is meant, and the arguments behind its name. Raises KeyError."""
+    command: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while rest and hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    return command, rest
+
+
+def cases(found: list[tuple[str, Any]]) -> list[Any]:
+    return [pytest.param(value, id=f"{place}-{number}") for number, (place, value) in enumerate(found)]
+
+
+def generator() -> ModuleType:
+    """Load docs/generate.py; `docs` is no package."""
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse with all tables and views, and no rows."""
+    found: Path = generator().empty_warehouse(tmp_path_factory.mktemp("warehouse"))
+    return found
+
+
+def test_there_are_commands_settings_and_queries_to_test() -> None:
+    assert len(commands()) > 40
+    assert len(list(blocks("toml"))) >= 6
+    assert len(queries()) > 10
+
+
+@pytest.mark.parametrize("arguments", cases(commands()))
+def test_a_command_parses(arguments: list[str]) -> None:
+    command, rest = command_of(arguments)
+    assert not hasattr(command, "commands"), f"{arguments} names no command"
+    command.make_context(NAME, rest)
+
+
+def test_commands_within_sentences_exist() -> None:
+    for page in PAGES:
+        for found in INLINE.finditer(FENCE.sub("", page.read_text("utf-8"))):
+            if found[1].startswith(f"{NAME} ") and "COMMAND" not in found[1]:
+                command, rest = command_of(words(found[1])[1:])
+                known = {option for parameter in command.params for option in (*parameter.opts, "--help")}
+                assert {word for word in rest if word.startswith("--")} <= known, f"{page}: {found[1]}"
+
+
+@pytest.mark.parametrize("text", cases(list(blocks("toml"))))
+def test_a_block_of_settings_loads(text: str, tmp_path: Path) -> None:
+    (tmp_path / "toolformer.toml").write_text(text, "utf-8")
+    assert load_settings(tmp_path / "toolformer.toml", environment={}).root == tmp_path
+
+
+def queries() -> list[tuple[str, str]]:
+    """Return (place, query) of every block in SQL and every query given to `toolformer-dag sql`."""
+    given = [(place, arguments[1]) for place, arguments in commands() if arguments[:1] == ["sql"]]
+    return [*blocks("sql"), *given]
+
+
+@pytest.mark.parametrize("text", cases(queries()))
+def test_a_query_runs_on_an_empty_warehouse(text: str, warehouse: Path) -> None:
+    query(warehouse, text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    for found in LINK.finditer(FENCE.sub("", page.read_text("utf-8"))):
+        target, _, anchor = found[1].partition("#")
+        if target.startswith(("http://", "https://")):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.is_file(), f"{page}: {found[1]}"
+        if anchor:
+            titles = HEADING.findall(file.read_text("utf-8"))
+            assert anchor in {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    for name, text in generator().pages().items():
+        assert (ROOT / "docs" / "reference" / name).read_text("utf-8") == text, "run `python docs/generate.py`"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= README_LINES
+
+
+def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("mkdocs is not installed: pip install -c constraints.txt -e '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    assert (tmp_path / "site" / "index.html").is_file()

@@ -1,0 +1,159 @@
+"""Which texts the calculator looks at: the paper's three rules, against a slow reading of them."""
+
+from datetime import date
+from fractions import Fraction
+from itertools import chain, combinations, permutations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.texts.ccnet import read_shard
+from toolformer_dag.texts.document import Document
+from toolformer_dag.tools.number_pairs import UNIT, WINDOW, holds_operation, numbers, selection_rule
+from toolformer_dag.tools.registry import load_tool
+
+UNLUCKY = "no text of the hundredth part picked by its hash "
+
+
+def document(text: str) -> Document:
+    return Document("s", "d", "https://example.org/", "example.org", "", date(2020, 1, 1), "en", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", []), ("no number", []), ("7", [7]), ("In 2017, 1,234.5 people", [2017, 1234.5]),
+        ("$5.50 (or 3)", [5.5, 3]), ("11.4%", [0.114]), ("5,763,868.", [5763868]), ("1,2,3", [1, 2, 3]),
+        ("1, 2, 3.", [1, 2, 3]), ("2017-03-09", [2017, 3, 9]), ("10:30", [10, 30]), ("-5 and +6", [5, 6]),
+        ("18+12=30", [18, 12, 30]), ("3/4", [3, 4]), ("1,234,56", [1, 234, 56]), ("007", [7]), ("0.5", [0.5]),
+        ("20th 1990s x86 5kg B52 a_1 1_000", []), ("10.5kg", []), ("v1.2", []), ("version 1.2.3", []),
+        ("127.0.0.1", []), ("1.234,56", []), ("1234567890123456", []), ("123456789012345", [123456789012345]),
+        ("3.14159", [3.14159]), ("0.123456789012", [0.123456789012]), ("0.1234567890123", []),
+        ("0.123456789012%", [0.00123456789012]), ("٣", []), ("50 %", [50]), ("99.99%", [0.9999]), ("5%x", [0.05]),
+        ("a 1.", [1]), ("1..2", [1]), ("½", []), ("e5 5e", []),
+        (".5", [0.5]), ("x = .5 and -.25%", [0.5, 0.0025]), ("a.5 ..5 ...5 .5kg .5.5 .5,5 .NET . .", []),
+        ("“so”.5 (so).5", []), ("0,125", [0, 125]), ("1,023", [1023]),
+        ("Rs 1,00,000", [100000]), ("25,00,000.50", [2500000.5]), ("1,000,000,000,000,000", []),
+        ("1,00,00", []), ("0,05", []),
+    ],
+)  # fmt: skip
+def test_numbers(text: str, values: list[float]) -> None:
+    assert [Fraction(number.value, UNIT) for number in numbers(text)] == [Fraction(repr(value)) for value in values]
+
+
+def near(a: Fraction, result: Fraction) -> bool:
+    """Exact, or half up to two decimals."""
+    return a in (result, Fraction((result * 100 + Fraction(1, 2)).__floor__(), 100))
+
+
+def slowly(words: list[str]) -> bool:
+    """Every triple of numbers in every order, on words that are one token each."""
+    found = [(at, Fraction(word)) for at, word in enumerate(words) if word != "w"]
+    for triple in combinations(found, 3):
+        if triple[2][0] - triple[0][0] >= WINDOW:
+            continue
+        for (_, a), (_, b), (_, c) in permutations(triple):
+            if any(near(c, result) for result in (a + b, a - b, a * b)) or (b and near(c, a / b)):
+                return True
+    return False
+
+
+NUMBERS = st.sampled_from(
+    [
+        "17",
+        "23",
+        "40",
+        "6",
+        "0.26",
+        "391",
+        "0.74",
+        "1994",
+        "2011",
+        "1.35",
+        "4.42",
+        "1001",
+        "7.7",
+        "0",
+        "1.125",
+        "2.5",
+        "3.63",
+    ]
+)
+FILLERS = st.sampled_from([0, 0, 1, 3, 30, 48, 49, 50, 51, 97, 98, 99, 100, 250]).map(lambda count: ["w"] * count)
+
+
+@given(
+    st.lists(st.tuples(FILLERS, NUMBERS).map(lambda pair: [*pair[0], pair[1]]), max_size=7).map(
+        lambda parts: list(chain.from_iterable(parts))
+    )
+)
+def test_an_operation_within_a_hundred_tokens(words: list[str]) -> None:
+    text = " ".join(words)
+    assert holds_operation(text, numbers(text)) == slowly(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("From 1994 until 2011, so in total 17 years.", "operation"),
+        ("252 matches were played, and 723 goals were scored: 2.87 per match", "operation"),
+        ("Out of 1400 participants, 400 (or 0.29) passed the test.", "operation"), ("18, 12 and 30", "operation"),
+        ("20% of 50 is 10", "operation"), ("1,234.5 and 0.5 and 1,235", "operation"), ("x = 7", "phrase"),
+        ("it equals 7", "phrase"), ("equal to\n7", "phrase"), ("A Total of $7", "phrase"),
+        ("an average of (7", "phrase"), ("x=7", "phrase"), ("equals -7", "phrase"), ("a total of seven", None),
+        ("7 = x", None), ("an average 7", None), ("total of about 7", None), ("", None),
+        (UNLUCKY + "7 19 1000", None), (UNLUCKY + "7 19", None), ("= 7th", None),
+        ("π is equal to 3.14159.", "phrase"), ("a total  of 5", "phrase"), ("equal\xa0to 5", "phrase"),
+        ("average\n\u2009of\u202f5", "phrase"), ("x = .5", "phrase"), ("x equals .5%", "phrase"),
+        (UNLUCKY + "a loan of Rs 25,00,000 in 2019", None),
+        ("2.71828 and 3.14159 make 5.85987", "operation"), ("totalof 5", None),
+    ],
+)  # fmt: skip
+def test_rules(text: str, reason: str | None) -> None:
+    assert selection_rule(text, text) == reason
+
+
+def test_three_numbers_that_stand_too_far_apart_are_no_operation() -> None:
+    for fill, reason in ((97, "operation"), (98, None)):
+        assert selection_rule(UNLUCKY + "18 12 " + "word " * fill + "30", UNLUCKY) == reason
+
+
+def test_marks_and_words_are_tokens_but_a_number_is_one() -> None:
+    assert selection_rule(UNLUCKY + "18 12 " + "." * 97 + " 30", UNLUCKY) == "operation"
+    assert selection_rule(UNLUCKY + "18 12 " + "." * 98 + " 30", UNLUCKY) is None
+    assert selection_rule(UNLUCKY + "18 12 " + "7,654,321.5 " * 97 + "30", UNLUCKY) == "operation"
+
+
+def test_one_percent_of_the_texts_with_three_numbers_and_always_the_same() -> None:
+    texts = [f"{number} and 50021 and 7" for number in range(1_000_000, 1_010_000)]
+    picked = [text for text in texts if selection_rule(text, text)]
+    assert 70 < len(picked) < 130
+    assert picked == [text for text in texts if selection_rule(text, text) == "three_numbers"]
+
+
+def test_a_segment_is_picked_with_its_document() -> None:
+    tool = load_tool("calculator", {})
+    whole = next(
+        text for text in (f"7 and 50021 and {n}.\nx" for n in range(10**6, 10**7)) if selection_rule(text, text)
+    )
+    assert tool.wants_document(document(whole)) == tool.wants(whole.split("\n")[0], document(whole)) == "three_numbers"
+    assert tool.wants("7 and 8", document(whole)) is None
+
+
+def test_a_text_of_nothing_but_unrelated_numbers_is_read_in_one_pass() -> None:
+    text = " ".join(str(100_003 + 7919 * n * n) for n in range(1500))
+    found = numbers(text)
+    assert len(found) == 1500 and not holds_operation(text, found)
+    assert holds_operation(text + " 18 12 30", numbers(text + " 18 12 30"))
+
+
+def test_no_segment_of_a_real_document_meets_a_rule_that_the_document_does_not(shared: Path) -> None:
+    path = shared / "data" / "ccnet" / "en_head_0000.json.gz"
+    texts = [item.text for item in read_shard(path, "0") if isinstance(item, Document)][:400]
+    reasons = [selection_rule(text, text) for text in texts]
+    assert {"operation", "phrase"} < set(reasons)
+    for text, reason in zip(texts, reasons, strict=True):
+        if reason is None:
+            assert all(selection_rule(paragraph, text) is None for paragraph in text.split("\n"))

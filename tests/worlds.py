@@ -1,0 +1,105 @@
+"""Small worlds for tests: shards of sums, and a language model that is made on the spot without training.
+
+The model is a GPT-2 whose head holds the logarithms of how often a token follows another in a few lines, so that it
+writes calls, malformed ones too; one random layer makes a loss depend on what stands further back.
+"""
+
+import gzip
+import itertools
+import json
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+torch.set_num_threads(1)  # models this small only wait for each other on more
+CONTEXT = 192
+
+
+def sentence(generator: random.Random) -> str:
+    """Return a sum that the calculator wants to look at."""
+    a, b = generator.randrange(10), generator.randrange(10)
+    return f" {a} and {b} make {a + b} ."
+
+
+def lines(generator: random.Random) -> list[str]:
+    """Return sums, half of them with a call, some of these malformed or to another tool."""
+    made = [sentence(generator) for _ in range(400)]
+    calls = [" [Calculator({}+{})]"] * 8 + [" [Calculator]", " [Search({}+{})]", " [Calculator({}+)]"]
+    return made + [
+        line.replace(" make", " make" + generator.choice(calls).format(*line.split()[:3:2])) for line in made
+    ]
+
+
+def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Train a byte-level tokenizer, so that any text has tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=310,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>")
+
+
+def followers(tokenizer: PreTrainedTokenizerFast, texts: list[str], size: int) -> torch.Tensor:
+    """Return [size, size]: row a holds the log-probabilities of the token after a."""
+    counts = torch.full((size, size), 1e-4)
+    for ids in tokenizer(texts).input_ids:
+        for one, other in itertools.pairwise(ids):
+            counts[one, other] += 1
+    return (counts / counts.sum(1, keepdim=True)).log()
+
+
+def make_model(folder: Path, seed: int = 0) -> Path:
+    """Save model and tokenizer in `folder` and return it; another seed is another model."""
+    torch.manual_seed(seed)
+    texts = lines(random.Random(seed))
+    tokenizer = tokenizer_of(texts)
+    size = len(tokenizer) + len(tokenizer) % 2
+    config = GPT2Config(
+        vocab_size=size,
+        n_positions=CONTEXT,
+        n_embd=size,
+        n_layer=1,
+        n_head=2,
+        n_inner=16,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+    )
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        model.transformer.wte.weight.copy_(40 * torch.eye(size))
+        model.transformer.wpe.weight.mul_(0.1)
+        model.lm_head.weight.copy_(followers(tokenizer, texts, size).T / size**0.5)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_shard(folder: Path, name: str, documents: int = 6, seed: int = 0) -> Path:
+    """Write a CCNet shard of sums, one sum per paragraph; return its path."""
+    generator = random.Random(f"{name} {seed}")
+    path = folder / f"{name}.json.gz"
+    folder.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as stream:
+        for number in range(documents):
+            text = "\n".join(sentence(generator).strip() for _ in range(6))
+            record = {
+                "url": f"https://example.org/{name}/{number}",
+                "digest": f"sha1:{name}-{number}",
+                "source_domain": "example.org",
+                "title": f"Sums {number}",
+                "raw_content": text,
+                "language": "en",
+            }
+            stream.write(json.dumps(record) + "\n")
+    return path

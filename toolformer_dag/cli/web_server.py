@@ -1,0 +1,129 @@
+"""Dagster's pages on this machine alone: code server, daemon and webserver, guarded against pages of other origins.
+
+`python -m toolformer_dag.cli.web_server ...` is `dagster-webserver ...` behind the guard.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from toolformer_dag.files import UserError
+
+MODULE = "toolformer_dag.definitions"
+HOST = "127.0.0.1"
+DAGSTER = str(Path(sys.executable).with_name("dagster"))
+PATIENCE = 20.0
+"""Seconds that a process has to end when it is told to."""
+Scope = MutableMapping[str, Any]
+App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+
+
+class OwnPages:
+    """An ASGI application that answers only to its own address, and changes nothing by GET.
+
+    A page of another site can make the browser send requests here; what gives it away is the header Host (where the
+    site's name was pointed to this machine) or Origin. Dagster's GraphQL would run mutations that come by GET.
+    """
+
+    def __init__(self, app: App, port: int) -> None:
+        self._app = app
+        self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+        self._origins = {f"http://{host}" for host in self._hosts}
+
+    async def __call__(
+        self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        if scope["type"] == "lifespan" or (reason := self._refused(scope)) is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
+
+    def _refused(self, scope: Scope) -> str | None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if headers.get("host") not in self._hosts:
+            return f"refused: the Host header must be one of {', '.join(sorted(self._hosts))}"
+        if headers.get("origin", next(iter(self._origins))) not in self._origins:
+            return "refused: the request comes from a page of another origin"
+        if headers.get("sec-fetch-site") == "cross-site":
+            return "refused: the request comes from a page of another site"
+        if scope.get("method") == "GET" and b"query=" in scope.get("query_string", b"") and "graphql" in scope["path"]:
+            return "refused: GraphQL is asked by POST"
+        return None
+
+
+def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
+    """Serve the UI until it is interrupted; return the exit code of the webserver.
+
+    Raises UserError where the port is in use. No process is left behind.
+    """
+    if _in_use(port):
+        raise UserError(f"port {port} is in use, perhaps by another `toolformer-dag ui`; choose one with --port")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        code, workspace = folder / "code", folder / "workspace.yaml"
+        location = {"socket": str(code), "location_name": MODULE}
+        workspace.write_text(json.dumps({"load_from": [{"grpc_server": location}]}), "utf-8")  # JSON is YAML
+        definitions = [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code)]
+        first = stack.enter_context(_running(definitions, root, environment))
+        while not code.exists() and first.poll() is None:
+            time.sleep(0.1)
+        stack.enter_context(_running([f"{DAGSTER}-daemon", "run", "-w", str(workspace)], root, environment))
+        pages = [sys.executable, "-m", __name__, "-w", str(workspace), "-h", HOST, "-p", str(port)]
+        return stack.enter_context(_running(pages, root, environment)).wait()
+
+
+@contextmanager
+def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own session, so that Ctrl-C reaches it once, from here; ended with the block."""
+    process = subprocess.Popen(command, cwd=root, env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _in_use(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
+
+
+def main() -> None:
+    """Run `dagster-webserver` with its application behind the guard."""
+    import uvicorn
+    from dagster_webserver.cli import main as webserver
+
+    unguarded = uvicorn.run
+
+    def run(app: App, **options: Any) -> None:
+        unguarded(OwnPages(app, options["port"]), **options)
+
+    uvicorn.run = run  # type: ignore[assignment]
+    webserver()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

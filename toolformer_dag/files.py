@@ -1,0 +1,160 @@
+"""Files that are complete or absent, locks between processes, and the errors of writing and reading them."""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from toolformer_dag.identity import content_hash
+
+TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
+"""The name of an unfinished file; `clean` removes those that a killed process left."""
+
+
+class UserError(Exception):
+    """A mistake that a person can mend: the message names the thing, the reason and the remedy.
+
+    The command line shows it as one message, without a traceback.
+    """
+
+
+class StorageError(UserError):
+    """Base of every error about files and the lake. The message names the file, the reason and the remedy."""
+
+
+class WriteError(StorageError):
+    """A write that failed; what was committed before is still there."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"cannot write {path}: {error.strerror or error}; free space or correct the rights and run again, "
+            "what was committed before stays"
+        )
+
+
+class ReadError(StorageError):
+    """A file that exists and could not be read this time; it is left where it is."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"cannot read {path}: {error.strerror or error}; correct the rights or the disk and run again, "
+            "the file was left as it is"
+        )
+
+
+class NotPlain(StorageError):
+    """An identity or a record that holds a value without a place in JSON."""
+
+    def __init__(self, owner: str, reason: str) -> None:
+        super().__init__(
+            f"{owner}: {reason}; what its rows are made from is written as JSON: turn the value into text, a number, "
+            "a list or a mapping, in identity() where it is a tool's"
+        )
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`: a reader sees the old file or the new one, after a power loss too.
+
+    Temporary file, fsync, rename, fsync of the folder. Raises WriteError, and then leaves no temporary file behind.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = beside(path)
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+            raise
+        sync(path.parent)
+    except OSError as error:
+        raise WriteError(path, error) from error
+
+
+def beside(path: Path, suffix: str = "") -> Path:
+    """Return a new path in the same folder, for a file that is not finished."""
+    return path.with_name(f".tmp-{uuid4().hex}{suffix}")
+
+
+def replace_whole(fresh: Path, path: Path) -> None:
+    """Rename the finished file `fresh` to `path`, synced to the disk before and after."""
+    sync(fresh)
+    fresh.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_name(name: str) -> str:
+    """Turn any name into a readable file name that cannot hide, climb or nest; `plain_name` reads it back.
+
+    Letters of any script stay as they are: quoted they take three times the bytes, of which a file name has 255.
+    """
+    quoted = "".join(char if char > "~" and char.isprintable() else quote(char, safe=" ,+=@") for char in name)
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def plain_name(file: str) -> str:
+    """Return the name that `file_name` was given."""
+    return unquote(file)
+
+
+def as_json(owner: str, value: object, sort_keys: bool = False) -> bytes:
+    """Encode as JSON, a line per field. Raises NotPlain, which names `owner`, for a value without a place in JSON."""
+    try:
+        return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys).encode()
+    except TypeError as error:
+        raise NotPlain(owner, str(error)) from error
+
+
+SEAL = "seal"
+
+
+def sealed(owner: str, value: Mapping[str, object]) -> bytes:
+    """Encode as JSON with the hash of everything else in its first field. Raises NotPlain, which names `owner`."""
+    return as_json(owner, {SEAL: content_hash(as_json(owner, value)), **value})
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """Read `sealed`. Raises ValueError for anything else: a truncated file, a flipped bit, another format."""
+    try:
+        value = json.loads(content)
+        seal = value.pop(SEAL)
+    except (RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"is no record: {error!r}") from error
+    if as_json("", {SEAL: seal, **value}) != content or content_hash(as_json("", value)) != seal:
+        raise ValueError("is damaged: its content is not what was written")
+    return dict(value)
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock file `path` inside the block; yield False at once if another process has it and `wait` is false.
+
+    The kernel releases the lock when its holder dies, however it ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,137 @@
+"""The identity of values and files: same meaning, same fingerprint; any change, another one.
+
+Settings, model identities, prompts, SQL text, constants of the method and tool versions enter a fingerprint; device,
+batch size, paths and the thresholds of later stages do not. A type that is not named here is refused, because a default
+(repr, pickle) would let an address or an order slip in.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime
+from functools import lru_cache
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+SCALARS: dict[type, Callable[[Any], str]] = {
+    type(None): lambda _: "",
+    bool: str,
+    int: str,
+    float: float.hex,
+    str: str,
+    bytes: bytes.hex,
+    date: date.isoformat,
+    datetime: datetime.isoformat,
+}
+
+
+def fingerprint(value: object) -> str:
+    """Return 16 hexadecimal characters.
+
+    Known: None, bool, int, float, str, bytes, date, datetime, list and tuple (alike), set and frozenset (alike),
+    mappings (order of keys irrelevant), frozen dataclasses and pydantic models (the class name counts). Subclasses of
+    the plain types (enums, numpy scalars) are not known. Raises TypeError for any other type, at any depth.
+    """
+    return blake2b(_encode(value), digest_size=8).hexdigest()
+
+
+def _encode(value: object) -> bytes:
+    """An injective encoding (tag, length, body), so that no value reads like another or like two."""
+    tag, body = _tag_and_body(value)
+    return f"{tag} {len(body)} ".encode() + body
+
+
+def _tag_and_body(value: object) -> tuple[str, bytes]:
+    if scalar := SCALARS.get(type(value)):
+        return type(value).__name__, scalar(value).encode("utf-8", "surrogatepass")
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return "sequence", _join(map(_encode, value))
+    if isinstance(value, set | frozenset):
+        return "set", _join(sorted(map(_encode, value)))
+    if isinstance(value, Mapping):
+        return "mapping", _join(sorted(_encode(key) + _encode(item) for key, item in value.items()))
+    return f"object {type(value).__qualname__}", _encode(_fields(value))
+
+
+def _join(parts: Iterable[bytes]) -> bytes:
+    return b"".join(parts)
+
+
+def _fields(value: object) -> dict[str, object]:
+    if isinstance(value, BaseModel):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type) and _frozen(type(value)):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    raise TypeError(
+        f"no fingerprint for {type(value).__module__}.{type(value).__qualname__}: "
+        "turn it into plain values, a frozen dataclass or a pydantic model first"
+    )
+
+
+def _frozen(dataclass: Any) -> bool:
+    return bool(dataclass.__dataclass_params__.frozen)
+
+
+def content_hash(content: bytes) -> str:
+    """Return 32 hexadecimal characters of XXH3, which notices damage at gigabytes per second, and no forgery."""
+    return xxh3_128_hexdigest(content)
+
+
+LARGE = 2**20
+"""Bytes from which on a file's hash is remembered across processes."""
+
+
+def file_hash(file: Path, again: bool = False) -> str:
+    """Return 16 hexadecimal characters of SHA-256; read again where size, inode or times differ, or with `again`.
+
+    Hashes of files of a megabyte and more are remembered in the user's cache folder, so that loading the definitions
+    does not read gigabytes of weights again. Raises OSError.
+    """
+    status = file.stat()
+    if again:
+        return _sha256(file)
+    stamp = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    return _hashed(file.absolute(), stamp)
+
+
+@lru_cache(maxsize=4096)
+def _hashed(file: Path, stamp: tuple[int, ...]) -> str:
+    remembered = _cache_folder() / f"{blake2b(str(file).encode(), digest_size=16).hexdigest()}.json"
+    if stamp[0] >= LARGE:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(remembered.read_text("utf-8"))
+            if found["stamp"] == list(stamp):
+                return str(found["hash"])
+    digest = _sha256(file)
+    if stamp[0] >= LARGE:
+        with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            fresh = remembered.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps({"file": str(file), "stamp": stamp, "hash": digest}), "utf-8")
+            fresh.replace(remembered)
+    return digest
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(root) / "toolformer-dag" / "hashes"
+
+
+def stream_hash(file: Path) -> str:
+    """Return `content_hash` of a file that need not fit into memory. Raises OSError."""
+    digest = xxh3_128()
+    with file.open("rb") as stream:
+        while block := stream.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()

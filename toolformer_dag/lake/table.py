@@ -1,0 +1,316 @@
+"""The lake's tables: a set of sealed parts, one per shard, each a pointer to Parquet files that never change.
+
+    <table>/<shard>.json                    the pointer: files, version of the rows, record of what made them
+    <table>/files/<shard>/<random>.parquet  its files, and older ones until `clean` removes them
+
+Concurrent writers of one part are safe: both write files of their own, and the last pointer wins. A reader keeps the
+pointer it has read, whose files stay until the grace period of `clean` is over.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import polars as pl
+
+from toolformer_dag.files import ReadError, StorageError, as_json, file_name, plain_name, sealed, unsealed, write_whole
+from toolformer_dag.identity import content_hash, fingerprint
+from toolformer_dag.lake import parquet
+from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
+from toolformer_dag.lake.row_store import DAMAGED, IDENTITY, RowStore
+
+Answer = TypeVar("Answer")
+ATTEMPTS = 3
+LAYOUT = 2
+FILE_NAME = re.compile(r"[0-9a-f]{32}\.parquet")
+
+
+class MissingPart(StorageError):
+    """A part of a table that was never published."""
+
+    def __init__(self, table: str, part: str) -> None:
+        lacks = behind("has no rows of shard", part) or "was not materialized yet"
+        super().__init__(f"{table} {lacks}; run `toolformer-dag stale --run`")
+
+
+class DamagedPart(StorageError):
+    """A published part whose files are missing, truncated or unreadable."""
+
+    def __init__(self, table: str, part: str, file: str, reason: str) -> None:
+        super().__init__(
+            f"{table}{behind(', shard', part)}: {file} {reason}; run `toolformer-dag stale --run`, computed rows are "
+            "reused"
+        )
+
+
+WHOLE = "all"
+"""The only part of a table that is not cut by shard."""
+
+
+def behind(words: str, part: str) -> str:
+    """Return `WORDS 'PART'`, or nothing for WHOLE, which people never see."""
+    return "" if part == WHOLE else f"{words} {part!r}"
+
+
+class OldLake(StorageError):
+    """A lake that an earlier release wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A Parquet file by name, with its size in bytes, the hash of its content and its rows."""
+
+    name: str
+    bytes: int
+    hash: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What a part consists of. `data_version`: hash of the rows; `record`: what made them (see record.py)."""
+
+    files: tuple[PartFile, ...]
+    data_version: str
+    record: Mapping[str, Any]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def encode(self, table: str) -> bytes:
+        """Return JSON, a line per field, for people too, sealed by its hash. Raises NotPlain, which names `table`."""
+        return sealed(table, {"layout": LAYOUT, **asdict(self)})
+
+
+def decode(content: bytes) -> Pointer:
+    """Read `Pointer.encode`. Raises ValueError for anything else: a truncated file, a flipped bit."""
+    try:
+        value = unsealed(content)
+        if value["layout"] != LAYOUT:
+            raise ValueError(f"has layout {value['layout']}, this release reads {LAYOUT}")
+        files = tuple(PartFile(**file) for file in value["files"])
+        return Pointer(files, value["data_version"], value["record"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"is no pointer: {error!r}") from error
+
+
+class Table:
+    """A table of the lake. `name` is its path there: "calculator/loss_deltas"."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.name = name
+
+    def publish(
+        self,
+        part: str,
+        frames: Iterable[pl.DataFrame],
+        record: Callable[[], Mapping[str, Any]],
+        volatile: Collection[str] = (),
+    ) -> Pointer:
+        """Make `frames`, at least one and all of one schema, the content of `part`; readers see it at once.
+
+        `record` is asked after the last frame. `volatile` columns do not count in the data version. Memory holds about
+        64 MB of rows. Raises WriteError, and
+        NotPlain for a record that JSON has no place for; the part is then what it was.
+        """
+        content = ContentHash(volatile)
+        files = tuple(self._write(part, piece, content) for piece in parquet.pieces(frames))
+        if not files:
+            raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
+        pointer = Pointer(files, content.hexdigest(), record())
+        write_whole(self._pointer_path(part), pointer.encode(self.name))
+        return pointer
+
+    def read(self, part: str) -> pl.DataFrame:
+        """Return all rows of a part, in the order in which they were published. Raises MissingPart, DamagedPart."""
+        return self._retry(part, lambda pointer: pl.concat(list(self._frames(part, pointer))))
+
+    def batches(self, part: str) -> Iterator[pl.DataFrame]:
+        """Yield the same rows, a file at a time, for parts larger than memory."""
+        yield from self._frames(part, self.pointer(part))
+
+    def files(self, part: str) -> list[str]:
+        """Return the verified paths of a part's files, for DuckDB's read_parquet. Raises MissingPart, DamagedPart."""
+        return self._retry(part, lambda pointer: list(map(str, self._verified(part, pointer))))
+
+    def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
+        """Scan the rows of these parts, or of all; at least one. Raises as `files`."""
+        chosen = self.parts() if parts is None else parts
+        files = [file for part in chosen for file in self.files(part)]
+        return pl.scan_parquet(files, glob=False)  # a folder may have brackets in its name
+
+    def parts(self) -> list[str]:
+        """Return the names of the published parts, sorted."""
+        if not self.folder.is_dir():
+            return []
+        return sorted({plain_name(path.name.removesuffix(".json")) for path in self.folder.glob("[!.]*.json")})
+
+    def has(self, part: str) -> bool:
+        """Return whether something is published, damaged or not."""
+        return self._pointer_path(part).is_file()
+
+    def pointer(self, part: str) -> Pointer:
+        """Return what is published now. Raises MissingPart, DamagedPart, ReadError."""
+        path = self._pointer_path(part)
+        try:
+            return decode(path.read_bytes())
+        except FileNotFoundError as error:
+            raise MissingPart(self.name, part) from error
+        except OSError as error:
+            raise ReadError(path, error) from error
+        except ValueError as error:
+            raise DamagedPart(self.name, part, path.name, str(error)) from error
+
+    def checked(self, part: str) -> Pointer:
+        """Return the pointer after a look at the sizes and footers of its files. Raises MissingPart, DamagedPart."""
+        pointer = self.pointer(part)
+        for file in pointer.files:
+            try:
+                parquet.check(self._file_path(part, file), file.bytes)
+            except UnreadableFile as error:
+                raise DamagedPart(self.name, part, file.name, str(error)) from error
+        return pointer
+
+    def whole_pointer(self, part: str) -> Pointer | None:
+        """Return the pointer where it and its files are there, else None. Looks at sizes and footers."""
+        try:
+            return self.checked(part)
+        except (MissingPart, DamagedPart):
+            return None
+
+    def damaged(self, part: str) -> list[tuple[Path, str]]:
+        """Read a whole part and return its damaged files, each with what is wrong."""
+        try:
+            pointer = self.pointer(part)
+        except (MissingPart, DamagedPart) as error:
+            return [(self._pointer_path(part), str(error))]
+        files = [(self._file_path(part, file), file) for file in pointer.files]
+        found = [(path, parquet.damage(path, file.bytes, file.hash)) for path, file in files]
+        return [(path, reason) for path, reason in found if reason is not None]
+
+    def pointers(self) -> dict[str, Pointer]:
+        """Return the pointer of every part. Raises DamagedPart, ReadError."""
+        return {part: self.pointer(part) for part in self.parts()}
+
+    def version(self) -> str | None:
+        """Return the version of the whole table: another one whenever a part comes, goes or changes its rows.
+
+        None for a table without parts, or with one that is damaged.
+        """
+        try:
+            versions = {part: pointer.data_version for part, pointer in self.pointers().items()}
+        except DamagedPart:
+            return None
+        return fingerprint(versions) if versions else None
+
+    def changed(self, part: str) -> float:
+        """Return when the part was published last, in seconds since 1970. Raises MissingPart."""
+        try:
+            return self._pointer_path(part).stat().st_mtime
+        except FileNotFoundError as error:
+            raise MissingPart(self.name, part) from error
+
+    def record(self, part: str) -> Mapping[str, Any]:
+        """Return what the rows were made from. Raises MissingPart, DamagedPart."""
+        return self.pointer(part).record
+
+    def remove(self, part: str) -> None:
+        """Withdraw a part; its files go with the next `clean`. Nothing happens where there is none."""
+        self._pointer_path(part).unlink(missing_ok=True)
+
+    def _write(self, part: str, piece: pl.DataFrame, content: ContentHash) -> PartFile:
+        content.update(piece)
+        encoded = parquet.encode(piece)
+        file = PartFile(f"{uuid4().hex}.parquet", len(encoded), content_hash(encoded), piece.height)
+        write_whole(self._file_path(part, file), encoded)
+        return file
+
+    def _frames(self, part: str, pointer: Pointer) -> Iterator[pl.DataFrame]:
+        for file in pointer.files:
+            try:
+                yield parquet.read(self._file_path(part, file), file.bytes, file.hash)
+            except UnreadableFile as error:
+                raise self._set_aside(part, pointer, file, error) from error
+
+    def _verified(self, part: str, pointer: Pointer) -> Iterator[Path]:
+        for file in pointer.files:
+            path = self._file_path(part, file)
+            try:
+                parquet.verify(path, file.bytes, file.hash)
+            except UnreadableFile as error:
+                raise self._set_aside(part, pointer, file, error) from error
+            yield path
+
+    def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> DamagedPart:
+        """Withdraw a damaged part, so that the next update makes it again; a part published meanwhile stays."""
+        path = self._pointer_path(part)
+        with suppress(FileNotFoundError):
+            if path.read_bytes() == pointer.encode(self.name):
+                path.rename(path.with_name(f"{path.name}{DAMAGED}"))
+                self._file_path(part, file).rename(self._file_path(part, file).with_suffix(f".parquet{DAMAGED}"))
+        return DamagedPart(self.name, part, file.name, str(error))
+
+    def _retry(self, part: str, read: Callable[[Pointer], Answer]) -> Answer:
+        """Read the pointer again where its files were replaced and cleaned away before they were opened."""
+        pointer = self.pointer(part)
+        for _ in range(ATTEMPTS):
+            try:
+                return read(pointer)
+            except DamagedPart as error:
+                try:
+                    current = self.pointer(part)
+                except MissingPart:  # set aside
+                    raise error from error.__cause__
+                if current == pointer:
+                    raise
+                pointer = current
+        return read(pointer)
+
+    def _pointer_path(self, part: str) -> Path:
+        return self.folder / f"{file_name(part)}.json"
+
+    def _file_path(self, part: str, file: PartFile) -> Path:
+        return self.folder / "files" / file_name(part) / file.name
+
+
+class Lake:
+    """One folder with all tables and all computed rows. Nothing is created before the first write."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def table(self, name: str) -> Table:
+        """Return the table of that name, such as "calculator/loss_deltas", published or not."""
+        return Table(self.root / name, name)
+
+    def rows(
+        self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
+    ) -> RowStore:
+        """Open the computed rows `name` that hold under `identity`: everything that determines their values.
+
+        Another identity is another folder, so a row of another model or prompt is never found. Opening marks the rows
+        as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an identity that cannot be
+        written down or has no fingerprint.
+        """
+        path = f"{name}/{fingerprint(identity)}"
+        folder = self.root / path
+        written = folder / IDENTITY
+        if written.is_file():
+            written.touch()
+        else:
+            write_whole(written, as_json(path, identity, sort_keys=True))
+        return RowStore(folder, path, key, pl.Schema(schema))
+
+    def refuse_old_layout(self) -> None:
+        """Raise OldLake where an earlier release wrote tables: their parts lie in folders named `parts`."""
+        if next(self.root.glob("*/*/parts"), None) is not None:
+            raise OldLake(
+                f"{self.root} was written by an earlier release; move it away and run again, or set paths.lake to "
+                "another folder"
+            )

@@ -1,0 +1,263 @@
+"""The warehouse: one DuckDB file with every decision and its reason, for people and their SQL.
+
+Built beside the old file and renamed over it: readers keep the file they have opened, and no reader can make a build
+wait or fail. Builds wait for each other, so the last one has seen every part. Tables are copies, so the file can be
+moved. Which tables there are is declared by the stages (`WarehouseTable`); views and macros stand in views.sql.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import duckdb
+import polars as pl
+
+from toolformer_dag.files import StorageError, beside, locked, replace_whole, sealed, unsealed, write_whole
+from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.lake.queries import OFFLINE, in_memory, quoted, rows, run_sql, sql_text
+from toolformer_dag.lake.table import WHOLE, Lake, Table
+
+VIEWS = sql_text(__package__, "views.sql")
+REJECTIONS = pl.Schema(
+    {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
+)
+LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64()})
+SOURCES = pl.Schema({"source": pl.String(), "version": pl.String()})
+CLOSED: dict[str, str | bool | int | float | list[str]] = {"enable_external_access": False, "lock_configuration": True}
+"""A query reads the warehouse and nothing else: no file, no address, no extension."""
+QUERIES = ("SELECT", "EXPLAIN", "MULTI")
+"""Types of statements: DESCRIBE, SUMMARIZE, FROM and WITH count as SELECT, PIVOT as MULTI."""
+SETTINGS = "settings"
+"""The row of `sources` that stands for SQL and columns."""
+ROWS = "FROM rows"
+
+
+class WarehouseError(StorageError):
+    """No warehouse yet, or SQL that it cannot answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarehouseTable:
+    """A table of the warehouse: the rows of lake tables, through `select` (which reads from `rows`).
+
+    `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables.
+    """
+
+    name: str
+    comment: str
+    columns: Mapping[str, str]
+    schema: pl.Schema
+    sources: tuple[str, ...]
+    select: str = ROWS
+
+    def determining(self) -> Mapping[str, object]:
+        """Return what the copy depends on beside the rows."""
+        schema = {name: str(dtype) for name, dtype in self.schema.items()}
+        return {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
+
+
+OWN_TABLES = (
+    WarehouseTable(
+        "rejections",
+        "What was left out: how many of what, by stage, tool, shard and reason.",
+        {
+            "stage": "the stage that left it out",
+            "tool": "key of the lane; null for raw_shards and augmented_corpus",
+            "shard": "name of the shard file",
+            "reason": "short name of the reason",
+            "count": "how many",
+        },
+        REJECTIONS,
+        (),
+    ),
+    WarehouseTable(
+        "lanes",
+        "The tools, each with the tau_f that its filtered_calls were made with.",
+        {"tool": "key of the lane", "tau_f": "the applied threshold; null where nothing was filtered yet"},
+        LANES,
+        (),
+    ),
+    WarehouseTable(
+        "sources",
+        "The tables of the lake that were copied, each with the version of its rows, rejections and tau_f.",
+        {"source": "name of the table in the lake", "version": "version that was copied"},
+        SOURCES,
+        (),
+    ),
+)
+
+
+def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> dict[str, object]:
+    """Return what determines the warehouse beside the lake's rows: columns, comments and the text of every view."""
+    declared = {table.name: table.determining() for table in (*tables, *OWN_TABLES)}
+    return {"lanes": list(lanes), "tables": fingerprint(declared), "views": fingerprint(VIEWS)}
+
+
+def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str], database: Path) -> Mapping[str, int]:
+    """Replace `database` by a copy of what the lake has of `tables`; return table -> rows.
+
+    A source that was never published gives no rows. Raises DamagedPart, and WarehouseError where the file cannot be
+    written; then the old one stays.
+    """
+    if database.is_dir():
+        raise WarehouseError(f"{database} is a folder; name a file, as in paths.warehouse = 'lake/toolformer.duckdb'")
+    with _alone(database), TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        # versions before rows: what is published while these are read makes the file out of date
+        files = {"sources": [_small(folder, "sources", _sources(lake, tables, lanes))]}
+        files |= {table.name: _files(folder, lake, table) for table in tables}
+        files["rejections"] = [_small(folder, "rejections", _rejections(lake, tables))]
+        files["lanes"] = [_small(folder, "lanes", _lanes(lake, lanes))]
+        with _beside(database) as fresh:
+            try:
+                return _fill(fresh, (*tables, *OWN_TABLES), files)
+            except duckdb.Error as error:
+                reason = str(error).splitlines()[0]
+                raise WarehouseError(f"cannot write {database}: {reason}; free space and run again") from error
+
+
+def query(database: Path, sql: str) -> pl.DataFrame:
+    """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError."""
+    if not database.is_file():
+        raise WarehouseError(
+            f"there is no warehouse at {database} yet; run `toolformer-dag run`, or materialize warehouse/loss_deltas"
+        )
+    try:
+        with duckdb.connect(database, read_only=True, config=OFFLINE | CLOSED) as connection:
+            _refuse_all_but_a_query(connection, sql)
+            return rows(connection, sql)
+    except duckdb.Error as error:
+        raise WarehouseError(str(error)) from error
+
+
+def _refuse_all_but_a_query(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    statements = connection.extract_statements(sql)
+    if len(statements) > 1 or any(statement.type.name not in QUERIES for statement in statements):
+        raise WarehouseError("only one read-only query is answered: select, from, with, pivot, describe or summarize")
+
+
+def out_of_date(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str], database: Path) -> list[str]:
+    """Return why `database` is missing, cannot be read or differs from the lake; empty where it is up to date."""
+    if not database.is_file():
+        return [f"{database} is gone"]
+    if reason := damage(database):
+        return [f"{database} {reason}"]
+    try:
+        copied = dict(query(database, "SELECT source, version FROM sources").iter_rows())
+    except WarehouseError as error:
+        return [f"{database} cannot be read: {str(error).splitlines()[0]}"]
+    now = dict(_sources(lake, tables, lanes).iter_rows())
+    changed = [name for name in sorted({*copied, *now}) if copied.get(name) != now.get(name)]
+    names = ["columns, comments or views" if name == SETTINGS else name for name in changed]
+    return [f"{name} changed since it was copied" for name in names]
+
+
+def damage(database: Path) -> str | None:
+    """Read the whole file and return what is wrong with it; None where it is what was built."""
+    with _alone(database):  # between the rename and the seal of another build there is a moment
+        try:
+            sealed_hash = unsealed(_seal(database).read_bytes())["hash"]
+            return None if stream_hash(database) == sealed_hash else "is damaged: its content is not what was built"
+        except (OSError, ValueError, KeyError) as error:
+            return f"cannot be verified ({error})"
+
+
+def _seal(database: Path) -> Path:
+    return database.with_name(f".{database.name}.seal")
+
+
+def _alone(database: Path) -> AbstractContextManager[bool]:
+    return locked(database.with_name(f".{database.name}.lock"))
+
+
+def version(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> str:
+    """Return the version of the warehouse that `build` would write now."""
+    return fingerprint(dict(_sources(lake, tables, lanes).iter_rows()))
+
+
+def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> pl.DataFrame:
+    names = [name for table in tables for name in table.sources]
+    versions = [(name, _content_version(lake.table(name))) for name in names]
+    made = (SETTINGS, fingerprint(warehouse_settings(tables, lanes)))
+    return pl.DataFrame([made, *versions], schema=SOURCES, orient="row")
+
+
+def _content_version(table: Table) -> str:
+    """Another one when rows, rejections or the applied tau_f change. A damaged part counts by its name alone."""
+    found: dict[str, object] = {}
+    for part in table.parts():
+        try:
+            pointer = table.pointer(part)
+        except StorageError:
+            found[part] = None
+            continue
+        tau_f = pointer.record.get("settings", {}).get("tau_f")
+        found[part] = [pointer.data_version, pointer.record.get("rejections", []), tau_f]
+    return fingerprint(found)
+
+
+def _files(scratch: Path, lake: Lake, table: WarehouseTable) -> list[str]:
+    empty = _small(scratch, table.name, table.schema.to_frame())
+    sources = [lake.table(name) for name in table.sources]
+    return [empty, *(file for source in sources for part in source.parts() for file in source.files(part))]
+
+
+def _rejections(lake: Lake, tables: Sequence[WarehouseTable]) -> pl.DataFrame:
+    counted = []
+    for source in (lake.table(name) for table in tables for name in table.sources):
+        for pointer in source.pointers().values():
+            where = {"stage": pointer.record["stage"], "tool": pointer.record["tool"]}
+            counted += [{**where, **rejected} for rejected in pointer.record.get("rejections", [])]
+    return pl.DataFrame(counted, schema=REJECTIONS)
+
+
+def _lanes(lake: Lake, lanes: Sequence[str]) -> pl.DataFrame:
+    """The threshold that was applied, whatever the settings say by now."""
+    tables = {lane: lake.table(f"{lane}/filtered_calls") for lane in lanes}
+    applied = {lane: table.record(WHOLE) for lane, table in tables.items() if table.has(WHOLE)}
+    found = [(lane, applied[lane]["settings"]["tau_f"] if lane in applied else None) for lane in lanes]
+    return pl.DataFrame(found, schema=LANES, orient="row")
+
+
+def _small(scratch: Path, name: str, frame: pl.DataFrame) -> str:
+    path = scratch / f"{name}.parquet"
+    frame.write_parquet(path)
+    return str(path)
+
+
+@contextmanager
+def _beside(database: Path) -> Iterator[Path]:
+    """A path for the new file; renamed over `database` where the block ends well, else removed."""
+    fresh = beside(database, ".duckdb")
+    try:
+        yield fresh
+        seal = sealed(str(database), {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size})
+        replace_whole(fresh, database)
+        write_whole(_seal(database), seal)
+    finally:
+        fresh.unlink(missing_ok=True)
+        fresh.with_suffix(".duckdb.wal").unlink(missing_ok=True)
+
+
+def _fill(fresh: Path, tables: Sequence[WarehouseTable], files: Mapping[str, list[str]]) -> dict[str, int]:
+    """Write tables, comments and views; any DuckDB from 1.0 on can open the file."""
+    with in_memory() as connection:
+        connection.execute(f"ATTACH {quoted(fresh)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
+        connection.execute("USE warehouse")
+        for table in tables:
+            _create(connection, table, files[table.name])
+        run_sql(connection, VIEWS)
+        counts = {table.name: rows(connection, f'SELECT count(*) FROM "{table.name}"').item() for table in tables}
+        connection.execute("USE memory")
+        connection.execute("DETACH warehouse")
+    return counts
+
+
+def _create(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, files: list[str]) -> None:
+    source = "FROM read_parquet($files, hive_partitioning = false)"
+    connection.execute(f'CREATE TABLE "{table.name}" AS WITH rows AS ({source}) {table.select}', {"files": files})
+    connection.execute(f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)}')
+    for column, comment in table.columns.items():
+        connection.execute(f'COMMENT ON COLUMN "{table.name}"."{column}" IS {quoted(comment)}')

@@ -1,0 +1,69 @@
+"""filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.queries import in_memory, run_sql, sql_text
+from toolformer_dag.lake.queries import rows as answer
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import SCORED, Column, PartRows, Stage, TableOutput
+from toolformer_dag.pipeline.worker import Worker
+
+SQL = sql_text(__package__, "filtered_calls.sql")
+
+
+def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rows beside the scored calls: the threshold, the limit and the SQL text."""
+    limit = plan.settings.training.examples_per_tool
+    return {"tau_f": lane.tau_f, "examples_per_tool": limit, "sql": fingerprint(SQL)}
+
+
+def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
+    """Decide over the scored calls of all shards of a lane; see filtered_calls.sql for the rules.
+
+    Every scored call is kept or counted: below_tau_f, not_best_at_position, duplicate_document, beyond_examples, or the
+    reason it had in loss_deltas. Another tau_f that keeps the same calls gives the same data version.
+    """
+    lane, schema = output.lane, output.stage.schema
+    scored = output.plan.lake.table(f"{lane.key}/loss_deltas")
+    files = [file for shard in scored.parts() for file in scored.files(shard)]
+    if not files:
+        return PartRows([schema.to_frame()])
+    limit = output.plan.settings.training.examples_per_tool
+    with in_memory() as connection:
+        run_sql(connection, SQL, {"files": files, "tau_f": lane.tau_f, "examples": limit})
+        kept = answer(connection, "FROM kept").with_columns(tau_f=pl.lit(lane.tau_f, pl.Float64))
+        rejected = answer(connection, "FROM rejected")
+    counts = Counter({(shard, reason): count for shard, reason, count in rejected.iter_rows()})
+    return PartRows([kept.select(schema.names()).cast(schema)], counts)
+
+
+def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
+    """Count kept calls that gained less than the threshold."""
+    return kept.filter(pl.col("delta") < output.lane.tau_f).height
+
+
+COPIED = (
+    *("tool", "shard", "digest", "segment", "position", "sample", "char_offset", "input", "result", "p_api"),
+    *("loss_minus", "loss_plus", "delta"),
+)
+STAGE = Stage(
+    name="filtered_calls",
+    description="The calls that stay: L- - L+ >= tau_f, the best one per position (paper, section 2).",
+    columns={
+        **{name: Column(SCORED[name].dtype, SCORED[name].description) for name in COPIED},
+        "tau_f": Column(pl.Float64(), "the threshold that it passed"),
+    },
+    key=("tool", "digest", "segment", "position"),
+    settings=settings,
+    reads=("loss_deltas",),
+    sharded=False,
+    kinds=frozenset({"duckdb", "sql"}),
+    volatile=("tau_f",),
+    checks={"kept_at_tau_f": below_tau_f},
+    rows=rows,
+)

@@ -1,0 +1,187 @@
+"""heuristic_subset: the texts that a tool wants, cut so that the prompt and two copies fit the model's context."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.files import UserError
+from toolformer_dag.pipeline import raw_shards
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import (
+    DIGEST,
+    SEGMENT,
+    SHARD,
+    TEXT_KEY,
+    TOOL,
+    Column,
+    PartRows,
+    Rejected,
+    Stage,
+    TableOutput,
+    counted,
+)
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts.calls import holds_call
+from toolformer_dag.texts.document import Document
+from toolformer_dag.texts.segments import CUTTING, Segment, Unfit, segments
+
+BATCH = 500
+SMALLEST = 16
+"""Texts of fewer tokens hold no context worth a call."""
+Row = tuple[str, str, str, int, int, str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """How documents are cut into texts: at most `max_tokens` tokens each, as `count_tokens` counts them."""
+
+    max_tokens: int
+    count_tokens: Callable[[Sequence[str]], Sequence[int]]
+
+
+def cutting(plan: Plan) -> Mapping[str, Any]:
+    """Return what determines how a document is cut, beside prompt and call of a lane."""
+    return {"cutting": CUTTING, "segment_tokens": plan.settings.corpus.segment_tokens, "model": dict(plan.model)}
+
+
+def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rows beside the documents."""
+    return {
+        **cutting(plan),
+        "tool": lane.tool.name,
+        "version": lane.tool.version,
+        "identity": dict(lane.tool.selection()),
+        "prompt": lane.tool.prompt,
+        "max_call_tokens": plan.sampling.max_call_tokens,
+        "texts_per_shard": plan.settings.corpus.texts_per_shard,
+    }
+
+
+def cut_of(worker: Worker, lane: Lane) -> Cut:
+    """Return how documents are cut for a lane; loads the tokenizer. Raises UserError where too little room is left."""
+    tokens = worker.tokens()
+    budget = text_budget(
+        segment_tokens=worker.plan.settings.corpus.segment_tokens,
+        context_length=tokens.context_length,
+        prompt_tokens=tokens.prompt(lane.tool.prompt),
+        max_call_tokens=worker.plan.sampling.max_call_tokens,
+    )
+    return Cut(budget, tokens.count)
+
+
+def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
+    """Return the most tokens n of a text: |P| + 2n and a call fit the context, and n is at most `segment_tokens`.
+
+    `prompt_tokens`: everything of P(x) but the text itself. Raises UserError where fewer than 16 would be left.
+    """
+    call_tokens = max_call_tokens + 4  # the tokens of " [", of which there are up to four
+    room = (context_length - prompt_tokens - call_tokens) // 2
+    if room < SMALLEST:
+        raise UserError(
+            f"the prompt takes {prompt_tokens} and a call {call_tokens} of the model's {context_length} tokens, which "
+            f"leaves {room} for the text; shorten the prompt, lower sampling.max_call_tokens or take another model"
+        )
+    return min(segment_tokens, room)
+
+
+def text_digest(text: str) -> str:
+    """Hash a text to 32 hexadecimal characters: equal texts share what was computed for them."""
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Choose the texts of a shard that hold no call of this tool yet.
+
+    Of more than `texts_per_shard` texts, those with the smallest hashes are taken: a larger number adds texts and drops
+    none. Rejected, with reasons: document_not_wanted, text_not_wanted, holds_call, word_too_long (a piece that cannot
+    be cut to fit), not_sampled. Calls of other tools are refused where lanes meet, in C*.
+    """
+    choice = _Choice(output, cut_of(worker, output.lane))
+    documents = worker.plan.lake.table(raw_shards.NAME).batches(shard)
+    frames = (choice.texts(rows[at : at + BATCH]) for rows in documents for at in range(0, rows.height, BATCH))
+    limit = worker.plan.settings.corpus.texts_per_shard
+    return PartRows(_sampled(frames, output.stage.schema, limit, choice.rejected), choice.rejected)
+
+
+class _Choice:
+    """The texts one tool wants; counts those it does not."""
+
+    def __init__(self, output: TableOutput, cut: Cut) -> None:
+        self.rejected: Rejected = Counter()
+        self._schema, self._tool, self._cut = output.stage.schema, output.lane.tool, cut
+
+    def texts(self, documents: pl.DataFrame) -> pl.DataFrame:
+        """Return the wanted texts of a batch of documents."""
+        rows = [row for values in documents.iter_rows(named=True) for row in self._of(Document(**values))]
+        return pl.DataFrame(rows, schema=self._schema, orient="row")
+
+    def _of(self, document: Document) -> Iterator[Row]:
+        if self._tool.wants_document(document) is None:
+            self._reject(document, "document_not_wanted")
+            return
+        context = self._tool.context(document)
+        for piece in segments(document.text, self._cut.max_tokens, self._cut.count_tokens):
+            if isinstance(piece, Unfit):
+                self._reject(document, "word_too_long")
+            elif wanted := self._wanted(piece, document):
+                place = (self._tool.key, document.shard, document.digest, piece.index, piece.offset)
+                yield (*place, piece.text, text_digest(piece.text), wanted, context)
+
+    def _wanted(self, piece: Segment, document: Document) -> str | None:
+        """Why the tool wants this text; None, after counting the reason, where it does not."""
+        if holds_call(piece.text, [self._tool.name]):
+            self._reject(document, "holds_call")
+            return None
+        wanted = self._tool.wants(piece.text, document)
+        if wanted is None:
+            self._reject(document, "text_not_wanted")
+        return wanted
+
+    def _reject(self, document: Document, reason: str) -> None:
+        self.rejected[document.shard, reason] += 1
+
+
+def _sampled(
+    frames: Iterator[pl.DataFrame], schema: pl.Schema, limit: int | None, rejected: Rejected
+) -> Iterator[pl.DataFrame]:
+    """The texts in their order; of more than `limit`, those with the smallest hashes."""
+    yield schema.to_frame()
+    if limit is None:
+        yield from frames
+        return
+    kept = schema.to_frame()
+    for frame in frames:
+        ranked = pl.concat([kept, frame]).with_columns(rank=pl.col("text_digest").rank("ordinal"))
+        kept = ranked.filter(pl.col("rank") <= limit).drop("rank")
+        dropped = ranked.filter(pl.col("rank") > limit).with_columns(reason=pl.lit("not_sampled"))
+        rejected.update(counted(dropped))
+    yield kept
+
+
+STAGE = Stage(
+    name="heuristic_subset",
+    description="The texts that a tool wants, cut so that P(x) and x fit the model, and why (paper, appendix A).",
+    columns={
+        "tool": TOOL,
+        "shard": SHARD,
+        "digest": DIGEST,
+        "segment": SEGMENT,
+        "offset": Column(pl.Int64(), "character of the document at which the text begins"),
+        "text": Column(pl.String(), "x: what is annotated"),
+        "text_digest": Column(pl.String(), "hash of the text: what was computed for it is found under this"),
+        "wanted": Column(pl.String(), "why the tool wants it"),
+        "context": Column(pl.String(), "what results depend on beside the input: the date, for the calendar"),
+    },
+    key=TEXT_KEY,
+    settings=settings,
+    reads=(raw_shards.NAME,),
+    kinds=frozenset({"python", "polars"}),
+    warehouse_name="texts",
+    select="SELECT * EXCLUDE (text), length(text) AS characters FROM rows",
+    added_columns={"characters": 'length of the text, which is substr(documents.text, "offset" + 1, characters)'},
+    shard_rows=rows,
+)

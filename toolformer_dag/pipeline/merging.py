@@ -1,0 +1,116 @@
+"""A document and the calls of all tools in it -> texts with their calls, in train or held out (paper, section 2)."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
+from toolformer_dag.texts.segments import Segment
+
+TRAIN, HELDOUT = "train", "heldout"
+HELDOUT_SHARE = 0.05  # of the documents
+
+
+def split_of(digest: str) -> str:
+    """train or heldout, by a hash of the document's digest."""
+    number = int.from_bytes(blake2b(f"split {digest}".encode(), digest_size=8).digest(), "big")
+    return HELDOUT if number < HELDOUT_SHARE * 2**64 else TRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class HeldoutTexts:
+    """`choosing`: the texts on which the best checkpoint is chosen; `measuring`: those on which it is measured."""
+
+    choosing: list[str]
+    measuring: list[str]
+
+
+def heldout_texts(texts: Sequence[str], at_most: int) -> HeldoutTexts:
+    """The first of the held-out texts, at most half, choose; as many of the next measure. One alone does both."""
+    if len(texts) < 2:
+        return HeldoutTexts(list(texts), list(texts))
+    cut = min(at_most, len(texts) // 2)
+    return HeldoutTexts(list(texts[:cut]), list(texts[cut : cut + at_most]))
+
+
+MERGING = 2
+"""Raised when the same calls and documents would give other texts; a golden test notices where it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCall:
+    """A call that passed the filter; `char_offset` is a character of the document, `name` the tool's in the text."""
+
+    tool: str
+    name: str
+    char_offset: int
+    input: str
+    result: str
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text x, x* with `calls` in it, and the lanes they come from."""
+
+    segment: Segment
+    text_with_calls: str
+    calls: tuple[KeptCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Calls that could not be used, with the reason."""
+
+    reason: str
+    calls: int
+
+
+def examples(pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str]) -> Iterator[Example | Dropped]:
+    """The texts among `pieces` that get calls, in order. `names`: the tools' names in the text.
+
+    A call belongs to the text that holds the character before which it stands. Where two tools call at the same
+    character, the larger delta stays. Reasons: not_best_at_position, outside_every_text (white space between texts, a
+    word that fits no text), holds_call (the text has such a call already), and those of `splice`.
+    """
+    best = _best(calls)
+    if len(best) < len(calls):
+        yield Dropped("not_best_at_position", len(calls) - len(best))
+    placed = _by_piece(pieces, best)
+    outside = len(best) - sum(map(len, placed.values()))
+    if outside:
+        yield Dropped("outside_every_text", outside)
+    for number, found in sorted(placed.items()):
+        yield _example(pieces[number], found, names)
+
+
+def _best(calls: Sequence[KeptCall]) -> list[KeptCall]:
+    """Return the best call per character, in order."""
+    best: dict[int, KeptCall] = {}
+    for call in sorted(calls, key=lambda call: (call.delta, call.tool)):
+        best[call.char_offset] = call
+    return [best[offset] for offset in sorted(best)]
+
+
+def _by_piece(pieces: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
+    starts = [piece.offset for piece in pieces]
+    placed: dict[int, list[KeptCall]] = {}
+    for call in calls:
+        number = bisect_right(starts, call.char_offset) - 1
+        if number >= 0 and call.char_offset < starts[number] + len(pieces[number].text):
+            placed.setdefault(number, []).append(call)
+    return placed
+
+
+def _example(piece: Segment, calls: Sequence[KeptCall], names: Sequence[str]) -> Example | Dropped:
+    if holds_call(piece.text, names):
+        return Dropped("holds_call", len(calls))
+    placed = [PlacedCall(c.char_offset - piece.offset, Call(c.name, c.input), c.result) for c in calls]
+    try:
+        with_calls = splice(piece.text, placed)
+    except SpliceError:
+        return Dropped("cannot_be_spliced", len(calls))
+    if take_out(with_calls, names) != piece.text:
+        return Dropped("cannot_be_taken_out", len(calls))
+    return Example(piece, with_calls, tuple(calls))

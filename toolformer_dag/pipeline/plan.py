@@ -1,0 +1,106 @@
+"""What a run is made of: settings, the lanes with their tools, the model's identity, the shard files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.model.weights import model_identity, model_name
+from toolformer_dag.pipeline.shards import ShardFile, shard_files
+from toolformer_dag.settings.sections import SamplingSettings, Settings, ToolLimits, ToolSettings
+from toolformer_dag.tools.registry import load_tools
+from toolformer_dag.tools.tool import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A tool with tau_s, k, m and tau_f (paper, section 2): the settings' values, else the tool's own (the paper's)."""
+
+    tool: Tool
+    tau_s: float
+    k: int
+    m: int
+    tau_f: float
+    limits: ToolLimits
+
+    @property
+    def key(self) -> str:
+        """The lane's name in the asset graph and in every table."""
+        return self.tool.key
+
+
+def lanes(settings: Settings) -> list[Lane]:
+    """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError."""
+    enabled = {key: section for key, section in settings.tools.items() if section.enabled}
+    tools = load_tools({key: section.options() for key, section in enabled.items()}, root=settings.root)
+    return [_lane(tools[key], section) for key, section in enabled.items()]
+
+
+def lane_named(settings: Settings, name: str) -> Lane:
+    """Return the lane of that key (`calculator`) or of that name in the text (`Calculator`). Raises UserError."""
+    known = lanes(settings)
+    for lane in known:
+        if name in (lane.key, lane.tool.name):
+            return lane
+    if name in settings.tools:
+        raise UserError(f"[tools.{name}] is disabled, here or by the profile; write `enabled = true` under it")
+    names = ", ".join(f"{lane.key} ({lane.tool.name})" for lane in known)
+    raise UserError(f"there is no tool {name!r}; the settings have {names}")
+
+
+def _lane(tool: Tool, section: ToolSettings) -> Lane:
+    paper = tool.defaults
+    return Lane(
+        tool=tool,
+        tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
+        k=paper.k if section.k is None else section.k,
+        m=paper.m if section.m is None else section.m,
+        tau_f=paper.tau_f if section.tau_f is None else section.tau_f,
+        limits=section.limits,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`model`: everything of the model that determines values; its device and path are no part of it."""
+
+    settings: Settings
+    lanes: tuple[Lane, ...]
+    model: Mapping[str, object]
+    sampling: SamplingSettings
+
+    @staticmethod
+    def of(settings: Settings) -> "Plan":
+        """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake."""
+        model = settings.model
+        identity = {**model_identity(model_name(model), model.revision), "dtype": model.dtype}
+        plan = Plan(settings, tuple(lanes(settings)), identity, settings.sampling)
+        plan.lake.refuse_old_layout()
+        return plan
+
+    def fresh(self) -> "Plan":
+        """Return the same plan with the shard files as they are now."""
+        return Plan(self.settings, self.lanes, self.model, self.sampling)
+
+    @property
+    def lake(self) -> Lake:
+        return Lake(self.settings.paths.lake)
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """The tools' names as they stand in the text."""
+        return tuple(lane.tool.name for lane in self.lanes)
+
+    @cached_property
+    def shards(self) -> Mapping[str, ShardFile]:
+        """The shard files by name, listed once per plan. Raises SettingsError.
+
+        With `corpus.first` those are the first so many, and those that were read before.
+        """
+        files = {file.name: file for file in shard_files(self.settings)}
+        first = self.settings.corpus.first
+        if first is None:
+            return files
+        chosen = {*list(files)[:first], *self.lake.table("ccnet/raw_shards").parts()}
+        return {name: file for name, file in files.items() if name in chosen}

@@ -1,0 +1,275 @@
+"""scored_candidates: where the model would call the tool, and what it would ask (paper, section 2, "Sampling").
+
+p_i is stored for every position of a text, samples under (text, position, sample). So a larger k or m, or a lower
+tau_s, asks for exactly the samples that are missing, and a smaller one for none.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.files import StorageError
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
+from toolformer_dag.pipeline.chunks import claim, text_chunks
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import (
+    CALL,
+    CALL_KEY,
+    CHAR_OFFSET,
+    INPUT,
+    P_API,
+    Claimed,
+    Column,
+    PartRows,
+    Planned,
+    Rejected,
+    Stage,
+    TableOutput,
+    Work,
+    counted,
+)
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts.calls import MalformedCall, parse_call
+
+METHOD = 3
+"""Raised when the same model would give other positions or samples; a golden test notices where it was not."""
+PARSING = 2
+"""Raised when `parse_call` takes the same bodies otherwise; no sample is computed again."""
+POSITIONS = pl.Schema(
+    [("text_digest", pl.String()), ("probabilities", pl.List(pl.Float32())), ("offsets", pl.List(pl.Int32()))]
+)
+SAMPLES = pl.Schema(
+    {
+        "text_digest": pl.String(),
+        "position": pl.Int32(),
+        "sample": pl.Int32(),
+        "body": pl.String(),
+        "reason": pl.String(),
+    }
+)
+SAMPLE_KEY = ("text_digest", "position", "sample")
+CHOSEN = pl.Schema({"text_digest": pl.String(), "position": pl.Int32(), "p_api": pl.Float32(), "char": pl.Int64()})
+BODIES = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
+REFUSED = -1
+"""Position of the row that says why a text has no samples at all."""
+
+
+def positions_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
+    """Return what determines p_i."""
+    return {"method": METHOD, "model": dict(plan.model), "prompt": lane.tool.prompt}
+
+
+def samples_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
+    """Return what determines a sample; k, m and tau_s only say which samples are asked for."""
+    return {**positions_identity(plan, lane), "sampling": plan.sampling.model_dump()}
+
+
+def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rows beside the texts."""
+    thresholds = {"tau_s": lane.tau_s, "k": lane.k, "m": lane.m}
+    return {**samples_identity(plan, lane), **thresholds, "tool": lane.tool.name, "parsing": PARSING}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`chosen`: positions of the texts whose p_i are known. `keys`: their samples. `unknown`: texts without p_i."""
+
+    chosen: pl.DataFrame
+    keys: pl.DataFrame
+    unknown: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """Texts (text_digest, text) that lack p_i or samples. `known`: POSITIONS rows; `stored`: SAMPLE_KEY rows."""
+
+    texts: pl.DataFrame
+    known: pl.DataFrame
+    stored: pl.DataFrame
+
+
+class SampleStore:
+    """The stored positions and samples of one lane under one model, prompt and sampling."""
+
+    def __init__(self, worker: Worker, lane: Lane) -> None:
+        plan = worker.plan
+        self._lane = lane
+        self.positions = worker.rows(
+            f"{lane.key}/positions", positions_identity(plan, lane), ("text_digest",), POSITIONS
+        )
+        self.samples = worker.rows(f"{lane.key}/samples", samples_identity(plan, lane), SAMPLE_KEY, SAMPLES)
+
+    @property
+    def stores(self) -> tuple[RowStore, RowStore]:
+        """Where the rows come from."""
+        return self.positions, self.samples
+
+    def asked(self, texts: pl.DataFrame) -> Asked:
+        """Return what the thresholds ask for, of `texts` (text_digest, text)."""
+        known = self.positions.stored(texts)
+        chosen = pl.DataFrame(list(self._chosen(known)), schema=CHOSEN, orient="row")
+        unknown = texts.join(known, on="text_digest", how="anti", maintain_order="left")
+        unknown = unknown.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
+        samples = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
+        return Asked(chosen, chosen.select("text_digest", "position").join(samples, how="cross"), unknown)
+
+    def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
+        """Return (text_digest, reason) of texts that the engine could not take."""
+        place = (pl.lit(REFUSED, pl.Int32()).alias("position"), pl.lit(0, pl.Int32()).alias("sample"))
+        return self.samples.stored(texts.select("text_digest", *place)).select("text_digest", "reason")
+
+    def _chosen(self, known: pl.DataFrame) -> Iterator[tuple[str, int, float, int]]:
+        for digest, probabilities, offsets in zip(*known.select(POSITIONS.names()), strict=True):
+            for i in select_positions(probabilities.to_numpy(), self._lane.tau_s, self._lane.k):
+                yield digest, i, probabilities[i], offsets[i]
+
+
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+    """Plan the texts of a shard that lack p_i or samples. Counts texts (p_i) and samples."""
+    _, texts = _texts(output, shard)
+    store = SampleStore(worker, output.lane)
+    asked = store.asked(texts)
+    missing = store.samples.missing(asked.keys)
+    present = asked.keys.join(missing, on=SAMPLE_KEY, how="anti")
+    lacking = pl.concat([asked.unknown.select("text_digest"), missing.select("text_digest")]).unique(
+        maintain_order=True
+    )
+    free = claim(claimed, store.samples.name, lacking)
+    unknown = asked.unknown.join(free, on="text_digest", how="semi", maintain_order="left")
+    partial = free.join(unknown, on="text_digest", how="anti", maintain_order="left")
+    payloads = [
+        TextChunk(
+            chunk.select("text_digest", "text"),
+            store.positions.stored(chunk),
+            present.join(chunk, on="text_digest", how="semi").select(SAMPLE_KEY),
+        )
+        for chunk in text_chunks(texts, unknown, partial, worker.plan.settings.execution.chunk_texts)
+    ]
+    counts = {"texts": (unknown.height, texts.height - unknown.height), "samples": (0, present.height)}
+    return Planned([(payload.texts.height, payload) for payload in payloads], texts.height, counts)
+
+
+def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
+    """Compute and commit what the texts of a chunk lack."""
+    lane, engine, store = output.lane, worker.engine(), SampleStore(worker, output.lane)
+    known = dict(zip(chunk.known["text_digest"], chunk.known["probabilities"], strict=True))
+    stored: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for digest, position, sample in chunk.stored.iter_rows():
+        stored[digest].add((position, sample))
+    requests = [
+        ProposalRequest(
+            text, digest, known[digest].to_numpy() if digest in known else None, frozenset(stored.get(digest, ()))
+        )
+        for digest, text in chunk.texts.select("text_digest", "text").iter_rows()
+    ]
+    before = engine.counts.as_dict()
+    sampling = worker.plan.sampling
+    proposals = engine.propose(lane.tool.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling)
+    answers = list(zip(requests, proposals, strict=True))
+    samples = _sample_rows(answers)
+    store.samples.append(samples)
+    store.positions.append(_position_rows(answers))  # last: a text whose p_i are stored has its samples stored
+    tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
+    return Work(tokens, {"samples": (samples.filter(pl.col("position") != REFUSED).height, 0)})
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Read the samples of a shard's texts. Raises StorageError where some were damaged meanwhile.
+
+    A row is a sampled call, or a discarded sample with its reason: no_end, those of `parse_call`, other_tool. Texts
+    without a row are counted as no_position, does_not_fit, not_finite or empty.
+    """
+    placed, texts = _texts(output, shard)
+    store = SampleStore(worker, output.lane)
+    asked = store.asked(texts)
+    samples = store.samples.stored(asked.keys)
+    if samples.height < asked.keys.height or not asked.unknown.is_empty():
+        lost = asked.keys.height - samples.height + asked.unknown.height
+        raise StorageError(f"{lost} samples of {output.lane.key} were damaged while they were read; run again")
+    parsed = pl.DataFrame(
+        [_parsed(output.lane, body) for body in samples["body"].unique()], schema=BODIES, orient="row"
+    )
+    samples = samples.join(parsed, on="body", how="left", nulls_equal=True)
+    table = (
+        placed.join(asked.chosen, on="text_digest")
+        .join(samples, on=("text_digest", "position"))
+        .with_columns(
+            (pl.col("offset") + pl.col("char")).alias("char_offset"), pl.coalesce("reason", "malformed").alias("reason")
+        )
+        .select(output.stage.schema.names())
+        .sort(CALL_KEY)
+    )
+    rejected = counted(table) + _without_rows(placed, asked, store.refused(texts))
+    return PartRows([table], rejected, [one.name for one in store.stores])
+
+
+def _texts(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows of heuristic_subset, and its distinct texts (text_digest, text)."""
+    subset = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard)
+    return subset, subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
+
+
+Answers = Sequence[tuple[ProposalRequest, Proposal]]
+
+
+def _position_rows(answers: Answers) -> pl.DataFrame:
+    rows = [
+        (request.digest, proposal.probabilities, proposal.offsets)
+        for request, proposal in answers
+        if request.probabilities is None and proposal.reason is None
+    ]
+    return pl.DataFrame(rows, schema=POSITIONS, orient="row")
+
+
+def _sample_rows(answers: Answers) -> pl.DataFrame:
+    sampled = [
+        (request.digest, sample.position, sample.sample, sample.body, sample.reason)
+        for request, proposal in answers
+        for sample in proposal.samples
+    ]
+    refused = [(request.digest, REFUSED, 0, None, p.reason) for request, p in answers if p.reason is not None]
+    return pl.DataFrame([*sampled, *refused], schema=SAMPLES, orient="row")
+
+
+def _parsed(lane: Lane, body: str | None) -> tuple[str | None, str | None, str | None]:
+    """(body, input or None, why it is no call of this tool)."""
+    if body is None:
+        return None, None, None
+    try:
+        call = parse_call(body)
+    except MalformedCall as error:
+        return body, None, error.reason
+    return (body, call.input, None) if call.tool == lane.tool.name else (body, None, "other_tool")
+
+
+def _without_rows(placed: pl.DataFrame, asked: Asked, refused: pl.DataFrame) -> Rejected:
+    """Texts that gave no row, by shard and reason."""
+    without = placed.join(asked.chosen, on="text_digest", how="anti").join(refused, on="text_digest", how="left")
+    return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
+
+
+STAGE = Stage(
+    name="scored_candidates",
+    description="Up to k positions with p_i > tau_s per text, m sampled calls each; discarded ones have a reason.",
+    columns={
+        **CALL,
+        "char_offset": CHAR_OFFSET,
+        "p_api": P_API,
+        "body": Column(pl.String(), "what was sampled between the brackets"),
+        "input": INPUT,
+        "reason": Column(pl.String(), "why the sample was discarded; null for a call"),
+    },
+    key=CALL_KEY,
+    settings=settings,
+    reads=("heuristic_subset",),
+    pool="gpu",
+    kinds=frozenset({"pytorch", "parquet"}),
+    warehouse_name="candidates",
+    chunks=chunks,
+    compute=compute,
+    rows=rows,
+)

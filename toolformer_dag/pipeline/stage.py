@@ -1,0 +1,316 @@
+"""What a stage declares, once: columns, key, inputs, the settings that determine it, its functions.
+
+The asset, `stale --why`, the warehouse's tables and comments, the data dictionary and the checks follow from it.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import polars as pl
+
+from toolformer_dag.files import as_json
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.record import STORES, record
+from toolformer_dag.lake.table import WHOLE, Pointer, Table
+from toolformer_dag.lake.warehouse import ROWS, WarehouseTable
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.worker import Worker
+
+Rejected = Counter[tuple[str, str]]
+"""(shard, reason) -> how many."""
+REJECTIONS, VIOLATIONS, RETRY = "rejections", "violations", "retry"
+"""Fields of a part's record: what was left out, rows that fail a check, why the part is computed again next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A polars type and a one-line description. `sql`: how the column follows from the columns before it."""
+
+    dtype: pl.DataType
+    description: str
+    sql: str | None = None
+
+
+Check = Callable[[pl.DataFrame, "TableOutput"], int]
+"""Counts the rows of a frame that break a promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a run cost: `tokens` through the model by kind; `counts`: kind -> (computed, reused), such as samples.
+
+    `damaged`: files that were set aside, with reasons.
+    """
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+
+    def __add__(self, other: "Work") -> "Work":
+        tokens = Counter(self.tokens)
+        tokens.update(other.tokens)
+        counts = {
+            kind: _sum(self.counts.get(kind, (0, 0)), other.counts.get(kind, (0, 0)))
+            for kind in {**self.counts, **other.counts}
+        }
+        return Work(dict(tokens), counts, (*self.damaged, *other.damaged))
+
+
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """The rows of a part and what belongs into its record. `rejected` is read after the last frame.
+
+    `stores`: names of the row stores they come from; `facts`: what else is worth keeping; `retry`: why the part is
+    computed again by the next run although nothing changed.
+    """
+
+    frames: Iterable[pl.DataFrame]
+    rejected: Rejected = field(default_factory=Counter)
+    stores: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    retry: Callable[[], str | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The missing rows of a part. `chunks`: payloads with the units (texts, calls) that each computes.
+
+    `units`: of the whole part; `counts`: kind -> (computed, reused).
+    """
+
+    chunks: Sequence[tuple[int, Any]]
+    units: int
+    counts: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A declaration. `group`: first part of the table's name, None for a lane's own.
+
+    reads: tables whose versions are recorded as inputs; a bare name is of the same lane, "*/name" of every lane.
+    also_reads: tables that are read without their version counting.
+    settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
+    sharded: a part per shard, else one part. by_model: asks the language model. pool: what serialises its runs.
+    inputs: replaces the versions of `reads` in the record of a part, of (plan, part).
+    warehouse_name, select: its table in the warehouse. beside: tables that are published with it, part for part.
+
+    One of three ways to make a part: `shard_rows` (a shard is a chunk; workers publish it), `chunks` + `compute` +
+    `rows` (chunks are computed by workers and stored as rows, from which the part is read), or `rows` alone.
+    """
+
+    name: str
+    description: str
+    columns: Mapping[str, Column]
+    key: tuple[str, ...]
+    settings: Callable[[Plan, Any], Mapping[str, Any]]
+    reads: tuple[str, ...] = ()
+    also_reads: tuple[str, ...] = ()
+    group: str | None = None
+    sharded: bool = True
+    pool: Literal["gpu", "tools", "lake"] = "lake"
+    kinds: frozenset[str] = frozenset({"python", "parquet"})
+    volatile: tuple[str, ...] = ()
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    inputs: Callable[[Plan, str], Mapping[str, Any]] | None = None
+    beside: tuple[str, ...] = ()
+    warehouse_name: str = ""
+    select: str = ROWS
+    added_columns: Mapping[str, str] = field(default_factory=dict)
+    shard_rows: "Callable[[Worker, TableOutput, str], PartRows] | None" = None
+    chunks: "Callable[[Worker, TableOutput, str, Claimed], Planned] | None" = None
+    compute: "Callable[[Worker, TableOutput, Any], Work] | None" = None
+    rows: "Callable[[Worker, TableOutput, str], PartRows] | None" = None
+
+    @property
+    def schema(self) -> pl.Schema:
+        """The polars schema of its rows."""
+        return pl.Schema({name: column.dtype for name, column in self.columns.items()})
+
+    def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Compute the columns that follow from others and put all columns in the declared order."""
+        for name, column in self.columns.items():
+            if column.sql is not None:
+                frame = frame.with_columns(pl.sql_expr(column.sql).cast(column.dtype).alias(name))
+        return frame.select(self.schema.names())
+
+
+Claimed = dict[str, pl.DataFrame]
+"""Keys that are being computed for earlier shards of the same run, by row store."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableOutput:
+    """A stage of a plan, for a lane where it has lanes: a table of the lake and an asset of the graph."""
+
+    stage: Stage
+    plan: Plan
+    lane_or_none: Lane | None = None
+
+    @property
+    def lane(self) -> Lane:
+        """The lane. Raises LookupError for a stage of all lanes."""
+        if self.lane_or_none is None:
+            raise LookupError(f"{self.stage.name} belongs to no lane")
+        return self.lane_or_none
+
+    @property
+    def group(self) -> str:
+        return self.stage.group or self.lane.key
+
+    @property
+    def name(self) -> str:
+        """Name of the table and the asset: "calculator/loss_deltas"."""
+        return f"{self.group}/{self.stage.name}"
+
+    @property
+    def table(self) -> Table:
+        return self.plan.lake.table(self.name)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that determine the rows beside the inputs, in the form that JSON gives back."""
+        schema = {name: [str(column.dtype), column.sql] for name, column in self.stage.columns.items()}
+        made = {**self.stage.settings(self.plan, self.lane_or_none), "columns": fingerprint(schema)}
+        return dict(json.loads(as_json(self.name, made)))
+
+    @cached_property
+    def code_version(self) -> str:
+        """The fingerprint of the settings, which Dagster compares."""
+        return fingerprint(self.settings)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the tables whose versions count."""
+        return tuple(name for read in self.stage.reads for name in self._tables(read))
+
+    @property
+    def depends_on(self) -> tuple[str, ...]:
+        """Names of all tables that are read."""
+        return (*self.reads, *(name for read in self.stage.also_reads for name in self._tables(read)))
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts that the table should have."""
+        return list(self.plan.shards) if self.stage.sharded else [WHOLE]
+
+    def inputs(self, part: str) -> Mapping[str, Any]:
+        """Versions of what a part is made from, as they are now; null for what was not made yet."""
+        if self.stage.inputs is not None:
+            return self.stage.inputs(self.plan, part)
+        tables = {_last(name) if self.stage.sharded else name: self.plan.lake.table(name) for name in self.reads}
+        if self.stage.sharded:
+            return {name: _version(table, part) for name, table in tables.items()}
+        return {name: {one: _version(table, one) for one in table.parts()} for name, table in tables.items()}
+
+    def wanted(self, part: str) -> Mapping[str, Any]:
+        """The record that an up-to-date part has, as far as it is compared."""
+        return {"settings": self.settings, "inputs": self.inputs(part)}
+
+    def publish(self, part: str, made: PartRows) -> Pointer:
+        """Publish the rows of a part with their record. Raises WriteError."""
+        keys: list[pl.DataFrame] = []
+        violations: Counter[str] = Counter()
+        inputs = self.inputs(part)  # before the first row: what changes meanwhile is read again
+
+        def seen() -> Iterator[pl.DataFrame]:
+            for frame in made.frames:
+                keys.append(frame.select(self.stage.key))
+                violations.update({name: check(frame, self) for name, check in self.stage.checks.items()})
+                yield frame
+
+        def made_from() -> Mapping[str, Any]:
+            twice = pl.concat(keys).is_duplicated().sum()
+            facts = {"stage": self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
+            return record(self.settings, inputs, **facts, **made.facts) | {
+                STORES: list(made.stores),
+                REJECTIONS: encoded(made.rejected),
+                VIOLATIONS: {"unique_keys": twice, **violations},
+                RETRY: made.retry(),
+            }
+
+        return self.table.publish(part, seen(), made_from, self.stage.volatile)
+
+    def warehouse_table(self, sources: Sequence[str]) -> WarehouseTable:
+        """Return the stage's table in the warehouse, over the lake tables `sources`."""
+        stage = self.stage
+        columns = {name: column.description for name, column in stage.columns.items() if name not in _hidden(stage)}
+        return WarehouseTable(
+            stage.warehouse_name or stage.name,
+            stage.description,
+            {**columns, **stage.added_columns},
+            stage.schema,
+            tuple(sources),
+            stage.select,
+        )
+
+    def _tables(self, read: str) -> tuple[str, ...]:
+        group, slash, name = read.rpartition("/")
+        if group == "*":
+            return tuple(f"{lane.key}/{name}" for lane in self.plan.lanes)
+        return (read,) if slash else (f"{self.lane.key}/{read}",)
+
+
+def encoded(rejected: Rejected) -> list[dict[str, Any]]:
+    """Return rejections as a record holds them, in a fixed order."""
+    return [{"shard": shard, "reason": reason, "count": n} for (shard, reason), n in sorted(rejected.items()) if n]
+
+
+def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
+    """Count the rows of `frame` (shard, reason) whose reason is not null."""
+    rows = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len().rows()
+    return Counter({(shard, why): count for shard, why, count in rows})
+
+
+def _hidden(stage: Stage) -> tuple[str, ...]:
+    """The columns that `SELECT * EXCLUDE (...)` leaves out of the warehouse."""
+    _, _, rest = stage.select.partition("EXCLUDE (")
+    return tuple(name.strip() for name in rest.partition(")")[0].split(",")) if rest else ()
+
+
+def _version(table: Table, part: str) -> str | None:
+    pointer = table.whole_pointer(part)
+    return None if pointer is None else pointer.data_version
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+TOOL = Column(pl.String(), "key of the lane: calculator")
+SHARD = Column(pl.String(), "name of the shard file")
+DIGEST = Column(pl.String(), "CCNet's digest of the document")
+SEGMENT = Column(pl.Int32(), "number of the text within the document")
+POSITION = Column(pl.Int32(), "i: the call stands before token x_i, counted from 0")
+SAMPLE = Column(pl.Int32(), "j: number of the sample at this position")
+CHAR_OFFSET = Column(pl.Int64(), "character of the document at which x_i begins")
+P_API = Column(pl.Float32(), "p_i: probability that a call begins here")
+INPUT = Column(pl.String(), "input of the call, as sampled")
+RESULT = Column(pl.String(), "result of the call")
+CALL = {"tool": TOOL, "shard": SHARD, "digest": DIGEST, "segment": SEGMENT, "position": POSITION, "sample": SAMPLE}
+CALL_KEY = tuple(CALL)
+TEXT_KEY = ("shard", "digest", "segment")
+LOSSES = {
+    "loss_empty": Column(pl.Float64(), "L_i(empty), nats"),
+    "loss_call": Column(pl.Float64(), "L_i(e(c)): the call without its result"),
+    "loss_result": Column(pl.Float64(), "L_i(e(c, r)): the call with its result"),
+    "loss_minus": Column(pl.Float64(), "L-: the smaller of loss_empty and loss_call", "least(loss_empty, loss_call)"),
+    "loss_plus": Column(pl.Float64(), "L+: loss_result", "loss_result"),
+    "delta": Column(pl.Float64(), "L- - L+: by how much the result helps", "loss_minus - loss_plus"),
+}
+SCORED = {
+    **CALL,
+    "char_offset": CHAR_OFFSET,
+    "input": INPUT,
+    "result": RESULT,
+    "p_api": P_API,
+    **LOSSES,
+    "reason": Column(pl.String(), "why the call may not stay whatever its delta; null for most"),
+}

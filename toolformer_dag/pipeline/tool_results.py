@@ -1,0 +1,140 @@
+"""tool_results: every distinct input in its context, answered once (paper, section 2, "Executing API Calls")."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.files import StorageError
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.pipeline.chunks import claim
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import (
+    INPUT,
+    RESULT,
+    TEXT_KEY,
+    TOOL,
+    Claimed,
+    Column,
+    PartRows,
+    Planned,
+    Stage,
+    TableOutput,
+    Work,
+    counted,
+)
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.tools.tool import ToolCall
+
+KEY = ("input", "context")
+RESULTS = pl.Schema(
+    {
+        "input": pl.String(),
+        "context": pl.String(),
+        "result": pl.String(),
+        "reason": pl.String(),
+        "seconds": pl.Float64(),
+        "cost": pl.Float64(),
+    }
+)
+MEASURED = ("seconds", "cost")
+"""Columns that differ from run to run and make no other version of the data."""
+
+
+def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines a result beside the call."""
+    return result_settings(lane)
+
+
+def result_settings(lane: Lane) -> dict[str, Any]:
+    """Return the same for whatever else calls the tool: decoding and evaluation."""
+    tool = lane.tool
+    return {
+        "tool": tool.name,
+        "version": tool.version,
+        "identity": dict(tool.identity()),
+        "max_result_characters": lane.limits.max_result_characters,
+    }
+
+
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+    """Plan the calls that no run and no shard has made under the same tool. Counts distinct calls."""
+    calls, store = _calls(output, shard).select(KEY).unique().sort(KEY), _store(worker, output.lane)
+    # whole rows are read: damage beside the key columns has to show before the tool runs
+    missing = calls.join(store.stored(calls), on=KEY, how="anti", maintain_order="left")
+    missing = claim(claimed, store.name, missing)
+    size = worker.plan.settings.execution.chunk_calls
+    payloads = [missing[at : at + size] for at in range(0, missing.height, size)]
+    counts = {"calls": (missing.height, calls.height - missing.height)}
+    return Planned([(payload.height, payload) for payload in payloads], calls.height, counts)
+
+
+def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
+    """Run the tool on a chunk of calls and commit the answers.
+
+    A call that was lost (time limit, connection) is remembered until the end of the update and not stored, so the next
+    run tries it again. Raises ToolDown when the tool stops working; earlier chunks stay stored.
+    """
+    calls = [ToolCall(*call) for call in chunk.select(KEY).iter_rows()]
+    answers = zip(calls, worker.runner(output.lane).run(calls), strict=True)
+    rows = [(c.input, c.context, a.result, a.reason, a.seconds, a.cost, a.lost) for c, a in answers]
+    frame = pl.DataFrame(rows, schema={**RESULTS, "lost": pl.Boolean()}, orient="row")
+    _store(worker, output.lane).append(frame.filter(~pl.col("lost")).drop("lost"))
+    worker.lost_calls(output.lane).append(frame.filter("lost").drop("lost"))
+    return Work()
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Return a row per distinct call of a shard; `rejected` counts candidates without a result."""
+    candidates = _calls(output, shard)
+    calls, store = candidates.select(KEY).unique(), _store(worker, output.lane)
+    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls(output.lane)]).unique(KEY)
+    stored = store.stored(calls)
+    # what is stored wins: another process may have had an answer to a call that was lost here
+    found = pl.concat([stored, lost.join(calls, on=KEY, how="semi").join(stored, on=KEY, how="anti")])
+    if found.height < calls.height:
+        gone = calls.height - found.height
+        raise StorageError(f"{gone} results of {output.lane.key} were damaged while they were read; run again")
+    table = found.with_columns(tool=pl.lit(output.lane.key), tool_version=pl.lit(output.lane.tool.version))
+    reasons = sorted(set(found.join(stored, on=KEY, how="anti")["reason"]))
+    retry = f"calls were lost ({', '.join(reasons)}) and are tried again" if reasons else None
+    rejected = counted(candidates.join(found, on=KEY))
+    ordered = table.select(output.stage.schema.names()).sort(KEY)
+    return PartRows([ordered], rejected, [store.name], retry=lambda: retry)
+
+
+def _store(worker: Worker, lane: Lane) -> RowStore:
+    return worker.rows(f"{lane.key}/results", result_settings(lane), KEY, RESULTS)
+
+
+def _calls(output: TableOutput, shard: str) -> pl.DataFrame:
+    """(shard, input, context) of every candidate call."""
+    lake, lane = output.plan.lake, output.lane
+    texts = lake.table(f"{lane.key}/heuristic_subset").read(shard).select(*TEXT_KEY, "context")
+    calls = lake.table(f"{lane.key}/scored_candidates").read(shard).filter(pl.col("input").is_not_null())
+    return calls.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY)
+
+
+STAGE = Stage(
+    name="tool_results",
+    description="The tool's result per distinct input in its context, or the reason why there is none.",
+    columns={
+        "tool": TOOL,
+        "input": INPUT,
+        "context": Column(pl.String(), "what the result depends on beside the input"),
+        "result": RESULT,
+        "reason": Column(pl.String(), "why there is no result; null where there is one"),
+        "seconds": Column(pl.Float64(), "time the tool took"),
+        "cost": Column(pl.Float64(), "what the backend says it cost"),
+        "tool_version": Column(pl.String(), "version of the tool that answered"),
+    },
+    key=("tool", *KEY),
+    settings=settings,
+    reads=("scored_candidates", "heuristic_subset"),
+    pool="tools",
+    volatile=MEASURED,
+    select=("SELECT DISTINCT ON (tool, input, context) * FROM rows ORDER BY tool, input, context, reason NULLS FIRST"),
+    chunks=chunks,
+    compute=compute,
+    rows=rows,
+)

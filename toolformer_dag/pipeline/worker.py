@@ -1,0 +1,107 @@
+"""The means of a process that computes: the plan, the model loaded on first use, the rows that were opened."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from toolformer_dag.files import locked
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.tools.runner import Runner
+
+if TYPE_CHECKING:
+    from toolformer_dag.model.engine import Engine
+    from toolformer_dag.model.loading import Tokens
+
+
+class Worker:
+    """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._engine: Engine | None = None
+        self._tokens: Tokens | None = None
+        self._stores: dict[str, RowStore] = {}
+        self._runners: dict[str, Runner] = {}
+        self._lost: dict[str, list[pl.DataFrame]] = {}
+
+    def engine(self) -> "Engine":
+        """Return positions, samples and losses; the first call loads the weights. Raises ModelError."""
+        if self._engine is None:
+            import torch
+
+            from toolformer_dag.model.engine import load_engine
+
+            gpu = _own_gpu(torch.cuda.device_count())
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            self._engine = load_engine(self.plan.settings.model)
+        return self._engine
+
+    def tokens(self) -> "Tokens":
+        """Return the tokenizer alone; no weights are loaded. Raises ModelError."""
+        if self._tokens is None:
+            from toolformer_dag.model.loading import load_tokens
+            from toolformer_dag.model.weights import model_name
+
+            model = self.plan.settings.model
+            trusted = model.trust_remote_code
+            self._tokens = load_tokens(model_name(model), revision=model.revision, trust_remote_code=trusted)
+        return self._tokens
+
+    def rows(
+        self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
+    ) -> RowStore:
+        """Open computed rows as `Lake.rows` does; once per process."""
+        place = f"{name}/{fingerprint(identity)}"
+        if place not in self._stores:
+            self._stores[place] = self.plan.lake.rows(name, identity, key, schema)
+        return self._stores[place]
+
+    def runner(self, lane: Lane) -> Runner:
+        """Return the lane's tool under its limits, which count over the whole run."""
+        if lane.key not in self._runners:
+            self._runners[lane.key] = Runner(lane.tool, lane.limits)
+        return self._runners[lane.key]
+
+    def lost_calls(self, lane: Lane) -> list[pl.DataFrame]:
+        """Return the list of this update's calls that a tool lost: published with their reason, never stored."""
+        return self._lost.setdefault(lane.key, [])
+
+    def close_rows(self) -> tuple[str, ...]:
+        """Forget opened rows and return what was set aside as damaged while they were open."""
+        notes = tuple(note for store in self._stores.values() for note in store.damaged)
+        self._stores.clear()
+        self._lost.clear()
+        return notes
+
+    def release(self) -> None:
+        """Let go of the weights: finetuning and evaluation load models of their own."""
+        self._engine = None
+
+
+_held = ExitStack()  # never closed: the kernel releases the lock when the process ends
+_taken: dict[int, int | None] = {}
+
+
+def _own_gpu(count: int) -> int | None:
+    """Take the first of `count` GPUs that no other process of this user has taken; None where all are."""
+    if count not in _taken:
+        _taken[count] = next((number for number in range(count) if _take(number)), None)
+    return _taken[count]
+
+
+def _take(number: int) -> bool:
+    taking = ExitStack()
+    folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
+    if taking.enter_context(locked(folder / f"gpu-{number}.lock", wait=False)):
+        _held.push(taking)
+        return True
+    taking.close()
+    return False

@@ -1,0 +1,284 @@
+"""Load settings from all sources and explain what is wrong with them.
+
+Later wins: defaults (the paper's), the chosen `[profiles.NAME]`, the file's own sections, variables such as
+`TOOLFORMER__TOOLS__CALCULATOR__TAU_F=0.8`, `--set tools.calculator.tau_f=0.8`, `--profile` and `--shards`. A section
+under `[tools]` makes a lane; a profile gives values to lanes and adds none.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from toolformer_dag.settings.sections import Settings, SettingsError, SettingsTables, Unfingerprinted, meant, printable
+
+PREFIX = "TOOLFORMER__"
+PROFILES = Path(__file__).parents[1] / "profiles.toml"
+BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+MAXIMUM_DEPTH = 20
+"""Levels of tables and lists; deeper values would exhaust the stack of whatever copies or prints them."""
+Origin = Callable[[Sequence[str]], str]
+"""Names the option, variable or file that gives the value at a path."""
+EXAMPLE = "write key.path=value, as in tools.calculator.tau_f=0.8"
+
+
+class WrittenSettings(SettingsTables, BaseSettings):
+    """Hold what all sources say together, before the chosen profile becomes part of it."""
+
+    model_config = SettingsConfigDict(case_sensitive=True)
+
+    profile: Unfingerprinted[str] = Field(
+        "embedded", description="Profile whose values hold where the file has none: embedded, gpt2, gptj, or your own."
+    )
+    profiles: Unfingerprinted[dict[str, SettingsTables]] = Field(
+        default_factory=dict, description="Your own profiles: [profiles.NAME.SECTION] holds keys of that section."
+    )
+
+
+class GivenSetting(InitSettingsSource):
+    """Give one value outside of the file. `origin`: the option or variable that gives it, for messages."""
+
+    def __init__(self, origin: str, path: Sequence[str], value: Any) -> None:
+        if not all(path):
+            raise SettingsError(f"{origin}: a part of the key is empty; {EXAMPLE}")
+        if len(path) > MAXIMUM_DEPTH:
+            raise SettingsError(f"{origin}: the key has {len(path)} parts, and no setting has as many; {EXAMPLE}")
+        for part in reversed(path):
+            value = {part: value}
+        _refuse_unusable(origin, value)
+        super().__init__(WrittenSettings, value)
+        self.origin = origin
+
+    def gives(self, path: Sequence[str]) -> bool:
+        """Return whether the value at `path` comes from here: all of it, a part of it, or a value in place of it."""
+        found: Any = self.init_kwargs
+        for part in path:
+            if not isinstance(found, Mapping):
+                return True
+            if part not in found:
+                return False
+            found = found[part]
+        return True
+
+
+class SettingsFile(TomlConfigSettingsSource):
+    """Read a TOML file, with or without a byte-order mark. Raises SettingsError."""
+
+    def __init__(self, file: Path) -> None:
+        self.shown = printable(file)
+        super().__init__(WrittenSettings, file)
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        try:
+            values = tomllib.loads(file_path.read_text("utf-8-sig"))
+        except RecursionError:
+            raise SettingsError(f"{self.shown}: values are nested too deeply; no setting needs that") from None
+        except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
+            raise SettingsError(f"{self.shown}: not TOML: {error}; correct that line") from error
+        _refuse_unusable(self.shown, values)
+        return values
+
+
+def settings_file(file: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
+    """Return the absolute path of `file`, else of $TOOLFORMER_CONFIG, else of ./toolformer.toml, existing or not."""
+    environment = os.environ if environment is None else environment
+    return Path(file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml").absolute()
+
+
+def load_settings(
+    file: Path | None = None,
+    *,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    shards: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Load `file` (default: `$TOOLFORMER_CONFIG`, else ./toolformer.toml), with `key.path=value` overrides.
+
+    `profile` and `shards`, where given, win over all other sources. Raises SettingsError, which names the file, option
+    or variable, the key and the remedy, for a file that cannot be read, an unknown profile, an unknown key or an
+    impossible value, in profiles that are not chosen too. Options of a tool are checked when the tool is loaded.
+    """
+    environment = os.environ if environment is None else environment
+    source = settings_file(file, environment)
+    shown, root = printable(source), source.parent
+    in_file = _read(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
+    all_tools = InitSettingsSource(WrittenSettings, {"tools": {name: {} for name in BUILT_IN_TOOLS}})
+    given = [
+        *([GivenSetting("--profile", ["profile"], profile)] if profile else []),
+        *([GivenSetting("--shards", ["corpus", "shards"], list(shards))] if shards else []),
+        *[_from_pair(shown, pair) for pair in reversed(overrides)],
+        *[_from_variable(name, environment[name], in_file.toml_data) for name in _variables(environment)],
+    ]
+
+    def origin(path: Sequence[str]) -> str:
+        return next((setting.origin for setting in given if setting.gives(path)), shown)
+
+    with _explained(origin):
+        sources = [*given, in_file, *([] if "tools" in in_file.toml_data else [all_tools])]
+        written = _merged(sources)
+        _refuse_lanes_of_profiles(origin, written)
+        merged = _merged([*sources, *_chosen_profile(origin, written)])
+        tables = {name: getattr(merged, name) for name in SettingsTables.model_fields}
+        paths, model = merged.paths.under(root), merged.model.under(root)
+        moved = {"paths": paths, "model": model, "evaluation": merged.evaluation.under(root)}
+        tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
+        return Settings.model_validate({**tables, **moved, "tools": tools, "profile": merged.profile, "root": root})
+
+
+def _merged(sources: Sequence[PydanticBaseSettingsSource]) -> WrittenSettings:
+    """Merge sources table by table; earlier sources win."""
+    return WrittenSettings(_build_sources=(tuple(sources), {}))
+
+
+def _read(source: Path, named: bool) -> SettingsFile:
+    """Read the file; it may be absent where nobody named it."""
+    shown = printable(source)
+    try:
+        str(source).encode()
+        if named and not source.exists():
+            raise SettingsError(f"{shown}: no such file; run in the folder that holds toolformer.toml or name it")
+        if source.exists() and not source.is_file():
+            raise SettingsError(f"{shown}: is not a file; name a TOML file")
+        return SettingsFile(source)
+    except UnicodeEncodeError:
+        raise SettingsError(f"{shown}: the path is not UTF-8, which tables and DuckDB require; rename it") from None
+    except OSError as error:
+        raise SettingsError(f"{shown}: cannot be read: {error.strerror}; name a file that can") from error
+
+
+def _chosen_profile(origin: Origin, written: WrittenSettings) -> list[InitSettingsSource]:
+    """Return the values of the chosen profile: the file's own, then the package's. Its other lanes are left out."""
+    name, packaged = written.profile, SettingsFile(PROFILES).toml_data["profiles"]
+    own = {key: profile.model_dump(exclude_unset=True) for key, profile in written.profiles.items()}
+    if name not in {*own, *packaged}:
+        known = ", ".join(sorted({*own, *packaged}))
+        raise SettingsError(f"{origin(['profile'])}: profile {name!r} does not exist; known profiles: {known}")
+    sources = []
+    for values in (own.get(name, {}), packaged.get(name, {})):
+        lanes = {key: lane for key, lane in values.get("tools", {}).items() if key in written.tools}
+        sources.append(InitSettingsSource(WrittenSettings, {**values, "tools": lanes}))
+    return sources
+
+
+def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
+    """Raise SettingsError where a profile names a lane that neither the settings nor the package have."""
+    known = {*BUILT_IN_TOOLS, *written.tools}
+    for name, profile in written.profiles.items():
+        for key in sorted(profile.tools.keys() - known):
+            path = ["profiles", name, "tools", key]
+            reason = f"there is no such lane, and a profile adds none; {meant(key, known, 'lanes')}"
+            raise SettingsError(f"{origin(path)}: {'.'.join(path)}: {reason}")
+
+
+def _variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of variables that hold settings; a longer name wins over a shorter name."""
+    return sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
+
+
+def _from_variable(name: str, value: str, known: Any) -> GivenSetting:
+    """Read a variable; its name has no capitals of its own, so it takes those of the file's keys."""
+    path = []
+    for part in name.removeprefix(PREFIX).lower().split("__"):
+        table = known if isinstance(known, Mapping) else {}
+        key = part if part in table else {key.lower(): key for key in table}.get(part, part)
+        path.append(key)
+        known = table.get(key)
+    origin = f"${printable(name)}"
+    return GivenSetting(origin, path, _value(origin, value))
+
+
+def _from_pair(shown: str, pair: str) -> GivenSetting:
+    key, equals, value = pair.partition("=")
+    origin = f"--set {printable(key.strip())}"
+    if not (key and equals):
+        raise SettingsError(f"{shown}: {origin}: {EXAMPLE}")
+    return GivenSetting(origin, key.strip().split("."), _value(origin, value))
+
+
+def _value(origin: str, text: str) -> Any:
+    """Read a TOML value; text that is none is taken as it is. Raises SettingsError."""
+    text = text.strip()
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except RecursionError:
+        raise SettingsError(f"{origin}: the value is nested too deeply; no setting needs that") from None
+    except ValueError:
+        parsed = {"value": text}
+    if len(parsed) > 1 or (parsed["value"] == text and "\n" in text):
+        raise SettingsError(f"{origin}: the value has more than one line; give each setting on its own")
+    return parsed["value"]
+
+
+def _refuse_unusable(origin: str, values: Any) -> None:
+    """Raise SettingsError for values that TOML allows and nothing else can hold, in options of tools too."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), values)]
+    while waiting:
+        path, value = waiting.pop()
+        reason = None
+        if len(path) > MAXIMUM_DEPTH:
+            reason = "values are nested too deeply; no setting needs that"
+            path = path[:1]
+        elif isinstance(value, Mapping):
+            waiting += [((*path, str(key)), nested) for key, nested in value.items()]
+            waiting += [((*path, "a key"), key) for key in value]
+        elif isinstance(value, list):
+            waiting += [((*path, str(number)), nested) for number, nested in enumerate(value)]
+        elif isinstance(value, str):
+            reason = _unusable_text(value)
+        elif isinstance(value, int) and value.bit_length() > 63:
+            reason = "the number takes more than 64 bits; write a smaller number"
+        if reason:
+            raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
+
+
+def _unusable_text(text: str) -> str | None:
+    if "\0" in text:
+        return "the text holds a NUL character; remove it"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "the text is not UTF-8; rename what it names"
+    return None
+
+
+@contextmanager
+def _explained(origin: Origin) -> Iterator[None]:
+    """Turn errors of validation into a SettingsError with a line per mistake: origin, key, reason, remedy."""
+    try:
+        yield
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            path = [str(part) for part in item["loc"] if part != "[key]"]  # pydantic's mark for the key of a table
+            key = ".".join(path) or "settings"
+            lines.append(f"{origin(path)}: {key}: {_reason(item['loc'], item['type'], item['msg'])}")
+        raise SettingsError("\n".join(lines)) from error
+
+
+def _reason(path: Sequence[int | str], kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return f"unknown key; {meant(str(path[-1]), _known_keys(path), 'keys')}"
+    if kind in ("model_type", "dict_type"):
+        return f"must be a table; write [{'.'.join(map(str, path))}] and its keys below it"
+    reason = message.removeprefix("Value error, ")
+    return reason if "; " in reason else f"{reason}; correct the value or remove the key"
+
+
+def _known_keys(path: Sequence[int | str]) -> list[str]:
+    """Return the keys of the table that holds the last part of `path`."""
+    table: Any = WrittenSettings
+    for part in path[:-1]:
+        table = get_args(table)[1] if get_origin(table) is dict else table.model_fields[part].annotation
+    return list(table.model_fields)

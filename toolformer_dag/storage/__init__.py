@@ -1,1 +1,0 @@
-"""Immutable part files, rows that are never paid for twice, and the warehouse over them. Knows no Dagster."""
