@@ -97,10 +97,10 @@ class Project:
         observe(self.instance, self.plan)
         report = RunReport()
         for _ in range(REPAIRS):
+            report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
             self._run_job(JOB, [one.name for one in self.stale() if not one.by_hand], report)
             if not report.damaged:
                 break
-            report.failed, report.damaged = {}, False  # what was damaged is set aside, and made by the next job
         if training and not report.failed:
             self._run_job(TRAINING_JOB, [one.name for one in self.stale() if one.by_hand], report)
         return report
@@ -137,7 +137,7 @@ def _add(report: RunReport, chosen: Sequence[str], result: dg.ExecuteInProcessRe
             metadata = landed[key].metadata
             report.tokens += _number(metadata.get(TOKENS))
             report.calls += _number(metadata.get(CALLS))
-            if name != SHARD_LIST and not _is_true(metadata.get(UNCHANGED)):
+            if name not in (SHARD_LIST, *report.ran) and not _is_true(metadata.get(UNCHANGED)):
                 report.ran.append(name)
 
 

@@ -252,7 +252,6 @@ def _report(output: TableOutput, found: Differences, work: Work, seconds: float)
     rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     for pointer in pointers.values():
-        rejections.update({})
         for one in pointer.record[REJECTIONS]:
             rejections[one["reason"]] += one["count"]
         for check, count in pointer.record[VIOLATIONS].items():
