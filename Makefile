@@ -1,7 +1,8 @@
 # make demo      install and run everything on the small web; running it again computes nothing twice
 # make test      lint, types and what the software promises, in some six minutes on two cores
 # make test-all  the long tests: architectures in pairs, browsers, variants of runs
-# make soak      kills and faults, compared with an undisturbed run
+# make soak      kills, damage, full disks and moved clocks, compared with an undisturbed run; 20 minutes
+# make environments  what is imported lazily, in environments that pip and uv make anew; some ten minutes
 # make ui        the Dagster UI over the same runs
 # make docs      the documentation, in site/
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -10,20 +11,22 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 export DAGSTER_HOME ?= $(CURDIR)/.dagster
 
-.PHONY: demo test test-all soak lint ui docs clean
+.PHONY: demo test test-all soak environments lint ui docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/toolformer-dag demo
 
 test: lint
-	$(PYTEST) -m "not long and not soak"
+	$(PYTEST) -m "not long and not installs"
 
 test-all: $(VENV)/installed-dev
 	$(PYTEST) -m long
 
 soak: $(VENV)/installed-dev
-	$(BIN)/python -m benchmarks.kills --kills 50
-	$(BIN)/pytest -m soak
+	$(BIN)/python -m benchmarks.soak --minutes 20
+
+environments: $(VENV)/installed-dev
+	$(BIN)/pytest -m installs tests/test_environments.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -4,10 +4,10 @@ import dagster as dg
 
 from assets.checkpoints import checkpoint_asset
 from assets.measuring import accuracy_asset, perplexity_asset
-from assets.outputs import BY_HAND, WAREHOUSE, outputs, prepares
+from assets.outputs import BY_HAND, DATASET, WAREHOUSE, outputs, prepares
 from assets.shard_list import observe, shard_list
 from assets.staleness import StaleAsset, stale_assets
-from assets.tables import asset_key, prepared_tool_asset, table_asset, warehouse_asset
+from assets.tables import asset_key, dataset_asset, prepared_tool_asset, table_asset, warehouse_asset
 from resources.live_runs import UNFINISHED
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.identity import fingerprint
@@ -25,7 +25,8 @@ def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     prepared = [prepared_tool_asset(lane, by_name[f"{lane.key}/prepared_tool"]) for lane in preparing]
     checkpoints = [checkpoint_asset(plan, name, by_name[f"training/{name}"]) for name in CHECKPOINTS]
     measured = [accuracy_asset(plan, by_name[ACCURACY]), perplexity_asset(plan, by_name[PERPLEXITY])]
-    return [shard_list(plan), *tables, *prepared, *checkpoints, *measured, warehouse_asset(plan, by_name[WAREHOUSE])]
+    outward = [warehouse_asset(plan, by_name[WAREHOUSE]), dataset_asset(plan, by_name[DATASET])]
+    return [shard_list(plan), *tables, *prepared, *checkpoints, *measured, *outward]
 
 
 JOB = "bring_up_to_date"

@@ -1,5 +1,7 @@
 """training/finetuned_checkpoint and training/baseline_checkpoint: M finetuned on C*, and on C."""
 
+from collections.abc import Mapping
+
 import dagster as dg
 import polars as pl
 
@@ -23,13 +25,16 @@ def checkpoint_asset(plan: Plan, name: str, output: Output) -> dg.AssetsDefiniti
     def trained(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
-        from toolformer_dag.training.finetune import finetune
+        from toolformer_dag.training.launch import train
+
+        def measured(step: int, values: Mapping[str, float]) -> None:
+            context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
 
         compute.release()
         texts, choosing = training_texts(plan, name)
         settings, out = plan.settings, checkpoint_folder(plan.settings, name)
         with locked(out.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
-            report = finetune(settings.model, texts, choosing, settings.training, out, progress(context))
+            report = train(settings.model, texts, choosing, settings.training, out, progress(context), measured)
         return _result(str(out), report)
 
     return trained
@@ -47,6 +52,7 @@ def _result(folder: str, report: TrainingReport) -> dg.MaterializeResult:
             "tokens": report.tokens,
             "steps": report.steps,
             "best step": report.best_step,
+            "processes": report.processes,
             "held-out perplexity": report.perplexity,
             "texts longer than a sequence": report.split_texts,
             "already finished before": report.reused,

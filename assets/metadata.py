@@ -1,12 +1,15 @@
 """What people see of an asset in the UI: rows, columns, time, tokens, reuse, small tables, plots."""
 
 import base64
+import re
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 import dagster as dg
 import polars as pl
 
+from toolformer_dag.pipeline.spending import NO_TOKENS, token_count
 from toolformer_dag.pipeline.stage import Stage
 from toolformer_dag.pipeline.update import TableReport
 
@@ -15,8 +18,8 @@ TOKENS, CALLS = "tokens through the model", "tool calls"
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 60
 SHARDS_SHOWN = 200
-NO_TOKENS = ("passes", "decoding_steps")
-"""What the engine counts beside tokens."""
+BAR = "\\|"
+"""A bar that does not end a cell, in code too (GitHub Flavored Markdown, section 4.10)."""
 UNCHANGED = "unchanged"
 """Whether a step found nothing to do."""
 
@@ -35,12 +38,11 @@ def figures(report: TableReport) -> dict[str, dg.MetadataValue]:
 
 def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return what a run cost."""
-    tokens = sum(n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS)
     return {
         "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
         "computed": dg.MetadataValue.int(report.computed),
         "reused (cache hits)": dg.MetadataValue.int(report.reused),
-        TOKENS: dg.MetadataValue.int(tokens),
+        TOKENS: dg.MetadataValue.int(token_count(report.work.tokens)),
         CALLS: dg.MetadataValue.int(report.work.counts.get("calls", (0, 0))[0]),
         UNCHANGED: dg.MetadataValue.bool(report.unchanged),
     }
@@ -94,6 +96,21 @@ def image(png: bytes) -> dg.MetadataValue:
 
 
 def _cell(value: object) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    short = text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
-    return short.replace("|", "\\|").replace("\n", " ").replace("`", "'")
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return str(value) if value is None or isinstance(value, int | date) else as_text(str(value))
+
+
+def as_text(text: str) -> str:
+    """Return text of the web or of a tool for a cell of a markdown table, shown as it is and on one line.
+
+    A span of code is the only markdown in which nothing has a meaning: no HTML, no image, no link, no address. Control
+    characters and marks that reverse the direction become spaces; a long text is cut.
+    """
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    short = line if len(line) <= PREVIEW_CHARACTERS else line[: PREVIEW_CHARACTERS - 1] + "…"
+    if not short:
+        return ""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", short)), default=0))
+    apart = re.sub(r"\\(?=\|)", r"\\ ", short)  # a table reads a backslash before its bar as part of the bar
+    return f"{fence} {apart.replace('|', BAR)} {fence}"

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolformer_dag.evaluation.measurements import SETTINGS, TABLES, measurement_reasons
+from toolformer_dag.exports.corpus_export import asset_folder, corpus_reasons, corpus_settings
+from toolformer_dag.exports.dataset_folder import read_exported
+from toolformer_dag.exports.forms import text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake import warehouse
 from toolformer_dag.lake.table import WHOLE
@@ -19,6 +22,7 @@ from toolformer_dag.training.training_report import checkpoint_folder, read_repo
 
 SHARD_LIST = "ccnet/shard_list"
 WAREHOUSE = "warehouse/loss_deltas"
+DATASET = "warehouse/dataset"
 BY_HAND = ("training/finetuned_checkpoint", "training/baseline_checkpoint", *TABLES)
 """Finetuning and what is measured on it: the second job, a person's decision."""
 
@@ -63,6 +67,7 @@ def outputs(plan: Plan) -> list[Output]:
         *checkpoints,
         *(_measured(plan, name) for name in TABLES),
         _warehouse(plan),
+        _dataset(plan),
     ]
 
 
@@ -84,7 +89,7 @@ def _table(table: TableOutput) -> Output:
 
 
 def _prepared(lane: Lane) -> Output:
-    settings = {"version": lane.tool.version, "options": lane.tool.identity()}
+    settings = {"version": lane.tool.version, "options": lane.identity()}
     return Output(f"{lane.key}/prepared_tool", settings, (), Reasons, lambda: fingerprint(settings))
 
 
@@ -123,3 +128,16 @@ def _warehouse(plan: Plan) -> Output:
         lambda: Reasons(tuple(warehouse.out_of_date(plan.lake, tables, lanes, database))),
         lambda: warehouse.version(plan.lake, tables, lanes),
     )
+
+
+def _dataset(plan: Plan) -> Output:
+    form, folder = text_form(), asset_folder(plan)
+
+    def version() -> str | None:
+        exported = read_exported(folder)
+        return exported.version if exported else None
+
+    def reasons() -> Reasons:
+        return Reasons(tuple(corpus_reasons(plan, folder, form)))
+
+    return Output(DATASET, corpus_settings(plan, form), (WAREHOUSE,), reasons, version)

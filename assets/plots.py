@@ -9,8 +9,11 @@ BINS = 80  # tenths of a nat
 CLIPPED = (-3, 5)
 
 
-def delta_histogram(deltas: pl.DataFrame, tau_f: float) -> bytes:
-    """PNG: how L- - L+ is distributed over a lane's scored calls, and where tau_f cuts. Needs a column `delta`."""
+def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> bytes:
+    """PNG: how L- - L+ is distributed over a lane's scored calls, and where tau_f cuts. Needs a column `delta`.
+
+    No call is kept where tau_f is None.
+    """
     bars = (
         alt.Chart(histogram(deltas["delta"]))
         .mark_bar()
@@ -20,8 +23,37 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float) -> bytes:
             y=alt.Y("calls:Q", scale=alt.Scale(type="symlog")),
         )
     )
-    rule = alt.Chart(pl.DataFrame({"tau_f": [tau_f]})).mark_rule(color="#c0392b", strokeDash=[4, 3]).encode(x="tau_f:Q")
-    return _png((bars + rule).properties(width=420, height=180, title=f"scored calls; kept right of tau_f = {tau_f}"))
+    if tau_f is None:
+        return _png(bars.properties(width=420, height=180, title="scored calls; no tau_f is certified, none is kept"))
+    title = f"scored calls; kept right of tau_f = {tau_f:.6g}"
+    return _png((bars + _dashed("x", tau_f)).properties(width=420, height=180, title=title))
+
+
+LEVEL = 0.05
+"""The false discovery rate that a threshold by chance usually has."""
+
+
+def chance_curves(rates: pl.DataFrame) -> bytes:
+    """PNG: the false discovery rate and its one-sided 95 % bound over tau_f. Needs tau_f, fdr, fdr_high."""
+    lines = (
+        alt.Chart(rates.select("tau_f", "fdr", "fdr_high"))
+        .transform_fold(["fdr", "fdr_high"], as_=["measure", "rate"])
+        .mark_line(interpolate="step-before")
+        .encode(
+            x=alt.X("tau_f:Q", title="tau_f (nats)"),
+            y=alt.Y("rate:Q", title="kept by chance", scale=alt.Scale(domain=[0, 1])),
+            color=alt.Color("measure:N", title=None),
+        )
+    )
+    title = "share of the kept calls that are kept by chance"
+    return _png((lines + _dashed("y", LEVEL)).properties(width=420, height=180, title=title))
+
+
+def _dashed(axis: str, value: float) -> alt.Chart:
+    """A line across the plot at a value of x or y."""
+    line = alt.Chart(pl.DataFrame({"at": [value]})).mark_rule(color="#c0392b", strokeDash=[4, 3])
+    placed: alt.Chart = line.encode(x="at:Q") if axis == "x" else line.encode(y="at:Q")
+    return placed
 
 
 def histogram(deltas: pl.Series) -> pl.DataFrame:

@@ -20,20 +20,35 @@ from assets.metadata import (
     this_run,
 )
 from assets.outputs import Output
-from assets.plots import delta_histogram
+from assets.plots import chance_curves, delta_histogram
 from assets.running import progress, tag_changes
 from resources import Compute, WarehouseResource
+from toolformer_dag.exports.corpus_export import asset_folder, export_corpus, tells_the_same
+from toolformer_dag.exports.dataset_folder import read_exported
+from toolformer_dag.exports.forms import text_form
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import version
+from toolformer_dag.lake.warehouse import CHOSEN, version
+from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
-from toolformer_dag.pipeline.swapped_results import by_chance
 from toolformer_dag.pipeline.update import TableReport, update
+from toolformer_dag.settings.sections import ChanceThreshold
 
 OWNERS = ["team:data"]
-THRESHOLDS = (0.5, 1.0, 2.0)
-"""Those of Table 2; the lane's own tau_f stands beside them."""
+COUNTED = (
+    "tau_f",
+    "calls",
+    "places",
+    "swaps",
+    "kept_swapped",
+    "by_chance",
+    "by_chance_low",
+    "by_chance_high",
+    "fdr",
+    "fdr_high",
+)
+"""The columns of swapped_statistics that the control shows."""
 
 
 def asset_key(name: str) -> dg.AssetKey:
@@ -71,6 +86,8 @@ def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
         report = update(compute.worker, compute.workers, compute.tables[table.name], progress(context))
         for note in report.work.damaged:
             context.log.warning(note)
+        if chosen := report.facts.get(CHOSEN):
+            context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
         tag_changes(context, report.differences.settings())
         shown = last_metadata(context) if report.unchanged else {}
         return dg.MaterializeResult(
@@ -89,9 +106,13 @@ def description(table: TableOutput) -> str:
         return table.stage.description
     told = {
         "scored_candidates": f" {lane.tool.name}: k = {lane.k}, m = {lane.m}, tau_s = {lane.tau_s}.",
-        "filtered_calls": f" {lane.tool.name}: tau_f = {lane.tau_f}.",
+        "filtered_calls": f" {lane.tool.name}: tau_f {_rule(lane)}.",
     }
     return table.stage.description + told.get(table.stage.name, f" {lane.tool.name}.")
+
+
+def _rule(lane: Lane) -> str:
+    return f"by chance {lane.tau_f.by_chance}" if isinstance(lane.tau_f, ChanceThreshold) else f"= {lane.tau_f}"
 
 
 def check_result(report: TableReport, name: str) -> dg.AssetCheckResult:
@@ -103,30 +124,38 @@ def check_result(report: TableReport, name: str) -> dg.AssetCheckResult:
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
     rows = table.table.scan() if report.rows else table.stage.schema.to_frame().lazy()
     more: Mapping[str, Callable[[], Mapping[str, dg.MetadataValue]]] = {
-        "filtered_calls": lambda: _filtered(table),
-        "swapped_results": lambda: {"kept": dg.MetadataValue.md(_kept_by_chance(table, rows))},
+        "filtered_calls": lambda: _filtered(table, report.facts.get(CHOSEN)),
+        "swapped_results": lambda: _kept_by_chance(table),
     }
     examples = report.facts.get("examples")
     shown = {"examples": dg.MetadataValue.md(counts_table("tool", examples))} if examples else {}
     return {**figures(report), **shown, **shape(table.stage, rows), **more.get(table.stage.name, dict)()}
 
 
-def _filtered(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
+def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None) -> Mapping[str, dg.MetadataValue]:
     """The threshold, and where it cuts the distribution of delta: on the asset that a new threshold reruns."""
     scored = table.plan.lake.table(f"{table.lane.key}/loss_deltas")
-    shown = {"tau_f": dg.MetadataValue.float(table.lane.tau_f)}
+    tau_f: float | None = chosen["tau_f"] if chosen else None
+    if isinstance(table.lane.tau_f, float):
+        tau_f = table.lane.tau_f
+    shown = {} if tau_f is None else {"tau_f": dg.MetadataValue.float(tau_f)}
+    told = {"threshold": dg.MetadataValue.text(threshold_told(chosen))} if chosen else {}
     if not scored.parts():
-        return shown
-    return shown | {"plot": image(delta_histogram(scored.scan().select("delta").collect(), table.lane.tau_f))}
+        return {**shown, **told}
+    return {**shown, **told, "plot": image(delta_histogram(scored.scan().select("delta").collect(), tau_f))}
 
 
-def _kept_by_chance(table: TableOutput, swapped: pl.LazyFrame) -> str:
-    """Per cent of the swapped calls that are kept, with their own results and with others; one call per position."""
-    thresholds = sorted({*THRESHOLDS, table.lane.tau_f})
-    scored = table.plan.lake.table(f"{table.lane.key}/loss_deltas").scan()
-    counts = by_chance(scored, swapped, thresholds)
-    percent = pl.col("kept", "kept_swapped") / pl.col("sampled") * 100
-    return frame_table(counts.with_columns(percent.name.prefix("% ")), len(thresholds))
+def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
+    """How many places are kept by chance beside those that are kept, and the false discovery rate over tau_f."""
+    statistics, rates = chance_tables(table.plan, table.lane)
+    by_chance = (
+        pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
+    )
+    counts = statistics.with_columns(by_chance=by_chance).select(COUNTED)
+    return {
+        "kept": dg.MetadataValue.md(frame_table(counts, counts.height)),
+        **({} if rates.is_empty() else {"plot": image(chance_curves(rates))}),
+    }
 
 
 def prepared_tool_asset(lane: Lane, output: Output) -> dg.AssetsDefinition:
@@ -176,3 +205,28 @@ def warehouse_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
         )
 
     return file
+
+
+def dataset_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
+    """Return the asset of C* as a Hugging Face data set, in the form `text`."""
+
+    @asset_of(output, kinds={"parquet", "huggingface"}, pool="lake", description="C* as a Hugging Face data set.")
+    def dataset(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        folder = asset_folder(plan)
+        unchanged = not output.reasons() and tells_the_same(plan, folder)
+        exported = read_exported(folder) if unchanged else None
+        if exported is None:
+            exported = export_corpus(plan, folder, text_form(), of_the_lake=True)
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(exported.version),
+            metadata={
+                "dagster/row_count": sum(exported.rows.values()),
+                "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
+                "folder": dg.MetadataValue.path(str(folder)),
+                UNCHANGED: unchanged,
+                TOKENS: 0,
+                CALLS: 0,
+            },
+        )
+
+    return dataset

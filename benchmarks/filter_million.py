@@ -5,7 +5,7 @@ python -m benchmarks.filter_million [--calls 1000000] [--work FOLDER]
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ import numpy as np
 import polars as pl
 
 from toolformer_dag.lake.warehouse import build, query
-from toolformer_dag.pipeline import loss_deltas
+from toolformer_dag.pipeline import loss_deltas, swapped_results
 from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.stage import Stage, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
@@ -32,7 +32,11 @@ QUERIES = (
     "FROM filter_statistics",
     "FROM funnel",
     "SELECT count(*) FROM kept_at(0.8)",
+    "FROM swapped_statistics",
+    "FROM chance_thresholds",
 )
+SWAPPED_TEXTS = 1600
+"""Of each shard, twenty times the default: 32,000 calls in 10 shards of which 8,000 have their place's best delta."""
 
 
 def scored_calls(shard: int, calls: int) -> pl.DataFrame:
@@ -60,9 +64,13 @@ def scored_calls(shard: int, calls: int) -> pl.DataFrame:
             "delta": delta,
         }
     )
-    filled = frame.with_columns(tool=pl.lit("calculator"), reason=pl.lit(None, pl.String))
-    schema = loss_deltas.STAGE.schema
-    return filled.select(schema.names()).cast(dict(schema))
+    absent = {name: pl.lit(None, pl.String) for name in ("reason", "ahead")}
+    return shaped(frame.with_columns(**absent, tool=pl.lit("calculator")), loss_deltas.STAGE)
+
+
+def shaped(frame: pl.DataFrame, stage: Stage) -> pl.DataFrame:
+    """Return the columns of a stage."""
+    return frame.select(stage.schema.names()).cast(dict(stage.schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,7 @@ def best_of(work: Callable[[], object], runs: int = RUNS) -> StepCost:
     return min(costs, key=lambda cost: cost.wall)
 
 
-def outputs(folder: Path, tau_f: float) -> dict[str, TableOutput]:
+def outputs(folder: Path, tau_f: object) -> dict[str, TableOutput]:
     """Return the tables of a plan with one lane, by name."""
     settings = (f"tools.calculator.tau_f={tau_f}",)
     (folder / "toolformer.toml").write_text("[tools.calculator]\n")
@@ -100,16 +108,24 @@ def measure(folder: Path, calls: int) -> None:
     for shard in range(SHARDS):
         rows = scored_calls(shard, calls // SHARDS)
         tables["calculator/loss_deltas"].table.publish(f"en_head_{shard:04d}", [rows], lambda: RECORD)
-    taus = iter(np.linspace(0.5, 0.9, RUNS))
+        subset = tables["calculator/heuristic_subset"]
+        texts = rows.select("tool", "shard", "digest", "segment").unique().with_columns(text_digest="digest")
+        whole = pl.concat([subset.stage.schema.to_frame(), texts], how="diagonal")
+        subset.table.publish(f"en_head_{shard:04d}", [whole], lambda: RECORD | {"stage": "heuristic_subset"})
+        swapped = rows.head(SWAPPED_TEXTS * CALLS_PER_TEXT).with_columns(pl.col("delta") - 2, swap=pl.lit(0))
+        control = shaped(swapped, swapped_results.STAGE)
+        tables["calculator/swapped_results"].table.publish(f"en_head_{shard:04d}", [control], lambda: RECORD)
 
-    def refilter() -> None:
-        tau = float(next(taus))
+    def refilter(taus: Iterator[object]) -> None:
+        tau = next(taus)
         some = outputs(folder, tau)
         worker = Worker(some["calculator/filtered_calls"].plan)
         report = update(worker, InProcess(worker, some), some["calculator/filtered_calls"], lambda done, total: None)
-        print(f"  kept {sum(report.rows.values()):,} at {tau:.2f}")
+        print(f"  kept {sum(report.rows.values()):,} at {tau}")
 
-    costs = [best_of(refilter)]
+    by_chance = best_of(partial(refilter, iter(f"{{by_chance={level}}}" for level in (0.05, 0.06, 0.07))))
+    print(f"{by_chance}  filtered_calls with a threshold by chance")
+    costs = [best_of(partial(refilter, iter((0.5, 0.7, 0.9))))]
     print(f"{costs[0]}  filtered_calls over {calls:,} scored calls")
     lake, declared = tables["calculator/loss_deltas"].plan.lake, warehouse_tables(list(tables.values()))
     print(f"{best_of(lambda: build(lake, declared, ['calculator'], database))}  warehouse rebuilt")

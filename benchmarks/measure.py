@@ -24,10 +24,14 @@ def measured(device: torch.device) -> Iterator[Cost]:
     begin = _now(device)
     yield cost
     cost.seconds = _now(device) - begin
+    cost.memory = peak_memory(device)
+
+
+def peak_memory(device: torch.device) -> float:
+    """Return the most memory in MB so far: what torch allocated on a GPU, else what the process held."""
     if device.type == "cuda":
-        cost.memory = torch.cuda.max_memory_allocated(device) / 1e6
-    else:
-        cost.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> float:

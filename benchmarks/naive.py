@@ -1,108 +1,127 @@
-"""Annotate as public ports do: a prefill per sample, and a full forward pass per candidate and loss."""
+"""The backend interface without any saving, as public ports annotate: a prefill per sample, a full pass per loss.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+It is the reference of the benchmarks and of the tests of architectures.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.requests import (
-    WINDOW_WEIGHTS,
-    CallLosses,
-    LossRequest,
-    Proposal,
-    ProposalRequest,
-    SampledCall,
-    select_positions,
-    uniforms,
+from toolformer_dag.model.backend import (
+    Ends,
+    LogProbabilities,
+    SamplePoint,
+    TokenCounts,
+    TokenQuery,
+    TokenText,
 )
-from toolformer_dag.model.runtime import TokenCounts
+from toolformer_dag.model.decoding_batches import RecomputedBatch
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.own_cache import cache_argument
+from toolformer_dag.model.requests import CallLosses, LossRequest
 from toolformer_dag.settings.sections import SamplingSettings
-from toolformer_dag.texts.calls import Call, format_call
 
 
-@dataclass
-class Naive:
-    """The engine's interface without its optimizations."""
+class NaiveBackend:
+    """Runs every sequence alone; only the tokens of one sample share a cache, where `caches` is true."""
 
-    language_model: LanguageModel
-    counts: TokenCounts = field(default_factory=TokenCounts)
+    greedy_rows = 1
+
+    def __init__(self, language_model: LanguageModel, *, caches: bool = True) -> None:
+        self.language_model = language_model
+        self.context_length = language_model.context_length
+        self.counts = TokenCounts()
+        self.caches = caches
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Return the name."""
+        return {"backend": "naive"}
 
     @torch.inference_mode()
     def propose(
         self,
-        prompt: str,
-        requests: Sequence[ProposalRequest],
-        *,
-        tau_s: float,
-        k: int,
-        m: int,
+        head: Sequence[int],
+        texts: Sequence[TokenText],
+        start: Sequence[int],
+        ends: Ends,
         sampling: SamplingSettings,
-    ) -> list[Proposal]:
-        """Compute positions and samples sequentially."""
-        return [self._propose(prompt, request, tau_s, k, m, sampling) for request in requests]
+    ) -> list[list[list[int]]]:
+        """Compute positions with a pass per text, samples one after another; plain sampling only."""
+        return [self._propose([*head, *text.ids], len(head), text, start, ends) for text in texts]
 
     @torch.inference_mode()
-    def losses(self, requests: Sequence[LossRequest]) -> list[CallLosses]:
-        """Compute three passes over the whole text for every call."""
-        return [self._losses(request) for request in requests]
+    def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Run prefix and text of each query to their end."""
+        return [self._answer(query) for query in queries]
 
-    def _propose(
-        self, prompt: str, request: ProposalRequest, tau_s: float, k: int, m: int, sampling: SamplingSettings
-    ) -> Proposal:
-        encoding = self.language_model.encoding
-        text = encoding.texts([request.text])[0]
-        before = encoding.head(prompt) + text.ids + encoding.output
-        logits = self._logits(before + text.ids, "positions")[0, len(before) - 1 : -1]
-        probabilities = logits.float().softmax(-1)[:, encoding.start[0]].cpu().numpy()
-        samples = []
-        for i in select_positions(probabilities, tau_s, k):
-            for j in range(m):
-                stream = uniforms(sampling.seed, request.digest, i, j, sampling.max_call_tokens)
-                body = encoding.body(self._sample(before + text.ids[:i] + encoding.start, stream))
-                samples.append(SampledCall(i, j, body, None if body is not None else "no_end"))
-        return Proposal(probabilities, text.offsets, tuple(samples))
+    def greedy(self, sequences: Sequence[Sequence[int]]) -> RecomputedBatch:
+        """Recompute the whole sequence for every token."""
+        return RecomputedBatch(self.language_model, sequences)
 
-    def _sample(self, prefix: list[int], stream: np.ndarray[Any, Any]) -> list[int]:
+    def _propose(self, ids: list[int], head: int, text: TokenText, start: Sequence[int], ends: Ends) -> list[list[int]]:
+        rows = self._logits(ids, "positions")[head + text.before - 1 :].softmax(-1)
+        probabilities = rows[: text.asked, start[0]].cpu().numpy()
+        for i in range(text.asked) if len(start) > 1 else ():
+            before = [*ids[: head + text.before + i], *start[:-1]]
+            further = self._logits(before, "positions")[-len(start) + 1 :].softmax(-1)
+            probabilities[i] *= float(further[range(len(start) - 1), start[1:]].prod())
+        return [
+            sampled for point in text.choose(probabilities) for sampled in self._samples(ids, head, point, start, ends)
+        ]
+
+    def _samples(
+        self, ids: list[int], head: int, point: SamplePoint, start: Sequence[int], ends: Ends
+    ) -> list[list[int]]:
+        prefix = [*ids[: head + point.kept], *start]
+        return [self._sample(prefix, stream, ends) for stream in point.streams]
+
+    def _sample(self, prefix: list[int], stream: np.ndarray[Any, Any], ends: Ends) -> list[int]:
         sampled: list[int] = []
-        output = self._run(prefix, None)
+        logits, cache = self._run(prefix, None)
         for uniform in stream:
-            cumulative = output.logits[0, -1].float().softmax(-1).double().cumsum(-1)
+            cumulative = logits[0, -1].float().softmax(-1).double().cumsum(-1)
             sampled.append(int(torch.searchsorted(cumulative, float(uniform) * cumulative[-1], right=True)))
-            if self.language_model.encoding.ended(np.array(sampled[-1:]))[0]:
+            if ends(np.array(sampled[-1:]))[0]:
                 break
-            output = self._run(sampled[-1:], output.past_key_values)
+            logits, cache = self._run(sampled[-1:], cache) if self.caches else self._run(prefix + sampled, None)
         return sampled
 
-    def _run(self, ids: list[int], cache: Any) -> Any:
+    def _run(self, ids: list[int], cache: Any) -> tuple[torch.Tensor, Any]:
         self.counts.add("samples", len(ids))
         self.counts.passes += cache is None
         self.counts.decoding_steps += cache is not None
+        model = self.language_model.model
         inputs = torch.tensor([ids], device=self.language_model.device)
-        return self.language_model.model(inputs, past_key_values=cache, use_cache=True)
+        if not self.caches:
+            return model(inputs, use_cache=False).logits, None
+        name = cache_argument(model)
+        output = model(inputs, use_cache=True, **{name: cache})
+        return output.logits, getattr(output, name)
 
-    def _losses(self, request: LossRequest) -> CallLosses:
-        call = Call(request.tool, request.input)
-        return CallLosses(
-            self._loss(request, "", "loss_empty"),
-            self._loss(request, format_call(call), "loss_call"),
-            self._loss(request, format_call(call, request.result), "loss_result"),
-        )
+    def _answer(self, query: TokenQuery) -> LogProbabilities:
+        rows = self._logits([*query.prefix, *query.text], query.kind).log_softmax(-1)
+        places = torch.tensor(list(query.places), device=rows.device) + len(query.prefix) - 1
+        found: LogProbabilities = rows[places].gather(1, torch.tensor(query.tokens, device=rows.device)).cpu().numpy()
+        return found
 
-    def _loss(self, request: LossRequest, z: str, kind: str) -> float:
-        encoding = self.language_model.encoding
-        before = encoding.bos + (encoding.calls([z])[0] if z else [])
-        x = encoding.texts([request.text])[0].ids
-        rows = self._logits(before + x, kind)[0].float().log_softmax(-1)
-        places = enumerate(range(request.position, min(request.position + len(WINDOW_WEIGHTS), len(x))))
-        return -sum(WINDOW_WEIGHTS[t] * float(rows[len(before) + j - 1, x[j]]) for t, j in places if encoding.bos or j)
-
-    def _logits(self, ids: list[int], kind: str) -> torch.Tensor:
+    def _logits(self, ids: Sequence[int], kind: str) -> torch.Tensor:
         self.counts.add(kind, len(ids))
         self.counts.passes += 1
-        logits: torch.Tensor = self.language_model.model(
-            torch.tensor([ids], device=self.language_model.device), use_cache=False
-        ).logits
+        inputs = torch.tensor([list(ids)], device=self.language_model.device)
+        logits: torch.Tensor = self.language_model.model(inputs, use_cache=False).logits[0].float()
         return logits
+
+
+class Naive(Engine):
+    """The engine over the naive backend, one call at a time: three passes for every call."""
+
+    def __init__(self, language_model: LanguageModel, *, caches: bool = True) -> None:
+        super().__init__(language_model, backend=NaiveBackend(language_model, caches=caches))
+
+    def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
+        """Compute three passes over the whole text for every call."""
+        return [super(Naive, self).losses([request], floor)[0] for request in requests]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
-from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document, date_from_url
+from toolformer_dag.texts.shard_reader import read_documents
 from toolformer_dag.tools.registry import load_tool
 
 ROUNDS = 5
@@ -33,7 +33,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def documents(paths: Sequence[str]) -> Iterator[Document]:
     for path in paths:
-        yield from (item for item in read_shard(path, path) if isinstance(item, Document))
+        yield from (item for item in read_documents(path, path) if isinstance(item, Document))
 
 
 def naive(paths: Sequence[str]) -> int:

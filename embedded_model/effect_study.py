@@ -19,6 +19,7 @@ from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.pipeline.merging import HELDOUT, TRAIN, Example, KeptCall, examples, heldout_texts, split_of
 from toolformer_dag.pipeline.plan import Lane, lanes
+from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.phenomena import TOOLS
@@ -104,8 +105,9 @@ def _one_call_per_text(lake: Lake, lane: Lane, random: Random) -> Iterator[str]:
     calls = (
         lake.table(f"{lane.key}/loss_deltas").scan().collect().join(texts, on=TEXT).sort(*TEXT, "position", "sample")
     )
+    documents = dict(lake.table(RAW_SHARDS).scan().select("digest", "text").collect().iter_rows())
     for (digest, _), rows in sorted(calls.partition_by(*TEXT, as_dict=True).items()):
-        if split_of(str(digest)) != TRAIN:
+        if split_of(documents[digest]) != TRAIN:
             continue
         row = rows.row(random.randrange(rows.height), named=True)
         piece = Segment(0, row["offset"], row["text"])

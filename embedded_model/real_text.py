@@ -11,8 +11,8 @@ from datetime import date
 from pathlib import Path
 
 from toolformer_dag.files import UserError
-from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document
+from toolformer_dag.texts.shard_reader import read_documents
 
 HELD_OUT_SHARDS = ("en_head_0002",)
 HELD_OUT_OF = 20  # one article and one phrase in so many is held out, by hash
@@ -91,7 +91,7 @@ def _shard(file: Path) -> str:
 
 
 def _web_pages(file: Path) -> Iterator[Page]:
-    for found in read_shard(file, _shard(file)):
+    for found in read_documents(file, _shard(file)):
         if isinstance(found, Document):
             yield Page(found.title, (("", found.text),), found.date)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.live_runs import alive
+from resources.live_runs import alive, ledger
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import WarehouseTable, build
 from toolformer_dag.pipeline.chunks import Workers
@@ -46,13 +46,17 @@ class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
 
 @dataclass(frozen=True)
 class Compute:
-    """`worker`: the means of this process; `workers`: where chunks are computed, started on first use."""
+    """`worker`: the means of this process; `workers`: where chunks are computed, started on first use.
+
+    `ledger`: where they write down what they spend.
+    """
 
     plan: Plan
+    ledger: Path | None = None
 
     @cached_property
     def worker(self) -> Worker:
-        return Worker(self.plan)
+        return Worker(self.plan, self.ledger)
 
     @cached_property
     def tables(self) -> Mapping[str, TableOutput]:
@@ -73,7 +77,9 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
 
     @dg.resource(description="Workers with warm models, one per GPU; `execution.workers` sets how many.")
     def compute(context: dg.InitResourceContext) -> Iterator[Compute]:
-        made = Compute(plan)
+        instance, run = context.instance, context.run
+        kept = None if instance is None or run is None or instance.is_ephemeral else ledger(instance, run.run_id)
+        made = Compute(plan, kept)
         try:
             yield made
         finally:

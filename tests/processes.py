@@ -1,5 +1,6 @@
 """The processes that a process has started, as the system knows them."""
 
+import os
 import subprocess
 import sys
 import time
@@ -33,3 +34,17 @@ def _children(process: int) -> list[int]:
 def at_work(process: int) -> bool:
     """Return whether a process exists and has not ended."""
     return Path(f"/proc/{process}").exists() and "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+
+
+def processes_with(text: str) -> list[int]:
+    """Return the other processes at work in whose command line or folder `text` stands."""
+    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [one for one in found if one != os.getpid() and text in _told(one) and at_work(one)]
+
+
+def _told(process: int) -> str:
+    place = Path(f"/proc/{process}")
+    try:
+        return (place / "cmdline").read_text(errors="replace") + str((place / "cwd").readlink())
+    except OSError:
+        return ""

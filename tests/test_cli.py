@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import duckdb
+import markdown
+import polars as pl
 import pytest
 
 from tests.command_line import cli
@@ -78,7 +81,7 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "taken"))
     done = cli("stale")
     assert done.returncode == 1
-    assert f"error: {tmp_path / 'taken'}: File exists; name a folder that can be written" in done.stderr
+    assert f"error: {tmp_path / 'taken'} is a file; set DAGSTER_HOME to a folder" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -112,6 +115,60 @@ def test_sql_says_what_cannot_be_written_in_a_format(tmp_path, format):
     assert "Traceback" not in done.stderr
 
 
+@pytest.fixture
+def database(tmp_path):
+    """A warehouse without our tables."""
+    duckdb.connect(tmp_path / "lake.duckdb").close()
+    (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")
+
+
+def test_sql_reads_its_query_from_a_file_or_the_standard_input(tmp_path, database):
+    query = "-- with a comment\nselect 'é' as letter,\n       1 as n\n"
+    (tmp_path / "q.sql").write_bytes(b"\xef\xbb\xbf" + query.encode())
+    printed = "letter,n\né,1\n"
+    assert cli("sql", "--file", "q.sql", "--format", "csv").stdout == printed
+    assert cli("sql", "-", "--format", "csv", stdin=query).stdout == printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "give one query"),
+        (("select 1", "--file", "q.sql"), "give one query"),
+        (("--file", "gone.sql"), "gone.sql: No such file"),
+        (("--file", "latin.sql"), "latin.sql: is no text in UTF-8"),
+        (("select 1", "--output", "rows.xlsx"), "rows.xlsx: the ending decides the format"),
+        (("create table t (n int)", "--output", "rows.csv"), "only one read-only query"),
+        (("select 1", "--output", "taken/rows.csv"), "taken"),
+    ],
+)
+def test_sql_says_what_is_wrong_with_its_query_or_its_file(tmp_path, database, arguments, told):
+    (tmp_path / "latin.sql").write_bytes("select 'é'".encode("latin-1"))
+    (tmp_path / "taken").touch()
+    done = cli("sql", *arguments)
+    assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("rows.*")) and not list(tmp_path.glob(".tmp-*"))
+
+
+def test_sql_writes_its_rows_to_a_file_whose_ending_is_the_format(tmp_path, database):
+    hostile = "<img src=x> ![i](http://e.org) | `a` [b](c)\nd"
+    query = f"select 1 as n, '{hostile}' as text, [1.5::double, null] as l, null as e from range(2)"
+    for ending in ("csv", "json", "jsonl", "md", "parquet"):
+        (tmp_path / f"rows.{ending}").write_text("what was there before")
+        done = cli("sql", query, "--output", f"rows.{ending}")
+        assert (done.returncode, done.stdout) == (0, "") and f"2 rows in rows.{ending}" in done.stderr
+    row = {"n": 1, "text": hostile, "l": [1.5, None], "e": None}
+    assert json.loads((tmp_path / "rows.json").read_text()) == [row, row]
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == [row, row]
+    assert pl.read_parquet(tmp_path / "rows.parquet").to_dicts() == [row, row]
+    with (tmp_path / "rows.csv").open(newline="") as stream:
+        assert next(csv.DictReader(stream)) == {"n": "1", "text": hostile, "l": "[1.5, null]", "e": ""}
+    head, rule, first, second = (tmp_path / "rows.md").read_text().splitlines()
+    assert (head, rule, first) == ("| n | text | l | e |", "| ---: | --- | --- | --- |", second)
+    shown = markdown.markdown("\n".join((head, rule, first)), extensions=["tables"])
+    assert f"<td>{escape(hostile.replace(chr(10), ' '), quote=False)}</td>" in shown
+
+
 def test_sql_and_clean_look_where_the_settings_of_the_command_line_point(tmp_path):
     (tmp_path / "mine").mkdir()
     duckdb.connect(tmp_path / "mine" / "toolformer.duckdb").close()
@@ -122,6 +179,14 @@ def test_sql_and_clean_look_where_the_settings_of_the_command_line_point(tmp_pat
     (tmp_path / "mine" / left).touch()
     done = cli("clean", "--grace-hours", "0", "--dry-run", "--profile", "mine")
     assert left in done.stdout
+
+
+def test_a_warehouse_that_would_replace_another_file_is_refused_before_anything_runs(tmp_path):
+    before = (tmp_path / "toolformer.toml").read_bytes()
+    done = cli("stale", "--run", "--set", "paths.warehouse=toolformer.toml")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "paths.warehouse: " in done.stderr and "toolformer.toml is no DuckDB file" in done.stderr
+    assert (tmp_path / "toolformer.toml").read_bytes() == before and not (tmp_path / "lake").exists()
 
 
 @pytest.mark.parametrize("hours", ["nan", "-5", "inf", "1e20"])

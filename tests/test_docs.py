@@ -118,7 +118,8 @@ def test_a_block_of_settings_loads(text: str, tmp_path: Path) -> None:
 
 def queries() -> list[tuple[str, str]]:
     """Return (place, query) of every block in SQL and every query given to `toolformer-dag sql`."""
-    given = [(place, arguments[1]) for place, arguments in commands() if arguments[:1] == ["sql"]]
+    asked = [(place, arguments[1]) for place, arguments in commands() if arguments[:1] == ["sql"]]
+    given = [(place, query) for place, query in asked if not query.startswith("-")]
     return [*blocks("sql"), *given]
 
 

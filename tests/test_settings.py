@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource
 from toolformer_dag.cli.settings_reference import settings_reference
 from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.pipeline.shards import shard_files
-from toolformer_dag.settings.sections import Settings, SettingsError, SettingsTable, SettingsTables
+from toolformer_dag.settings.sections import ChanceThreshold, Settings, SettingsError, SettingsTable, SettingsTables
 from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings
 
 FILE = """
@@ -146,6 +146,12 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
         ("tools.calculator.tau_f=nan", ["tools.calculator.tau_f", "finite number"]),
         ("tools.calculator.tau_f=inf", ["tools.calculator.tau_f", "finite number"]),
         ("tools.calculator.tau_f=true", ["tools.calculator.tau_f: true and false are no values of this key"]),
+        ("tools.calculator.tau_f=[0.5]", ["tools.calculator.tau_f: ", "valid number"]),
+        ("tools.calculator.tau_f.by_chance=1.0", ["tools.calculator.tau_f.by_chance: ", "less than 1"]),
+        ("tools.calculator.tau_f.by_chance=0", ["tools.calculator.tau_f.by_chance: ", "greater than 0"]),
+        ("tools.calculator.tau_f.chance=0.1", ["tau_f.chance: unknown key; did you mean 'by_chance'"]),
+        ("tools.calculator.tau_f={fallback=1}", ["tools.calculator.tau_f.by_chance: ", "required"]),
+        ("control.swap=2", ["control.swap: unknown key; did you mean 'swaps'"]),
         ("tools.calculator.k=true", ["tools.calculator.k: true and false are no values of this key"]),
         ("sampling.temperature=inf", ["sampling.temperature", "finite number"]),
         ("paths.lake=s3://bucket/lake", ["paths.lake: s3://bucket/lake", "only local folders are supported"]),
@@ -236,6 +242,27 @@ def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
     paper = {"calculator": 0.5, "machine_translation": 0.5}
     settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile="gptj", environment={})
     assert {lane.key: lane.tau_f for lane in lanes(settings)} == {key: paper.get(key, 1.0) for key in BUILT_IN_TOOLS}
+
+
+@pytest.mark.parametrize(("profile", "look_ahead"), [("embedded", True), ("gptj", False), ("gpt2", False)])
+def test_only_the_paper_s_profiles_let_calls_look_ahead(profile, look_ahead):
+    settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile=profile, environment={})
+    assert {lane.look_ahead for lane in lanes(settings)} == {look_ahead}
+
+
+def test_a_threshold_is_a_number_or_a_table_and_the_later_source_wins_whole(tmp_path):
+    file = tmp_path / "toolformer.toml"
+    file.write_text("[tools.calculator]\ntau_f = { by_chance = 0.05 }\n[tools.calendar]\ntau_f = 0.7\n")
+
+    def tau_f(*overrides, lane="calculator", **environment):
+        return load_settings(file, environment=environment, overrides=overrides).tools[lane].tau_f
+
+    assert tau_f() == ChanceThreshold(by_chance=0.05)
+    assert tau_f("tools.calculator.tau_f=0.3") == 0.3
+    assert tau_f("tools.calculator.tau_f.fallback=1.5") == ChanceThreshold(by_chance=0.05, fallback=1.5)
+    assert tau_f("tools.calendar.tau_f={by_chance=0.1}", lane="calendar") == ChanceThreshold(by_chance=0.1)
+    variable = {"TOOLFORMER__TOOLS__CALENDAR__TAU_F__BY_CHANCE": "0.2"}
+    assert tau_f(lane="calendar", **variable) == ChanceThreshold(by_chance=0.2)
 
 
 def refusal(file, **given):
@@ -379,4 +406,4 @@ def test_the_reference_lists_every_key_with_its_default_and_whether_it_enters_fi
     assert rows["| `learning_rate`"].startswith("| `learning_rate` | number > 0 | `1e-05` | Peak")
     assert rows["| `learning_rate`"].endswith("| yes |")
     assert rows["| `workers`"].endswith("| no |")
-    assert rows["| `dtype`"].startswith('| `dtype` | "float32", "bfloat16" or "float16" | `"float32"` |')
+    assert rows["| `dtype`"].startswith('| `dtype` | "auto", "float32", "bfloat16" or "float16" | `"auto"` |')

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-from toolformer_dag.identity import content_hash
+from toolformer_dag.identity import content_hash, file_hash
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
 """The name of an unfinished file; `clean` removes those that a killed process left."""
@@ -116,11 +117,37 @@ def plain_name(file: str) -> str:
     return unquote(file)
 
 
+KINDS = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFSOCK: "socket",
+}
+
+
+def irregular(path: Path) -> str | None:
+    """Return what stands in the place of a regular file, such as "named pipe"; None for a file or nothing at all.
+
+    To open a pipe or some devices waits for ever.
+    """
+    try:
+        return KINDS.get(stat.S_IFMT(path.stat().st_mode))
+    except OSError:  # gone, a broken link, or in a folder without rights: opening says so
+        return None
+
+
+def require_regular(path: Path) -> None:
+    """Raise OSError for what `irregular` names, so that it is refused as a file that cannot be read."""
+    if kind := irregular(path):
+        raise OSError(f"it is a {kind}, not a regular file")
+
+
 def as_json(owner: str, value: object, sort_keys: bool = False) -> bytes:
     """Encode as JSON, a line per field. Raises NotPlain, which names `owner`, for a value without a place in JSON."""
     try:
         return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys).encode()
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:  # an unknown type, half a character, a circle
         raise NotPlain(owner, str(error)) from error
 
 
@@ -142,6 +169,35 @@ def unsealed(content: bytes) -> dict[str, Any]:
     if as_json("", {SEAL: seal, **value}) != content or content_hash(as_json("", value)) != seal:
         raise ValueError("is damaged: its content is not what was written")
     return dict(value)
+
+
+FILES = "files"
+"""The field of a sealed record that holds the hashes of the files beside it."""
+
+
+def hashes_beside(record: Path) -> dict[str, str]:
+    """Hash every other file in the folder of `record`, by name, for its field FILES. Raises OSError."""
+    return {path.name: file_hash(path) for path in sorted(record.parent.iterdir()) if path != record}
+
+
+def damaged_beside(record: Path, again: bool = False) -> list[Path]:
+    """Return the files that the sealed `record` names and that are missing, or hold something else than was written.
+
+    A file whose size and times did not change since it was hashed is read again only with `again`. The record itself
+    is the only file named where it is damaged.
+    """
+    try:
+        hashes = unsealed(record.read_bytes())[FILES]
+    except (OSError, ValueError, KeyError):
+        return [record]
+    return [path for name, found in hashes.items() if _hash(path := record.with_name(name), again) != found]
+
+
+def _hash(file: Path, again: bool) -> str | None:
+    try:
+        return file_hash(file, again)
+    except OSError:
+        return None
 
 
 @contextmanager

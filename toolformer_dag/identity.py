@@ -102,9 +102,9 @@ def file_hash(file: Path, again: bool = False) -> str:
 
 @lru_cache(maxsize=4096)
 def _hashed(file: Path, stamp: tuple[int, ...]) -> str:
-    remembered = _cache_folder() / f"{blake2b(str(file).encode(), digest_size=16).hexdigest()}.json"
+    remembered = _cache_folder() / f"{blake2b(os.fsencode(file), digest_size=16).hexdigest()}.json"
     if stamp[0] >= LARGE:
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             found = json.loads(remembered.read_text("utf-8"))
             if found["stamp"] == list(stamp):
                 return str(found["hash"])

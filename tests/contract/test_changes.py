@@ -19,7 +19,7 @@ from tests.contract.conftest import BY_HAND, NOTHING, STAGES, Expected, Spent, W
 pytestmark = pytest.mark.long
 
 COSTS = Expected("costs")
-ALL = {"training/augmented_corpus", "warehouse/loss_deltas", *BY_HAND}
+ALL = {"training/augmented_corpus", "warehouse/loss_deltas", "warehouse/dataset", *BY_HAND}
 CALCULATOR = {f"calculator/{stage}" for stage in STAGES}
 SUMS = {f"sums/{stage}" for stage in STAGES}
 TEXTS = {"ccnet/raw_shards"}

@@ -1,6 +1,7 @@
 """Decoding with tools against a slow reference, on random models and on one that has learnt to misbehave."""
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.decoding.row_batches import BatchMethod, CachedBatch, RecomputedBatch, choose_batch_method
+from toolformer_dag.model.decoding_batches import BatchMethod, CachedBatch, RecomputedBatch, choose_batch_method
 from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.transformers_backend import backend_of
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.options import ToolOptions
@@ -342,6 +344,15 @@ def test_a_model_whose_cache_is_wrong_or_missing_is_run_whole_and_says_so_once(
         check(model, PROMPTS[:3], k=20)
     told = [record.message for record in caplog.records if record.name == choose_batch_method.__module__]
     assert told == [f"the cache of 'a {kind}' changes its logits; every token is recomputed in full, which is slow"]
+
+
+def test_a_backend_and_the_weights_go_with_the_model(tiny_model: Callable[..., LanguageModel]) -> None:
+    model = tiny_model("gpt2")
+    generate(model, PROMPTS[:1], TOOLS, max_new_tokens=2)
+    backend = weakref.ref(backend_of(model))
+    assert backend() is backend_of(model)
+    del model
+    assert backend() is None
 
 
 def test_many_rows_and_few_give_the_same(tiny_model: Callable[..., LanguageModel]) -> None:

@@ -19,8 +19,8 @@ from toolformer_dag.synthetic.today import MONTHS
 from toolformer_dag.synthetic.web import document_text, records, stored_gzip, write_shards
 from toolformer_dag.synthetic.world import World
 from toolformer_dag.texts.calls import holds_call
-from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document, date_from_url
+from toolformer_dag.texts.shard_reader import read_documents
 
 PAGES = "5f4314ef6874fa58"
 
@@ -80,7 +80,7 @@ def test_a_page_that_says_the_date_has_it_in_its_url(pages: list[dict]) -> None:
 
 def test_the_reader_takes_every_record(tmp_path: Path) -> None:
     paths = write_shards(tmp_path / "web", 3, 300, seed=1)
-    read = [one for path in paths for one in read_shard(path, path.name)]
+    read = [one for path in paths for one in read_documents(path, path.name)]
     assert len(read) == 300
     assert sorted((tmp_path / "web").iterdir()) == paths
     assert all(isinstance(one, Document) for one in read)

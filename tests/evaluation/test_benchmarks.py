@@ -60,6 +60,13 @@ def test_templama(tmp_path: Path) -> None:
             read_benchmark("templama", file)
 
 
+def test_a_question_with_half_a_character_is_left_out_and_counted(tmp_path: Path) -> None:
+    good = {"question": "Who?", "answer": ["Ada"]}
+    broken = [{**good, "question": "Who \ud83d?"}, {**good, "answer": ["Ada \ude00"]}]
+    [found] = read_benchmark("nq", lines(tmp_path / "nq.jsonl", good, *broken))
+    assert len(found.questions) == 1 and found.left_out == {"not_utf8": 2}
+
+
 def test_mathematics(tmp_path: Path) -> None:
     answers = ["9 (apples)", "Mrs. Hilt", "1,200 (miles)", "2:3", "0.5", "17 (years old); 12 (years old)"]
     problem = "<Problem><Body>Some.</Body><Question>How many? </Question><Solution-Type>Sum</Solution-Type>"

@@ -48,8 +48,37 @@ def publish(lake: Lake, name: str, part: str, rows: pl.DataFrame, **record: obje
 
 
 def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path, tables: list[WarehouseTable]) -> None:
-    with pytest.raises(WarehouseError, match="is a folder; name a file"):
+    with pytest.raises(WarehouseError, match=r"is a folder; move it away, or name another file"):
         build(Lake(tmp_path / "lake"), tables, LANES, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[tools.calculator]\n", b"SQLite format 3\0", b"DUCK" * 5 + b"!"])
+def test_a_file_that_is_none_of_duckdbs_is_named_and_never_replaced(
+    tmp_path: Path, tables: list[WarehouseTable], content: bytes
+) -> None:
+    other = tmp_path / "toolformer.toml"
+    other.write_bytes(content)
+    with pytest.raises(WarehouseError, match=r"toolformer\.toml is no DuckDB file and will not be replaced"):
+        build(Lake(tmp_path / "lake"), tables, LANES, other)
+    assert other.read_bytes() == content and not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 5000])
+def test_a_file_that_was_built_here_is_replaced_however_damaged(
+    tmp_path: Path, lake: Lake, tables: list[WarehouseTable], content: bytes
+) -> None:
+    database = tmp_path / "warehouse.duckdb"
+    build(lake, tables, LANES, database)
+    database.write_bytes(content)
+    assert out_of_date(lake, tables, LANES, database)
+    build(lake, tables, LANES, database)
+    assert out_of_date(lake, tables, LANES, database) == []
+
+
+def test_a_duckdb_file_of_another_hand_is_replaced(tmp_path: Path, lake: Lake, tables: list[WarehouseTable]) -> None:
+    duckdb.connect(tmp_path / "mine.duckdb").close()
+    build(lake, tables, LANES, tmp_path / "mine.duckdb")
+    assert out_of_date(lake, tables, LANES, tmp_path / "mine.duckdb") == []
 
 
 @pytest.fixture

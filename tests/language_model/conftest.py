@@ -20,6 +20,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     PreTrainedTokenizerFast,
+    RecurrentGemmaConfig,
 )
 
 from toolformer_dag.model.engine import Engine
@@ -78,14 +79,14 @@ NESTED = {
     "sliding_window": 400,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-# Most texts of the tests are longer than Gemma 2's window. Gemma 3 keeps its lengths in a config within its config.
+# Most texts of the tests are longer than the windows of Mistral and Gemma 2. Gemma 3's lengths are in a nested config.
 # GPT-J, like the real one, has rows for more tokens than its tokenizer.
 ARCHITECTURES: dict[str, Callable[[int], Any]] = {
     "gpt2": lambda v: GPT2Config(vocab_size=v, n_positions=512, **GPT, **WIDE),
     "gpt2_bytes": lambda v: GPT2Config(vocab_size=v, n_positions=512, **GPT, **WIDE),
     "gptj": lambda v: GPTJConfig(vocab_size=v + 60, n_positions=512, rotary_dim=4, **GPT, **WIDE),
     "llama": lambda v: LlamaConfig(vocab_size=v, max_position_embeddings=512, num_key_value_heads=2, **SIZES, **WIDE),
-    "mistral": lambda v: MistralConfig(vocab_size=v, sliding_window=400, num_key_value_heads=2, **SIZES, **WIDE),
+    "mistral": lambda v: MistralConfig(vocab_size=v, sliding_window=24, num_key_value_heads=2, **SIZES, **WIDE),
     "gemma2": lambda v: Gemma2Config(
         vocab_size=v, head_dim=8, num_key_value_heads=2, sliding_window=32, max_position_embeddings=512, **SIZES, **WIDE
     ),
@@ -100,9 +101,17 @@ ARCHITECTURES: dict[str, Callable[[int], Any]] = {
         vocab_size=v, num_key_value_heads=4, first_k_dense_replace=2, **LATENT, **SIZES, **WIDE
     ),
     "bloom": lambda v: BloomConfig(vocab_size=v, **GPT, **WIDE),
+    "recurrent_gemma": lambda v: RecurrentGemmaConfig(
+        vocab_size=v,
+        block_types=["recurrent", "attention"],
+        num_key_value_heads=1,
+        attention_window_size=64,
+        lru_width=32,
+        **SIZES,
+    ),
 }
-SHARING = ("gpt2", "gpt2_bytes", "gptj", "llama", "mistral", "deepseek", "gemma3")
-"""These run with shared keys (deepseek: values narrower than keys). Recomputed: soft caps (gemma2), ALiBi (bloom)."""
+SHARING = ("gpt2", "gpt2_bytes", "gptj", "llama", "mistral", "deepseek", "gemma2", "gemma3")
+"""These run with shared keys (deepseek: values narrower than keys); bloom in its own cache, recurrent_gemma without."""
 
 
 def tiny(name: str) -> LanguageModel:
@@ -196,7 +205,7 @@ def case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
     return cases(request.param)
 
 
-@pytest.fixture(params=["gpt2", "gemma2", "bloom"])
+@pytest.fixture(params=["gpt2", "bloom", "recurrent_gemma"])
 def any_case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
     return cases(request.param)
 

@@ -1,5 +1,6 @@
 """Loading models, saying what is wrong with those that cannot be loaded, and their identity."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import CTRLConfig, CTRLTokenizer, Llama4TextConfig, PreTrainedTokenizerFast
+from transformers import CTRLConfig, CTRLTokenizer, PreTrainedTokenizerFast
 
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import (
@@ -18,11 +19,12 @@ from toolformer_dag.model.loading import (
     context_length,
     fast_dtype,
     load_language_model,
+    load_model,
     load_tokens,
-    positions,
 )
 from toolformer_dag.model.requests import LossRequest
-from toolformer_dag.model.weights import ModelError, model_identity
+from toolformer_dag.model.weights import ModelError, model_dtype, model_identity
+from toolformer_dag.settings.sections import ModelSettings
 
 
 @pytest.fixture
@@ -39,10 +41,33 @@ def test_a_folder_comes_back_with_the_same_numbers(gpt2: Any, folder: Path, text
     assert loaded.context_length == 512 and not loaded.model.training
 
 
-def test_auto_is_float32_on_a_cpu_and_other_types_are_chosen_by_name(folder: Path) -> None:
-    if not torch.cuda.is_available():
-        assert load_language_model(str(folder)).model.dtype == torch.float32
-    assert load_language_model(str(folder), dtype="bfloat16", device="cpu").model.dtype == torch.bfloat16
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("named", [True, False])
+def test_auto_is_the_checkpoints_own_type(gpt2: Any, tmp_path: Path, stored: str, named: bool) -> None:
+    folder = tmp_path / "model"
+    copy.deepcopy(gpt2.language_model.model).to(getattr(torch, stored)).save_pretrained(folder)
+    gpt2.language_model.tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["dtype"] == stored
+    if not named:
+        del config["dtype"]
+        (folder / "config.json").write_text(json.dumps(config))
+    settings = ModelSettings(name=str(folder), device="cpu")
+    assert (settings.dtype, model_dtype(settings)) == ("auto", stored)
+    assert load_language_model(str(folder), device="cpu").dtype == stored
+    loaded = load_model(settings)
+    assert (loaded.dtype, loaded.arithmetic) == (stored, stored)
+    other = load_model(ModelSettings(name=str(folder), dtype="float32", device="cpu"))
+    assert (other.dtype, other.arithmetic) == ("float32", "float32")
+
+
+def test_a_finetuned_checkpoint_is_measured_in_the_type_of_its_base(gpt2: Any, folder: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    copy.deepcopy(gpt2.language_model.model).to(torch.bfloat16).save_pretrained(base)
+    gpt2.language_model.tokenizer.save_pretrained(base)
+    settings = ModelSettings(name=str(base), device="cpu")
+    assert load_model(settings, str(folder)).dtype == "bfloat16"
+    assert load_model(settings, str(folder), "float32").dtype == "float32"
 
 
 def test_a_type_that_the_processor_multiplies_slowly_is_warned_of(
@@ -110,28 +135,17 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:
         load_language_model(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("name", "context", "most"), [("mistral", 400, 131_072), ("llama", 512, 512), ("gemma3", 400, 512)]
-)
-def test_context_is_positions_or_the_sliding_window(
-    cases: Any, tmp_path: Path, name: str, context: int, most: int
-) -> None:
+@pytest.mark.parametrize(("name", "context"), [("mistral", 131_072), ("llama", 512), ("gemma3", 512)])
+def test_the_context_is_the_models_own_whatever_its_window(cases: Any, tmp_path: Path, name: str, context: int) -> None:
     model = cases(name).language_model
     model.model.config.save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)
-    for each in (model, load_tokens(str(tmp_path))):
-        assert (each.context_length, each.positions) == (context, most)
+    assert [each.context_length for each in (model, load_tokens(str(tmp_path)))] == [context, context]
+    assert cases(name).engine().backend.context_length == context
 
 
-def test_a_chunk_is_a_window_and_a_model_without_positions_has_no_end(cases: Any) -> None:
-    assert context_length(Llama4TextConfig(attention_chunk_size=64)) == 64
+def test_a_model_without_positions_has_no_end(cases: Any) -> None:
     assert context_length(cases("bloom").language_model.model.config) > 100_000
-
-
-def test_the_window_bounds_only_attention_that_does_not_know_it(cases: Any) -> None:
-    own, shared = cases("gemma2"), cases("gemma3")
-    assert own.language_model.context_length == 32 and own.engine().runtime.context_length == 512
-    assert shared.language_model.positions == 512 and shared.engine().runtime.context_length == 400
 
 
 class Sizes(SimpleNamespace):
@@ -148,9 +162,10 @@ def test_factors_that_depend_on_the_length_bound_it() -> None:
         "short_factor": [1.0],
         "long_factor": [2.0],
     }
-    assert positions(Sizes(max_position_embeddings=256, rope_parameters=rope)) == 64
-    assert positions(Sizes(max_position_embeddings=256, rope_parameters={"rope_type": "yarn"})) == 256
-    assert positions(Sizes(max_seq_len=512)) == 512
+    for parameters in (rope, {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}):
+        assert context_length(Sizes(max_position_embeddings=256, rope_parameters=parameters)) == 64
+    assert context_length(Sizes(max_position_embeddings=256, rope_parameters={"rope_type": "yarn"})) == 256
+    assert context_length(Sizes(max_seq_len=512)) == 512
 
 
 def test_a_model_that_looks_ahead_is_refused(tiny_model: Any) -> None:

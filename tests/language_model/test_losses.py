@@ -121,7 +121,7 @@ def test_only_what_is_read_must_fit(gpt2: Any) -> None:
 
 def test_a_long_text_beside_a_long_call_keeps_to_the_positions(case: Any) -> None:
     engine, text = case.engine(token_budget=100_000), "one two three four " * 60
-    while len(case.reference.tokens(text)) > engine.runtime.context_length - 32:
+    while len(case.reference.tokens(text)) > engine.backend.context_length - 32:
         text = text[:-19]
     end = len(case.reference.tokens(text)) - 5
     requests = [LossRequest(text, end, "Add", "1 + 2", "3"), LossRequest("pens and more", 1, "Add", "1 + 2", "9" * 60)]

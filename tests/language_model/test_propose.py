@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toolformer_dag.model.attention import NAME
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.heads import CachedHead, RecomputedHead
 from toolformer_dag.model.loading import wrap_language_model
+from toolformer_dag.model.proposing import in_place
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
+from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED
 from toolformer_dag.settings.sections import SamplingSettings
 
 SAMPLING = SamplingSettings(max_call_tokens=12, seed=3)
@@ -44,7 +47,7 @@ def check(case: Any, prompt: str, texts: tuple[str, ...], proposals: list[Propos
 
 
 def test_the_families_of_the_paper_run_with_shared_keys(case: Any) -> None:
-    assert case.engine().runtime.head_type is CachedHead
+    assert case.engine().backend.sharing.way == SHARED
 
 
 def test_a_model_that_does_not_fit_shared_keys_runs_without_and_running_out_of_memory_is_said(cases: Any) -> None:
@@ -61,7 +64,7 @@ def test_a_model_that_does_not_fit_shared_keys_runs_without_and_running_out_of_m
                 with pytest.raises(torch.OutOfMemoryError):
                     Engine(language_model)
             else:
-                assert Engine(language_model).runtime.head_type is RecomputedHead
+                assert Engine(language_model).backend.sharing.way == OWN_CACHE
         finally:
             hook.remove()
 
@@ -79,9 +82,9 @@ def test_positions_and_samples_are_the_definitions(
 def test_positions_and_samples_without_shared_keys(
     cases: Any, prompt: str, texts: tuple[str, ...], stream: Any, token_budget: int
 ) -> None:
-    for name in ("gemma2", "bloom"):
+    for name, way in (("bloom", OWN_CACHE), ("recurrent_gemma", RECOMPUTED)):
         engine = cases(name).engine(token_budget)
-        assert engine.runtime.head_type is RecomputedHead
+        assert engine.backend.sharing.way == way
         check(cases(name), prompt, texts[:2], propose(engine, prompt, requests_for(texts[:2])), stream)
 
 
@@ -123,6 +126,15 @@ def test_what_is_stored_is_not_sampled_again(case: Any, prompt: str, texts: tupl
     more = samples(propose(engine, prompt, again, m=4))
     assert sorted(more + samples(first)) == sorted(samples(everything))
     assert engine.counts.positions == 0 and engine.counts.samples > 0
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40))
+def test_rows_change_their_place_only_where_they_must(rows: list[int]) -> None:
+    ordered = np.array(sorted(rows))
+    order = in_place(ordered)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    placed = ordered[order]
+    assert all(placed[row] == row for row in set(rows) if row < len(rows))
 
 
 def test_seed_and_digest_change_samples(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:

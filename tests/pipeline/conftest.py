@@ -44,6 +44,7 @@ tau_s = 0.1
 k = 3
 m = 4
 tau_f = 0.05
+look_ahead = false
 [training]
 examples_per_tool = 1000
 [evaluation]
@@ -54,7 +55,7 @@ chunk_texts = 4
 chunk_calls = 4
 """
 MEASURED = ("seconds", "cost")
-LANE = ("tau_s", "k", "m", "tau_f")
+LANE = ("tau_s", "k", "m", "tau_f", "look_ahead")
 Reports = Mapping[str, TableReport]
 
 

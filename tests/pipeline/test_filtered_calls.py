@@ -53,7 +53,18 @@ def scored(folder: Path, rows: Sequence[Row], tau_f: float, examples: int = 1000
     for shard in SHARDS:
         made = [{**row, "tool": "calculator", "input": "1", "result": "1"} for row in rows if row["shard"] == shard]
         publish(outputs[SCORED], shard, made)
+        publish_texts(outputs, shard, made)
     return outputs
+
+
+def publish_texts(outputs: Outputs, shard: str, rows: Sequence[Row]) -> None:
+    """Publish the texts of scored calls; two documents have one text where their digests differ in case alone."""
+    places = {(row["digest"], row["segment"]) for row in rows}
+    made = [
+        {"shard": shard, "digest": digest, "segment": segment, "text_digest": f"{digest.lower()}{segment}"}
+        for digest, segment in sorted(places)
+    ]
+    publish(outputs["calculator/heuristic_subset"], shard, made)
 
 
 def filtered(outputs: Outputs) -> TableReport:
@@ -114,11 +125,21 @@ def test_every_call_that_goes_has_a_reason(tmp_path: Path) -> None:
     assert report.rows == {WHOLE: 1}
 
 
+def test_equal_texts_fare_equally_and_count_once_towards_the_limit(tmp_path: Path) -> None:
+    place = {"shard": "one", "segment": 0, "position": 0, "sample": 0, "delta": 1.0, "reason": None}
+    for limit, kept in ((1, ["A", "a"]), (2, ["A", "B", "a"]), (3, ["A", "B", "a", "c"])):
+        rows = [{**place, "digest": digest} for digest in "AacB"]
+        outputs = scored(tmp_path / str(limit), rows, 0.5, examples=limit)
+        filtered(outputs)
+        assert outputs[KEPT].table.read(WHOLE)["digest"].to_list() == kept
+
+
 def test_a_shard_s_name_is_no_column(tmp_path: Path) -> None:
     place = {"shard": "segment=7", "digest": "a", "position": 0, "sample": 0, "delta": 1.0, "reason": None}
     rows = [{**place, "segment": segment, "tool": "calculator", "input": "1", "result": "1"} for segment in (0, 1)]
     outputs = lane(tmp_path, 0.5)
     publish(outputs[SCORED], "segment=7", rows)
+    publish_texts(outputs, "segment=7", rows)
     filtered(outputs)
     assert outputs[KEPT].table.read(WHOLE)["segment"].to_list() == [0, 1]
     found = query(warehouse(outputs, tmp_path), "SELECT segment FROM loss_deltas ORDER BY 1")

@@ -148,6 +148,7 @@ def exchanged(folder: Path, model: Path) -> Rows:
         rows, ["shard", "digest", "segment", "position", "sample", "input", "result", "p_api"], orient="row"
     )
     texts = calls.select("shard", "digest", "segment").unique(maintain_order=True)
+    texts = texts.with_columns(text_digest=pl.concat_str("shard", "digest"))
     found = swapped_results.exchange(calls, texts, swapped_results.likeliest_places(calls), limit=2)
     return list(found.select("shard", "digest", "position", "sample", "result", "swap_reason").rows())
 

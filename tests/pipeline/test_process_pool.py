@@ -23,6 +23,12 @@ RAW = "raw_shards"
 Pool = Callable[[TableOutput, int], LocalProcesses]
 
 
+def endless(path: Path) -> None:
+    """Make a shard of 2 TiB of nothing, which takes no room and minutes to read."""
+    path.touch()
+    os.truncate(path, 2**41)
+
+
 def kill_all() -> None:
     """Kill every worker as the kernel would where memory runs out."""
     for child in multiprocessing.active_children():
@@ -127,11 +133,9 @@ def test_errors_arrive_with_their_message_and_the_pool_goes_on(new_line: NewLine
 
 def test_what_others_still_compute_after_an_error_is_no_answer_to_the_next_call(new_line: NewLine, pool: Pool) -> None:
     line = new_line("one")
-    (line.web / "endless.json").touch()
+    endless(line.web / "endless.json")
     line.set(corpus__shards='["web/*"]')
     output = line.output(RAW)
-    (line.web / "endless.json").unlink()
-    os.mkfifo(line.web / "endless.json")  # whoever reads it waits
     lent = pool(output, 2)
     with pytest.raises(WorkerError, match="KeyError"):
         list(lent.map_chunks([task(output, "endless"), task(output, "none")]))
@@ -143,8 +147,7 @@ def test_what_others_still_compute_after_an_error_is_no_answer_to_the_next_call(
 def test_workers_end_when_their_parent_is_killed(new_line: NewLine) -> None:
     line = new_line("one", "two")
     for name in ("one", "two"):
-        (line.web / f"{name}.json.gz").unlink()
-        os.mkfifo(line.web / f"{name}.json.gz")  # whoever reads it waits
+        endless(line.web / f"{name}.json.gz")
     command = [sys.executable, "-m", "tests.pipeline.pool_child", str(line.folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout is not None
@@ -152,6 +155,17 @@ def test_workers_end_when_their_parent_is_killed(new_line: NewLine) -> None:
         parent.kill()
     assert len(workers) == 2
     wait_until_ended(workers)
+
+
+def test_a_worker_gets_no_interrupt_from_its_first_instruction_on(new_line: NewLine, pool: Pool) -> None:
+    output = new_line("one").output(RAW)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    list(pool(output, 2).map_chunks([task(output, "one")]))
+    [child] = multiprocessing.active_children()
+    status = Path(f"/proc/{child.pid}/status").read_text()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert blocked & 1 << signal.SIGINT - 1
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(1, InProcess), (3, LocalProcesses)])

@@ -9,7 +9,6 @@ import pytest
 
 from tests.pipeline.conftest import Line, NewLine
 from tests.worlds import write_shard
-from toolformer_dag.settings.sections import SettingsError
 
 RAW = "raw_shards"
 
@@ -48,15 +47,25 @@ def test_malformed_lines_are_counted_and_described_and_the_rest_goes_through(lin
 def test_a_shard_without_a_document_is_warned_of(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     line.set(corpus__shards='["web/*.json", "web/*.zst"]')
     for name, content in (
-        ("a.json", b"{}\n[]\n{}\n"),
+        ("a.json", b'{"text": 1}\n[]\n{"text": 2}\n'),
         ("b.json.zst", b"\x28\xb5\x2f\xfd"),
         ("c.json", record("c", "x")),
     ):
         (line.web / name).write_bytes(content)
     line.update(RAW)
     assert [one.message for one in caplog.records] == [
-        f"{line.web / 'a.json'} holds no document: missing_field 2, wrong_type 1",
-        f"{line.web / 'b.json.zst'} holds no document: unsupported_compression 1",
+        f"{line.web / 'a.json'} holds no document: wrong_type 3 (text: expected text, found int)",
+        f"{line.web / 'b.json.zst'} holds no document: truncated_zstd 1 (the checksum or the end of the compressed "
+        "data is wrong: no document of it is used)",
+    ]
+
+
+def test_optional_fields_without_text_are_told_once_per_shard(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+    line.set(corpus__shards='["web/odd*"]')
+    write(line, "odd", [b'{"text": "a", "language": ["en"]}\n', b'{"text": "b", "language": ["en"]}\n'])
+    assert line.update(RAW)[RAW].rows == {"odd": 2}
+    assert [one.message for one in caplog.records] == [
+        f"{line.web / 'odd.json.gz'}: what counts as empty: language: expected text, found list"
     ]
 
 
@@ -87,7 +96,7 @@ def test_a_shard_that_can_be_read_again_is_read_and_nothing_else_is(line: Line) 
     line.update(RAW)
     (line.folder / "late.json").write_bytes(record("a", "one"))
     report = line.update(RAW)[RAW]
-    assert (report.updated, report.rows, report.rejections) == (("late",), {"good": 6, "late": 1}, {})
+    assert (report.updated, report.rows, report.rejections) == (("link",), {"good": 6, "link": 1}, {})
     assert line.update(RAW)[RAW].unchanged
 
 
@@ -98,11 +107,45 @@ def test_no_document_of_a_file_that_breaks_off_is_used(line: Line) -> None:
     assert report.rows["short"] == 0 and report.rejections == {"truncated_gzip": 1}
 
 
-def test_files_of_one_name_are_refused(line: Line) -> None:
+def test_documents_before_a_fault_leave_no_file_and_no_other_rejection(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolformer_dag.lake.parquet.pieces.__defaults__", (1,))
+    monkeypatch.setattr("toolformer_dag.texts.compression.BLOCK_BYTES", 100)
+    lines = [record(str(number), f"{number} {'x' * 50}") for number in range(50)]
+    path = write(line, "bad", [b"{\n", *lines])
+    path.write_bytes(path.read_bytes()[:-8] + b"checksum")
+    report = line.update(RAW)[RAW]
+    assert report.rows == {"good": 6, "bad": 0} and report.rejections == {"corrupt_gzip": 1}
+    table = line.output(RAW).table
+    named = {file.name for file in table.pointer("bad").files}
+    assert {file.name for file in (table.folder / "files" / "bad").iterdir()} == named
+    assert table.read("bad").is_empty()
+    assert line.lake.table("ccnet/rejected_lines").read("bad")["reason"].to_list() == ["corrupt_gzip"]
+
+
+def test_the_language_is_identified_for_a_tool_that_asks_for_it(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str | None] = []
+    tool = type(line.plan().lanes[0].tool)
+    monkeypatch.setattr(tool, "wants_document", lambda self, document: told.append(document.language))
+    german = json.dumps({"text": "Das ist ein Satz in deutscher Sprache, und er ist lang genug."}).encode() + b"\n"
+    known = json.dumps({"text": "This one says its language itself.", "language": "xx"}).encode() + b"\n"
+    line.set(corpus__shards='["web/plain*"]')
+    write(line, "plain", [german, known])
+    line.update(RAW, "heuristic_subset")
+    assert line.read(RAW)["language"].to_list() == [None, "xx"] and told == [None, "xx"]
+    monkeypatch.setattr(tool, "asks_language", True)
+    told.clear()
+    assert not line.update("heuristic_subset")["heuristic_subset"].unchanged
+    assert told == ["de", "xx"]
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(line: Line) -> None:
     write_shard(line.folder / "other", "good")
+    write_shard(line.folder / "other", "third")
     line.set(corpus__shards='["web/*", "other/*"]')
-    with pytest.raises(SettingsError, match="share the name 'good'; rename one of them"):
-        line.update(RAW)
+    assert line.update(RAW)[RAW].rows == {"other/good.json.gz": 6, "third": 6, "web/good.json.gz": 6}
+    assert line.output(RAW).table.parts() == ["other/good.json.gz", "third", "web/good.json.gz"]
 
 
 def test_the_small_web_is_written_where_no_shards_are_named(line: Line) -> None:

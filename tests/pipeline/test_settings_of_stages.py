@@ -71,6 +71,9 @@ def test_a_constant_of_the_method_changes_the_stages_that_apply_it(
     ("values", "stages"),
     [
         ({"tau_f": 0.9}, {"filtered_calls"}),
+        ({"tau_f": "{by_chance=0.05}"}, {"filtered_calls"}),
+        ({"look_ahead": "true"}, {"loss_deltas"}),
+        ({"control__swaps": 2}, {"swapped_results"}),
         ({"tau_s": 0.9}, SAMPLES),
         ({"k": 9}, SAMPLES),
         ({"m": 9}, SAMPLES),

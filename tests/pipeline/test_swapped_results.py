@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import cycle, groupby
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -11,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from tests.pipeline.conftest import Line, NewLine, engine_of, hand_made, publish, tokens
-from toolformer_dag.cli.run import CHANCE
+from tests.pipeline.conftest import Line, NewLine, engine_of, tokens
 from toolformer_dag.lake.table import MissingPart
-from toolformer_dag.lake.warehouse import build, query
-from toolformer_dag.pipeline.stage import TEXT_KEY, TableOutput
-from toolformer_dag.pipeline.stages import warehouse_tables
-from toolformer_dag.pipeline.swapped_results import STAGE, by_chance, exchange, likeliest_places
+from toolformer_dag.pipeline.stage import TEXT_KEY
+from toolformer_dag.pipeline.swapped_results import STAGE, exchange, likeliest_places
 from toolformer_dag.pipeline.update import StaleInput, TableReport
 
 Row = dict[str, Any]
@@ -55,12 +51,15 @@ candidates = st.builds(
 )
 
 
-def exchanged(rows: Sequence[Row], limit: int = TEXTS, texts: Sequence[Row] | None = None) -> dict[Key, Row]:
-    """By key. `rows`: candidates; `texts`: rows of all texts, where some have no candidate."""
+def exchanged(
+    rows: Sequence[Row], limit: int = TEXTS, texts: Sequence[Row] | None = None, swaps: int = 1
+) -> dict[Key, Row]:
+    """By key, and by swap where there may be several. `rows`: candidates; `texts`: rows of all texts."""
     whole = pl.DataFrame(rows, schema=CALLS)
     known = pl.DataFrame(texts or rows, schema=CALLS).select(TEXT_KEY).unique()
-    found = exchange(whole.filter(pl.col("result").is_not_null()), known, likeliest_places(whole), limit)
-    return {key_of(row): row for row in found.to_dicts()}
+    known = known.with_columns(text_digest=pl.concat_str("shard", "digest"))
+    found = exchange(whole.filter(pl.col("result").is_not_null()), known, likeliest_places(whole), limit, swaps)
+    return {(*key_of(row), row["swap"]) if swaps > 1 else key_of(row): row for row in found.to_dicts()}
 
 
 def key_of(row: Row) -> Key:
@@ -121,6 +120,45 @@ def test_equal_calls_at_a_position_are_told_the_same(rows):
     for row in exchanged(rows).values():
         told.setdefault((*key_of(row)[:-1], row["input"]), set()).add(str(row["result"]))
     assert all(len(results) == 1 for results in told.values())
+
+
+@settings(max_examples=20, deadline=None)
+@given(candidates, st.integers(1, 4))
+def test_ids_of_documents_and_shards_decide_nothing(rows, limit):
+    """The same texts under other ids, in the same number of shards, are told the same."""
+    renamed = [{**row, "shard": f"z/{row['shard']}", "digest": f"{ord('z') - ord(row['digest'])}"} for row in rows]
+    for row, other in zip(rows, renamed, strict=True):
+        row["result"] = other["result"] = row["input"] and f"{row['input']}{row['position']}"
+
+    def told(candidates, ids):
+        whole = pl.DataFrame(candidates, schema=CALLS)
+        texts = whole.select(TEXT_KEY).unique().join(ids, on=TEXT_KEY)
+        found = exchange(whole.filter(pl.col("result").is_not_null()), texts, likeliest_places(whole), limit)
+        placed = found.join(ids, on=TEXT_KEY).select("text_digest", "position", "sample", "result", "swap_reason")
+        return sorted(map(str, placed.rows()))
+
+    named = pl.concat_str("shard", "digest").alias("text_digest")
+    ids = pl.DataFrame(rows, schema=CALLS).select(*TEXT_KEY, named)
+    others = pl.DataFrame(renamed, schema=CALLS).select(TEXT_KEY).with_columns(ids["text_digest"])
+    assert told(rows, ids.unique()) == told(renamed, others.unique())
+
+
+@settings(max_examples=40, deadline=None)
+@given(candidates, st.integers(2, 4))
+def test_every_swap_of_a_call_is_another_result_and_more_swaps_leave_the_first_ones(rows, swaps):
+    one, fewer, more = exchanged(rows), exchanged(rows, swaps=swaps), exchanged(rows, swaps=swaps + 1)
+    assert {key[:-1]: row for key, row in more.items() if key[-1] == 0} == one
+    assert {key: row for key, row in more.items() if key[-1] < swaps} == fewer
+    best = {key_of(row)[:4]: row for row in selected(rows, 0.0, 1, 1)}
+    for key in one:
+        own = next(row for row in rows if key_of(row) == key)
+        told = [row["result"] for other, row in more.items() if other[:-1] == key and row["result"] is not None]
+        fitting = {
+            row["result"]
+            for row in best.values()
+            if row["digest"] != own["digest"] and row["p_api"] >= own["p_api"] and row["result"] is not None
+        } - {own["result"]}
+        assert len(told) == len(set(told)) == min(swaps + 1, len(fitting)) and set(told) <= fitting
 
 
 def test_results_of_a_shard_go_round():
@@ -213,93 +251,18 @@ def test_inputs_that_are_missing_or_do_not_fit_are_named(new_line: NewLine, fini
         line.update(SWAPPED)
 
 
-deltas = st.sampled_from([-1.0, 0.0, 0.5, 0.9, 1.0, 2.0, 3.0])
-pairs = st.lists(
-    st.fixed_dictionaries(
-        {
-            "shard": st.sampled_from(["one", "two"]),
-            "digest": st.sampled_from("ab"),
-            "segment": st.just(0),
-            "position": st.integers(0, 3),
-            "sample": st.integers(0, 2),
-            "delta": deltas,
-            "swapped": st.one_of(st.none(), deltas),
-        }
-    ),
-    max_size=25,
-    unique_by=lambda row: tuple(row[name] for name in KEY),
-)
-
-
-def swapped_lake(folder: Path, calls: Sequence[Row], *more: str) -> dict[str, TableOutput]:
-    """Publish both tables of loss_deltas' shape; a call without `swapped` was not sampled."""
-    outputs = hand_made(folder, "calculator", *more)
-    for shard in ("one", "two"):
-        true = [{"tool": "calculator", **row} for row in calls if row["shard"] == shard]
-        other = [{**row, "delta": row["swapped"]} for row in true if row["swapped"] is not None]
-        for name, made in (("loss_deltas", true), (SWAPPED, other)):
-            rows = [{k: v for k, v in row.items() if k != "swapped"} for row in made]
-            publish(outputs[f"calculator/{name}"], shard, rows)
-    return outputs
-
-
-def warehouse(folder: Path, outputs: dict[str, TableOutput]) -> Path:
-    some = next(iter(outputs.values()))
-    lanes = [lane.key for lane in some.plan.lanes]
-    build(some.plan.lake, warehouse_tables(list(outputs.values())), lanes, folder / "w.duckdb")
-    return folder / "w.duckdb"
-
-
-def slowly(calls: Sequence[Row], column: str, tau_f: float) -> int:
-    """Positions at which some sampled call stays."""
-    sampled = sorted((row for row in calls if row["swapped"] is not None), key=lambda row: [row[n] for n in KEY])
-    places = groupby(sampled, key=lambda row: [row[name] for name in KEY[:-1]])
-    return sum(any(row[column] >= tau_f for row in group) for _, group in places)
-
-
-@settings(max_examples=6, deadline=None)
-@given(pairs)
-def test_shares_agree_with_plain_loops(tmp_path_factory, calls):
-    folder = tmp_path_factory.mktemp("lake")
-    outputs = swapped_lake(folder, calls)
-    tables = [outputs[f"calculator/{name}"].table.scan() for name in ("loss_deltas", SWAPPED)]
-    sampled = sum(row["swapped"] is not None for row in calls)
-    for tau, *counts in by_chance(*tables, [0.5, 1.0, 2.0]).iter_rows():
-        assert counts == [sampled, slowly(calls, "delta", tau), slowly(calls, "swapped", tau)]
-    database = warehouse(folder, outputs)
-    home = {row["digest"]: min(r["shard"] for r in calls if r["digest"] == row["digest"]) for row in calls}
-    once = [row for row in calls if row["shard"] == home[row["digest"]]]
-    sampled = sum(row["swapped"] is not None for row in once)
-    view = query(database, "FROM swapped_statistics").to_dicts()
-    assert [row["tau_f"] for row in view] == [0.5, 1.0, 2.0]
-    for row in view:
-        kept, swapped = slowly(once, "delta", row["tau_f"]), slowly(once, "swapped", row["tau_f"])
-        assert (row["sampled"], row["kept"], row["kept_swapped"]) == (sampled, kept, swapped)
-        assert row["share"] == (kept / sampled if sampled else None)
-        assert row["ratio"] == (swapped / kept if kept else None)
-        expected = None if not sampled else pytest.approx(swapped / sampled * len(once), abs=0.51)
-        assert row["by_chance"] == expected
-    calls_kept = query(database, "SELECT calls FROM filter_statistics ORDER BY tau_f")["calls"]
-    assert [row["calls"] for row in view] == calls_kept.to_list()
-
-
-def test_a_lane_that_was_not_swapped_has_true_counts_and_no_chance(tmp_path: Path) -> None:
-    place = {"shard": "one", "digest": "a", "segment": 0, "position": 0, "sample": 0}
-    outputs = swapped_lake(tmp_path, [{**place, "delta": 1.5, "swapped": None}], "calendar")
-    wanted = "SELECT tool, tau_f, calls, sampled, share, ratio, by_chance FROM swapped_statistics WHERE tau_f = 1"
-    assert query(warehouse(tmp_path, outputs), wanted).rows() == [
-        ("calculator", 1.0, 1, 0, None, None, None),
-        ("calendar", 1.0, 0, 0, None, None, None),
-    ]
-
-
-def test_the_demo_prints_the_chance_beside_every_count(tmp_path: Path) -> None:
-    place = {"shard": "one", "segment": 0, "position": 0, "sample": 0}
-    calls = [
-        {**place, "digest": "a", "delta": 1.5, "swapped": 0.5},
-        {**place, "digest": "b", "delta": 3.0, "swapped": -1.0},
-    ]
-    assert query(warehouse(tmp_path, swapped_lake(tmp_path, calls, "calendar")), CHANCE).rows() == [
-        ("calculator", "2 (1)", "2 (0)", "1 (0)"),
-        ("calendar", "0 (not measured)", "0 (not measured)", "0 (not measured)"),
-    ]
+def test_more_swaps_add_rows_and_leave_the_others_as_they_are(finished: NewLine) -> None:
+    line = finished("one")
+    before = line.read(SWAPPED)
+    assert set(before["swap"]) == {0}
+    line.set(control__swaps=3)
+    report = line.update("loss_deltas", SWAPPED)
+    assert report["loss_deltas"].unchanged and report[SWAPPED].computed > 0
+    after = line.read(SWAPPED)
+    assert_frame_equal(after.filter(swap=0), before)
+    assert not report[SWAPPED].violations["unique_keys"]
+    assert after.filter(pl.col("swap") > 0).height > 0
+    assert after.group_by(KEY).agg(same=pl.col("result").n_unique() == pl.len())["same"].all()
+    line.set(control__swaps=1)
+    assert tokens(line.update(SWAPPED)) == 0
+    assert_frame_equal(line.read(SWAPPED), before)

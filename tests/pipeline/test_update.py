@@ -169,3 +169,12 @@ def test_every_table_keeps_its_promises(finished: NewLine) -> None:
     reports = line.run()
     assert all(not any(report.violations.values()) for report in reports.values())
     assert all("unique_keys" in report.violations for report in reports.values())
+
+
+def test_the_record_says_how_the_models_products_were_computed(new_line: NewLine) -> None:
+    line = new_line("one", "two")
+    line.run()
+    for stage in ("scored_candidates", "loss_deltas"):
+        assert {line.output(stage).table.pointer(part).record["arithmetic"][0] for part in ("one", "two")} == {
+            "float32"
+        }

@@ -3,15 +3,17 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from resources import LakeResource
-from resources.live_runs import alive, end_dead_runs
+from resources import LakeResource, live_runs
+from resources.live_runs import alive, end_dead_runs, ledger, take_unfinished
 from toolformer_dag.cli.project import shared_instance
 from toolformer_dag.lake.table import Lake
+from toolformer_dag.pipeline.spending import Ledger, Spent
 
 REPOSITORY = Path(__file__).parents[2]
 KILLED = """
@@ -28,6 +30,19 @@ def scored(lake: dg.ResourceParam[Lake]):
 
 root = Path(sys.argv[1])
 dg.materialize([scored], instance=shared_instance(root), resources={"lake": LakeResource(root=str(root))})
+"""
+WITHOUT_A_FILE = """
+import os, signal, sys
+from pathlib import Path
+import dagster as dg
+from toolformer_dag.cli.project import shared_instance
+
+@dg.asset
+def endless():
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+
+dg.materialize([endless], instance=shared_instance(Path(sys.argv[1])))
 """
 
 
@@ -67,6 +82,40 @@ def test_a_killed_run_is_ended_and_the_next_one_gets_its_slot_while_its_retry_li
     assert instance.event_log_storage.get_concurrency_info("gpu").active_slot_count == 0
     assert dg.materialize([scored], instance=instance).success
     assert end_dead_runs(instance) == []
+
+
+def test_a_run_without_a_lock_file_is_told_by_its_process(instance, tmp_path):
+    command = [sys.executable, "-c", WITHOUT_A_FILE, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None and int(running.stdout.readline()) == running.pid
+        [run] = instance.get_runs()
+        assert end_dead_runs(instance) == []
+        running.kill()
+    assert end_dead_runs(instance) == [run.run_id]
+    assert status(instance, run) is dg.DagsterRunStatus.FAILURE
+
+
+def test_a_run_that_never_got_a_process_is_ended_after_a_while(instance, monkeypatch):
+    job = dg.Definitions([scored], jobs=[dg.define_asset_job("job", [scored])]).resolve_job_def("job")
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
+    assert end_dead_runs(instance) == []
+    monkeypatch.setattr(live_runs, "NEVER_BEGUN", timedelta(0))
+    assert end_dead_runs(instance) == [run.run_id]
+
+
+def test_what_unfinished_runs_spent_is_told_once_and_what_others_spent_never(instance, tmp_path):
+    failed, succeeded, living = (started(instance) for _ in range(3))
+    for number, run in enumerate((failed, succeeded, living)):
+        for process in range(2):
+            with Ledger(ledger(instance, run.run_id)).kept(lambda n=number, p=process: Spent(10 * 2**n, p)):
+                assert take_unfinished(instance) == Spent()
+    instance.report_run_failed(failed)
+    instance.report_dagster_event(dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, "job"), succeeded.run_id)
+    with alive(instance, failed.run_id):  # its command is about to ask for it
+        assert take_unfinished(instance) == Spent()
+    assert take_unfinished(instance) == Spent(20, 1)
+    assert take_unfinished(instance) == Spent()
+    assert [path.name for path in (tmp_path / ".dagster" / "spending").iterdir()] == [living.run_id]
 
 
 def test_living_runs_and_those_without_a_lock_file_are_left_alone(instance):

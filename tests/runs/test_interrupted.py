@@ -1,17 +1,26 @@
 """A run that somebody ends, and workers that die: what was committed stays, and the next run gives the same tables."""
 
 import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
 import assets.running
 from assets.running import watched_by
+from resources.live_runs import ledger
 from tests.runs.conftest import assert_same
 
 pytestmark = pytest.mark.long
 
 TWO = "execution.workers=2"
+SPENT = re.compile(r"([\d,]+) tokens went through the model")
 
 
 def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_later(world, made, monkeypatch):
@@ -53,3 +62,36 @@ def test_a_worker_that_is_killed_loses_its_chunk_and_two_workers_make_the_rows_o
     assert {"calculator/loss_deltas", "sums/scored_candidates"} <= set(told)
     assert_same(fresh.tables(), made.tables())
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_killed_runs_spent_is_reported_by_the_next_run(fresh, workers):
+    options = ["--set", f"execution.workers={workers}", "--set", "execution.chunk_texts=2"]
+    command = [sys.executable, "-m", "toolformer_dag.cli", "run", *options]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    instance = fresh.project().instance
+    seen = 0
+    for stage in ("scored_candidates", "loss_deltas"):
+        run = subprocess.Popen(command, cwd=fresh.folder, env=environment, start_new_session=True)
+        while run.poll() is None and not list((fresh.folder / "lake" / "sums").glob(f"{STORES[stage]}/*/*.parquet")):
+            time.sleep(0.01)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        seen += sum(int(file.read_text().split()[0]) for file in newest(instance).iterdir())
+    done = subprocess.run(command, cwd=fresh.folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [before], [now] = ([int(n.replace(",", "")) for n in SPENT.findall(text)] for text in (done.stderr, done.stdout))
+    assert "Runs before this one that did not finish" in done.stderr
+    assert before == seen > 0 and now > 0
+    again = subprocess.run(command, cwd=fresh.folder, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0 and "Everything is fresh" in again.stdout and not SPENT.search(again.stderr)
+
+
+STORES = {"scored_candidates": "positions", "loss_deltas": "losses"}
+"""Where a stage commits its chunks."""
+
+
+def newest(instance: dg.DagsterInstance) -> Path:
+    """Return the ledger of the newest run."""
+    [run] = instance.get_runs(limit=1)
+    return ledger(instance, run.run_id)

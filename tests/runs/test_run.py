@@ -11,7 +11,7 @@ from tests.runs.conftest import assert_same, free
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline import filtered_calls
 
-AFTER_FILTER = ["training/augmented_corpus", "warehouse/loss_deltas"]
+AFTER_FILTER = ["training/augmented_corpus", "warehouse/loss_deltas", "warehouse/dataset"]
 HASH = re.compile("[0-9a-f]{12,}")
 OURS = "toolformer/"
 """Tags that this project writes; Dagster's own begin with dagster/ or a dot."""
@@ -54,13 +54,13 @@ def test_the_job_started_from_dagster_leaves_training_alone_and_tells_what_chang
     assert world.sql(f"select count(*) from filtered_calls where tool = 'calculator' and delta < {middle}") == [(0,)]
 
 
-def test_a_tau_f_that_keeps_the_same_calls_runs_its_filter_and_the_copy_for_sql(world):
+def test_a_tau_f_that_keeps_the_same_calls_runs_its_filter_and_the_copies(world):
     [(smallest,)] = world.sql("select min(delta) from filtered_calls where tool = 'calculator'")
     before = world.tables()
     change = f"tools.calculator.tau_f={smallest / 2}"
     assert world.reasons(change) == {"calculator/filtered_calls": (f"settings.tau_f: 0.0 -> {smallest / 2}",)}
     report = world.run(change, training=True)
-    assert report.ran == ["calculator/filtered_calls", "warehouse/loss_deltas"] and free(report)
+    assert report.ran == ["calculator/filtered_calls", *AFTER_FILTER[1:]] and free(report)
     assert world.sql("select tau_f from lanes where tool = 'calculator'") == [(smallest / 2,)]
     assert world.stale(change) == []
     name = "calculator/filtered_calls all"

@@ -1,25 +1,138 @@
 """The shard files that the settings name, and the small web that is there without any."""
 
+import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.worlds import write_shard
 from toolformer_dag.cli.terminal import settings_of
+from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content, json_lines, wikitext
+from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.shards import shard_files, small_web_files, write_small_web
 from toolformer_dag.settings.sections import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.web import write_shards
+from toolformer_dag.tools.passages import PassageError, read_passages
+from toolformer_dag.tools.registry import ToolError, load_tool
 
 
-def test_a_folder_in_the_place_of_files_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_shard(tmp_path / "crawl", "one")
+def names(tmp_path: Path, *patterns: str) -> list[str]:
+    """Return the names of the shards that patterns find."""
+    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n")
+    settings = load_settings(tmp_path / "toolformer.toml", environment={}, shards=patterns)
+    return [file.name for file in shard_files(settings)]
+
+
+def touch(folder: Path, *files: str) -> None:
+    """Make empty files."""
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+
+
+def test_a_folder_stands_for_the_data_files_below_it(tmp_path: Path) -> None:
+    data = ["a/one.json.gz", "a/b/two.jsonl.zst", "three.parquet", "a/x.ndjson", "four.json", "a/five.jsonl"]
+    other = [
+        ".git/x.json",
+        "_SUCCESS",
+        "_temporary/0/x.parquet",
+        "README.md",
+        "a/.x.json.crc",
+        "a/list.txt",
+        "x.tar.gz",
+    ]
+    side = ["a/one.signals.json.gz", "a/one.minhash.parquet", "a/one.duplicates.parquet", "a/dataset_infos.json"]
+    side += ["dataset_info.json", "state.json", "stats.json"]
+    touch(tmp_path / "crawl", *data, *other, *side)
+    expected = ["a/b/two", "a/five", "a/one", "a/x", "four", "three"]
+    for pattern in ("crawl", "crawl/", str(tmp_path / "crawl"), "./crawl"):
+        assert names(tmp_path, pattern) == expected
+    assert names(tmp_path, "crawl/**/*.json*") == ["a/b/two", "a/five", "a/one", "four"]
+    assert names(tmp_path, "crawl/a/**") == ["b/two", "five", "list.txt", "one", "x"]
+    assert names(tmp_path, "crawl/*/one.*") == ["a/one"]
+    assert names(tmp_path, "crawl/.git/x.json", "crawl/_SUCCESS") == ["_SUCCESS", "x"]
+
+
+def test_attributes_beside_documents_are_none(tmp_path: Path) -> None:
+    touch(tmp_path, "dolma/documents/x.jsonl.gz", "dolma/attributes/dedup/x.jsonl.gz", "web/attributes/y.jsonl")
+    assert names(tmp_path, "dolma") == names(tmp_path, "dolma/**/*.gz") == ["documents/x"]
+    assert names(tmp_path, "web") == ["attributes/y"] and names(tmp_path, "dolma/attributes") == ["dedup/x"]
+
+
+@pytest.mark.parametrize("pattern", ["nothing", "empty", "empty/*", "/", "crawl/*.parquet"])
+def test_a_pattern_without_files_is_an_error_with_a_remedy(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "empty").mkdir()
+    touch(tmp_path / "crawl", "one.json")
+    with pytest.raises(SettingsError, match=r"^corpus.shards: .*(; name existing|; name the folder|; write )"):
+        names(tmp_path, pattern)
+
+
+def test_names_are_relative_paths_and_files_of_one_name_keep_more_of_theirs(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "c/2023-06/0000/en.json.gz", "c/2023-14/0000/en.json.gz", "d/en.json.gz", "d/en.parquet", "d/EN.json"
+    )
+    assert names(tmp_path, "c/*/*/en.json.gz") == ["2023-06/0000/en", "2023-14/0000/en"]
+    assert names(tmp_path, "d") == ["EN", "en.json.gz", "en.parquet"]
+    assert names(tmp_path, "d/en.json.gz", "d/../d/en.json.gz", "d/e*.gz") == ["en"]
+    assert names(tmp_path, "c/2023-06/0000/*", "c/2023-14/0000/*") == [
+        "2023-06/0000/en.json.gz",
+        "2023-14/0000/en.json.gz",
+    ]
+
+
+@pytest.mark.parametrize(
+    "folder", ["%" * 100, "папка" * 20, "a b", "x..y", "😀~", "a/" * 60 + "x", "con", "a%2Fb", "a\\b"]
+)
+def test_any_name_is_the_name_of_a_part(tmp_path: Path, folder: str) -> None:
+    touch(tmp_path / "crawl" / folder, "one.json.gz", "two.json.gz")
+    found = names(tmp_path, "crawl")
+    assert len(set(found)) == 2
+    table = Lake(tmp_path / "lake").table("ccnet/raw_shards")
+    for name in found:
+        table.publish(name, [pl.DataFrame({"shard": [name]})], dict)
+    assert table.parts() == sorted(found)
+    assert [table.read(name).item() for name in found] == found
+
+
+@pytest.mark.parametrize("kind", ["folder", "named pipe", "device", "socket"])
+def test_what_is_no_regular_file_is_refused_by_name_and_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("crawl", "/"):
-        with pytest.raises(SettingsError, match=r"is a folder; write .*/\*.json.gz for its files"):
-            shard_files(settings_of(None, None, None, [folder]))
+    write_shard(tmp_path / "web", "one")
+    odd = tmp_path / "web" / "odd.json.gz"
+    match kind:
+        case "folder":
+            odd.mkdir()
+        case "named pipe":
+            os.mkfifo(tmp_path / "pipe")
+            odd.symlink_to(tmp_path / "pipe")
+        case "device":
+            odd.symlink_to("/dev/zero")
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind("web/odd.json.gz")
+    with pytest.raises(SettingsError, match=rf"{odd} is a {kind}, and only regular files are shards; move it away"):
+        shard_files(settings_of(None, None, None, ["web/*.json.gz"]))
+
+
+def test_other_files_of_the_settings_are_no_pipes_either(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for read, error in (
+        (lambda: load_tool("calculator", {"prompt": str(pipe)}), ToolError),
+        (lambda: list(read_passages(str(pipe))), PassageError),
+        (lambda: content(pipe), BenchmarkError),
+        (lambda: wikitext(pipe), BenchmarkError),
+        (lambda: list(json_lines(pipe)), BenchmarkError),
+    ):
+        with pytest.raises(error, match=r"pipe.* cannot be read.*it is a named pipe, not a regular file"):
+            read()
 
 
 def test_brackets_in_the_folder_are_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,14 @@
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import httpx
 import pytest
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
@@ -23,10 +20,13 @@ from dagster_graphql.schema import create_schema
 
 from assets import shard_sensor
 from assets.outputs import SHARD_LIST
+from tests.processes import processes_with
+from tests.ui_server import asked, served
 from tests.worlds import write_shard
 from toolformer_dag.cli.project import Project, shared_instance
 from toolformer_dag.settings.settings_file import load_settings
 
+KEYS = "{ assetNodes { assetKey { path } } }"
 STALE = "{ assetNodes { assetKey { path } staleStatus } }"
 CHECKS = """{ assetNodes { assetKey { path } assetChecksOrError { ... on AssetChecks { checks {
   name executionForLatestMaterialization { status } } } } } }"""
@@ -79,6 +79,7 @@ def test_the_page_marks_what_the_command_line_lists_and_shows_checks_that_passed
     assert {name for name in checks if not checks[name]} == {
         SHARD_LIST,
         "warehouse/loss_deltas",
+        "warehouse/dataset",
         *(name for name in checks if name.startswith(("evaluation/", "training/")) and "corpus" not in name),
     }
     told = {one["executionForLatestMaterialization"]["status"] for found in checks.values() for one in found}
@@ -101,38 +102,33 @@ def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_kil
     lock = tmp_path / "home" / "live_runs" / killed.run_id
     lock.parent.mkdir()
     lock.touch()
-    with page(tmp_path, ["--config", "mine/other.toml"], variables) as address:
-        lanes = {node["assetKey"]["path"][0] for node in asked(address)["assetNodes"]}
+    with served(tmp_path, ["--config", "mine/other.toml"], variables) as address:
+        lanes = {node["assetKey"]["path"][0] for node in asked(address, KEYS)["assetNodes"]}
     assert "calendar" in lanes and "calculator" not in lanes
     assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.FAILURE
 
 
-@contextmanager
-def page(folder: Path, options: list[str], variables: Mapping[str, str]) -> Iterator[str]:
-    """Run `toolformer-dag ui` in `folder` until the block ends."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "toolformer_dag.cli", "ui", "--port", str(port), *options]
-    server = subprocess.Popen(command, cwd=folder, env=os.environ | variables)
-    try:
-        address = f"http://127.0.0.1:{port}/graphql"
-        while server.poll() is None and not answers(address):
-            time.sleep(0.3)
-        yield address
-    finally:
-        server.terminate()
-        server.wait()
+@pytest.mark.long
+def test_a_port_in_use_is_named_and_nothing_is_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "toolformer_dag.cli", "ui", "--port", port]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as run:
+            told = run.communicate()[1]
+    assert run.returncode == 1 and f"port {port} is in use" in told and "--port" in told and "Traceback" not in told
+    assert not processes_with(str(tmp_path))
 
 
-def answers(address: str) -> bool:
-    try:
-        return bool(asked(address)["assetNodes"])
-    except httpx.TransportError:
-        return False
-
-
-def asked(address: str) -> dict[str, list[dict[str, dict[str, list[str]]]]]:
-    answer: dict[str, dict[str, list[dict[str, dict[str, list[str]]]]]]
-    answer = httpx.post(address, json={"query": "{ assetNodes { assetKey { path } } }"}).json()
-    return answer["data"]
+@pytest.mark.long
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_ui_that_is_stopped_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    with served(tmp_path, stop=stop):
+        assert processes_with(str(tmp_path))
+    assert not processes_with(str(tmp_path))

@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 
 from toolformer_dag.texts.calls import (
     Call,
+    MalformedCall,
     PlacedCall,
     SpliceError,
     clean_result,
     format_call,
     holds_call,
+    placed_calls,
     splice,
     take_out,
 )
@@ -44,6 +46,7 @@ def test_taking_out_gives_the_text_back(text: str, calls: list[PlacedCall]) -> N
     spliced = splice(text, calls)
     assert spliced == one_by_one(text, calls)
     assert take_out(spliced, TOOLS) == text
+    assert placed_calls(spliced, TOOLS) == sorted(calls, key=lambda placed: placed.offset)
 
 
 @given(TEXTS)
@@ -91,6 +94,12 @@ def test_taking_out_what_others_wrote() -> None:
     assert take_out("a [QA(b)] c [MT(d) -> e] f", ["MT"]) == "a [QA(b)] c f"
     assert take_out("a [QA(b c", TOOLS) == "a [QA(b c"
     assert take_out("a [1] b", TOOLS) == "a [1] b"
+
+
+def test_a_call_without_a_result_is_no_placed_call() -> None:
+    assert placed_calls("a [QA(b) -> c] d", TOOLS) == [PlacedCall(1, Call("QA", "b"), "c")]
+    with pytest.raises(MalformedCall, match="no_result"):
+        placed_calls("a [QA(b)] c", TOOLS)
 
 
 def test_a_million_openings_that_never_close_are_read_once() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import MONTHS, Document, date_from_url
+from toolformer_dag.texts.shard_reader import read_documents
 
 TODAY = date(2026, 11, 20)
 NINTH_OF_MARCH = date(2017, 3, 9)
@@ -91,7 +91,7 @@ def test_htmldate_agrees_on_real_urls_but_for_slugs(shared: Path) -> None:
     options = Extractor(True, datetime(2026, 11, 20), datetime(1990, 1, 1), True, "%Y-%m-%d")
     theirs, ours = set(), set()
     for path in sorted((shared / "data" / "ccnet").glob("en_head_*.json.gz")):
-        for document in read_shard(path, path.name):
+        for document in read_documents(path, path.name):
             assert isinstance(document, Document)
             found = extract_url_date(document.url, options)
             if found != (document.date and document.date.isoformat()):

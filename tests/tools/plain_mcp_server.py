@@ -24,6 +24,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "Babel": {"content": [{"type": "text", "text": None}]},
     "Cibola": {"content": [{"type": "smell", "data": "AAAA"}, {"type": "text", "text": "sunny"}]},
     "Dilmun": {"content": [], "structuredContent": {"degrees": "many"}},
+    "El Dorado": {"content": [{"type": "text", "text": "gold " * 2**20}]},
     "Thule": {"content": [], "structuredContent": {"degrees": -5}},
 }
 WELCOME = {

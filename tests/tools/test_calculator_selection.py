@@ -1,5 +1,6 @@
 """Which texts the calculator looks at: the paper's three rules, against a slow reading of them."""
 
+import random
 from datetime import date
 from fractions import Fraction
 from itertools import chain, combinations, permutations
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.ccnet import read_shard
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.number_pairs import UNIT, WINDOW, holds_operation, numbers, selection_rule
+from toolformer_dag.texts.shard_reader import read_documents
+from toolformer_dag.tools.number_pairs import MAX_PAIRS, UNIT, WINDOW, holds_operation, numbers, selection_rule
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.tool import OverBudget
 
 UNLUCKY = "no text of the hundredth part picked by its hash "
 
@@ -44,8 +46,9 @@ def test_numbers(text: str, values: list[float]) -> None:
 
 
 def near(a: Fraction, result: Fraction) -> bool:
-    """Exact, or half up to two decimals."""
-    return a in (result, Fraction((result * 100 + Fraction(1, 2)).__floor__(), 100))
+    """Exact, or half up to two decimals; a whole number is only an exact result."""
+    rounded = Fraction((result * 100 + Fraction(1, 2)).__floor__(), 100)
+    return a == result or (a == rounded and a.denominator > 1)
 
 
 def slowly(words: list[str]) -> bool:
@@ -79,6 +82,10 @@ NUMBERS = st.sampled_from(
         "1.125",
         "2.5",
         "3.63",
+        "1",
+        "1999",
+        "2001",
+        "0.0005",
     ]
 )
 FILLERS = st.sampled_from([0, 0, 1, 3, 30, 48, 49, 50, 51, 97, 98, 99, 100, 250]).map(lambda count: ["w"] * count)
@@ -108,6 +115,8 @@ def test_an_operation_within_a_hundred_tokens(words: list[str]) -> None:
         ("π is equal to 3.14159.", "phrase"), ("a total  of 5", "phrase"), ("equal\xa0to 5", "phrase"),
         ("average\n\u2009of\u202f5", "phrase"), ("x = .5", "phrase"), ("x equals .5%", "phrase"),
         (UNLUCKY + "a loan of Rs 25,00,000 in 2019", None),
+        (UNLUCKY + "Version 1 was out in 1999, the next in 2001", None), (UNLUCKY + "7 of 1000000, none: 0", None),
+        ("499 and 735 make 1.47", "operation"), ("1999 to 2001 is 1.00100050025", None),
         ("2.71828 and 3.14159 make 5.85987", "operation"), ("totalof 5", None),
     ],
 )  # fmt: skip
@@ -149,9 +158,22 @@ def test_a_text_of_nothing_but_unrelated_numbers_is_read_in_one_pass() -> None:
     assert holds_operation(text + " 18 12 30", numbers(text + " 18 12 30"))
 
 
+def unrelated(count: int) -> str:
+    """Numbers of twelve digits, no three of which are related."""
+    generator = random.Random(0)
+    return " ".join(str(generator.randrange(10**11, 10**12)) for _ in range(count))
+
+
+def test_a_text_that_costs_more_pairs_than_the_budget_is_given_up() -> None:
+    rows = MAX_PAIRS // (WINDOW - 1)
+    assert selection_rule(unrelated(rows), UNLUCKY) is None
+    with pytest.raises(OverBudget):
+        selection_rule(unrelated(rows + WINDOW), UNLUCKY)
+
+
 def test_no_segment_of_a_real_document_meets_a_rule_that_the_document_does_not(shared: Path) -> None:
     path = shared / "data" / "ccnet" / "en_head_0000.json.gz"
-    texts = [item.text for item in read_shard(path, "0") if isinstance(item, Document)][:400]
+    texts = [item.text for item in read_documents(path, "0") if isinstance(item, Document)][:400]
     reasons = [selection_rule(text, text) for text in texts]
     assert {"operation", "phrase"} < set(reasons)
     for text, reason in zip(texts, reasons, strict=True):

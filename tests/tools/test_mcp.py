@@ -1,5 +1,6 @@
 """Tools of a real MCP server, started by the test, over both transports."""
 
+import json
 import os
 import socket
 import subprocess
@@ -173,6 +174,42 @@ def test_variables_reach_the_command_only_when_named(make: Make, monkeypatch: py
     assert outcomes(make(command=COMMAND, tool="secret", env=["TEST_SECRET"]), "") == ["s3"]
 
 
+def test_an_answer_over_http_has_a_longest_size(make: Make) -> None:
+    port = free_port()
+    with started(*PLAIN, str(port)):
+        await_port(port)
+        tool = make(url=f"http://127.0.0.1:{port}/mcp")
+        assert outcomes(tool, "El Dorado", "Rome") == ["malformed_response", "sunny in Rome"]
+
+
+def test_no_secret_of_a_command_or_a_url_is_told(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TEST_SECRET", "variable-secret")
+    fails = "import sys; sys.exit('argument-secret')"
+    tools = [
+        make(
+            command=[sys.executable, "-c", fails, "--token", "argument-secret"], env=["TEST_SECRET"], start_timeout_s=5
+        ),
+        make(url="http://me:user-secret@127.0.0.1:9/s/0path-secret/mcp?key=query-secret", token_env="TEST_SECRET"),
+    ]
+    told = []
+    for tool in tools:
+        with pytest.raises(ToolDown) as down:
+            outcomes(tool, "Rome")
+        told += [str(down.value), json.dumps(tool.identity())]
+    keyed = make(url="http://127.0.0.1:9/mcp", arguments={"city": "{input}", "api_key": "argument-secret"})
+    told += [json.dumps(keyed.identity()), caplog.text]
+    assert "-secret" not in " ".join(told)
+    assert sys.executable in told[0] and "http://127.0.0.1:9" in told[2]
+    others = [
+        make(command=[sys.executable, "-c", fails, "--token", "another"]),
+        make(url="http://me:user-secret@127.0.0.1:9/s/0path-secret/mcp?key=another"),
+    ]
+    assert all(tool.identity() != other.identity() for tool, other in zip(tools, others, strict=True))
+    assert make(url="http://localhost:8000/mcp").identity()["url"] == "http://localhost:8000/mcp"
+
+
 def test_a_missing_variable_stops_the_lane(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEST_SECRET", raising=False)
     with pytest.raises(ToolDown, match="TEST_SECRET is not set"):
@@ -271,7 +308,7 @@ def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"command": ["/no/such/program"]}, "'/no/such/program' does not start.*run the command by hand"),
+        ({"command": ["/no/such/program"]}, "server /no/such/program does not start.*run the command by hand"),
         ({"command": [sys.executable, "-c", "pass"]}, "does not start.*Connection closed"),
         ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, bare, later, secret, show, weather"),
         ({"command": [*PLAIN, "endless"], "start_timeout_s": 2}, "tools did not end.*raise start_timeout_s above 2"),
@@ -286,7 +323,7 @@ def test_a_server_that_cannot_serve_stops_the_lane(make: Make, options: dict[str
 
 def test_a_list_of_tools_against_the_protocol_stops_the_lane_and_the_server(make: Make, tmp_path: Path) -> None:
     file = tmp_path / "process_id"
-    with pytest.raises(ToolDown, match=r"plain_mcp_server.py broken' .*breaks the protocol.*inputSchema.*fix the"):
+    with pytest.raises(ToolDown, match=r"server sh \(its arguments are .* breaks the protocol.*inputSchema.*fix the"):
         outcomes(make(command=[*TELLS_ITS_ID, str(file), *PLAIN, "broken"]), "Rome", "Oslo")
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
@@ -297,7 +334,11 @@ def test_a_list_of_tools_against_the_protocol_stops_the_lane_and_the_server(make
     [
         ({}, "either command = .* or url"),
         ({"command": COMMAND, "url": "http://localhost/mcp"}, "either command = .* or url"),
-        ({"url": "localhost"}, "url: String should match"),
+        ({"url": "localhost"}, "url: .*none of http:// or https://"),
+        ({"url": "http://localhost:99999/mcp"}, "url: Port out of range"),
+        ({"url": "http://localhost", "wants": "(?=rain)"}, "wants: .*look-around.*syntax of Rust"),
+        ({"url": "http://localhost", "fields": r"(a)\1"}, "fields: .*backreferences"),
+        ({"url": "http://localhost", "start_timeout_s": 1e300}, "start_timeout_s: .*less than or equal to 86400"),
         ({"url": "http://localhost", "name": "two words"}, "name: String should match"),
         ({"url": "http://localhost", "fields": "("}, "fields: .*regular expression"),
         ({"url": "http://localhost", "arguments": {"city": "{town}"}}, r"\{town\}.*named group"),
@@ -337,3 +378,6 @@ def test_a_regular_expression_says_which_texts_are_wanted(make: Make) -> None:
     rule = make(url="http://localhost/mcp", wants="(?i)rain")
     assert [rule.wants(text, document) for text in ("No Rain today.", "Dry.")] == ["matches", None]
     assert make(url="http://localhost/mcp").wants("Dry.", document) == "every_text"
+    endless = make(url="http://localhost/mcp", wants="(a+)+$", fields="(a+)+b")
+    assert endless.wants("a" * 100_000 + "!", document) is None
+    assert outcomes(make(command=PLAIN, fields="(a+)+b"), "a" * 400) == ["does_not_match_fields"]

@@ -1,9 +1,14 @@
 """Readers with weights, on tiny checkpoints made on the spot, and the reader behind a real HTTP server."""
 
+import gzip
 import importlib.util
 import json
+import resource
 import threading
+import time
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering, QuestionAnsweringOptions
+from toolformer_dag.tools.endpoint import MAX_ANSWER_BYTES
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.readers import FidReader, Seq2SeqReader, best_span, passage_inputs, reader_input
 from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 
 FACTS = [
@@ -193,9 +201,22 @@ def endpoint() -> Iterator[tuple[str, dict[str, object]]]:
             body = state["body"]
             payload = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(int(str(state["status"])))
-            self.send_header("Content-Length", str(len(payload)))
-            self.end_headers()
-            self.wfile.write(payload)
+            if "encoding" in state:
+                self.send_header("Content-Encoding", str(state["encoding"]))
+            if "drip" not in state:
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+            else:  # a byte at a time, in the headers or in the body, until the client has gone
+                self.send_header("Content-Length", "1000000")
+                if state["drip"] == "body":
+                    self.end_headers()
+                else:
+                    self.flush_headers()
+                with suppress(ConnectionError):
+                    while True:
+                        self.wfile.write(b"x")
+                        time.sleep(0.01)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -290,12 +311,99 @@ def test_an_endpoint_that_refuses_stops_the_lane(
         http_tool(url, passages).run([ToolCall("Who?")])
 
 
+@pytest.mark.parametrize("where", ["headers", "body"])
+def test_an_answer_that_only_drips_is_ended_by_the_deadline(
+    endpoint: tuple[str, dict[str, object]], passages: str, where: str
+) -> None:
+    url, state = endpoint
+    state["drip"] = where
+    tool = http_tool(url, passages, request_timeout_s=0.3)
+    with pytest.raises(RetryableError, match=r"no whole answer within 0\.3 s"):
+        tool.run([ToolCall("Who?")])
+
+
+def test_a_compressed_answer_is_read_up_to_a_limit_of_what_it_holds(
+    endpoint: tuple[str, dict[str, object]], passages: str
+) -> None:
+    url, state = endpoint
+    tool, plain = http_tool(url, passages), json.dumps(reply("Scranton")).encode()
+    state.update(encoding="gzip", body=gzip.compress(plain))
+    assert answers(tool, ["Who?"]) == ["Scranton"]
+    state.update(encoding="deflate", body=zlib.compress(plain))
+    assert answers(tool, ["Who?"]) == ["Scranton"]
+    state.update(encoding="gzip", body=gzip.compress(bytes(500 * MAX_ANSWER_BYTES // 10)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert answers(tool, ["Who?"]) == ["answer_too_long"]
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert grown < 10 * MAX_ANSWER_BYTES
+    state.update(encoding="gzip", body=b"no gzip")
+    assert answers(tool, ["Who?"]) == ["malformed_response"]
+    state.update(encoding="br", body=b"anything")
+    assert answers(tool, ["Who?"]) == ["malformed_response"]
+    del state["encoding"]
+    state["body"] = reply("x" * MAX_ANSWER_BYTES)
+    assert answers(tool, ["Who?"]) == ["answer_too_long"]
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [({"cost": "$0.0004"}, 0.0004), ({"cost": {}}, None), ({"cost": "free"}, None), (5, None), ([], None), ("x", None)],
+)
+def test_an_odd_usage_costs_no_answer(
+    endpoint: tuple[str, dict[str, object]], passages: str, usage: object, cost: float | None
+) -> None:
+    url, state = endpoint
+    state["body"] = reply("Scranton", usage=usage)
+    (result,) = run_calls(http_tool(url, passages), [ToolCall("Where?")], ToolLimits())
+    assert (result.result, result.cost) == ("Scranton", cost)
+
+
+def test_a_number_of_thousands_of_digits_costs_no_answer(
+    endpoint: tuple[str, dict[str, object]], passages: str
+) -> None:
+    url, state = endpoint
+    state["body"] = json.dumps(reply("Scranton", usage={"cost": 1})).replace("1}", "9" * 5000 + "}").encode()
+    (result,) = run_calls(http_tool(url, passages), [ToolCall("Where?")], ToolLimits())
+    assert (result.result, result.cost) == ("Scranton", None)
+
+
+def test_no_secret_of_a_url_or_a_header_is_told(
+    endpoint: tuple[str, dict[str, object]],
+    passages: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, state = endpoint
+    monkeypatch.setenv("A_KEY", "sk-header-secret")
+    full = url.replace("http://", "http://me:pass-secret@") + "/4f9a0c-path-secret?key=query-secret"
+    tool = http_tool(full, passages, api_key_variable="A_KEY")
+    state.update(status=503)
+    told = [json.dumps(tool.identity())]
+    run_calls(tool, [ToolCall("Who?")], ToolLimits(retries=0))
+    state.update(status=401, body={"error": f"wrong key sk-header-secret, path {full}"})
+    with pytest.raises(ToolDown) as refused:
+        tool.run([ToolCall("Who?")])
+    state.update(status=200, body={"error": "sk-header-secret and query-secret"})
+    run_calls(tool, [ToolCall("Who?")], ToolLimits(retries=0))
+    down = http_tool("http://me:pass-secret@127.0.0.1:9/v1?key=query-secret", passages)
+    run_calls(down, [ToolCall("Who?")], ToolLimits(retries=0))
+    told += [str(refused.value), caplog.text]
+    assert "127.0.0.1" in told[0] and "wrong key ***" in told[1] and "status 503" in told[2]
+    assert "-secret" not in " ".join(told)
+    assert state["path"] == "/v1/4f9a0c-path-secret/chat/completions?key=query-secret"
+    assert tool.identity() != http_tool(full + "2", passages, api_key_variable="A_KEY").identity()
+
+
 def test_a_missing_key_and_impossible_options_are_named(passages: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ToolDown, match="NO_SUCH_KEY"):
         http_tool("http://127.0.0.1:9/v1", passages, api_key_variable="NO_SUCH_KEY").run([ToolCall("Who?")])
-    with pytest.raises(ToolError, match="url"):
-        http_tool("localhost:8000/v1", passages)
+    for url in ("localhost:8000/v1", "http://", "http://[::1", "http://x:99999", "http://x y/v1", "http://x\n/v1"):
+        with pytest.raises(ToolError, match="url"):
+            http_tool(url, passages)
+    for seconds in (0, -1, 1e300, float("inf"), float("nan")):
+        with pytest.raises(ToolError, match="request_timeout_s"):
+            http_tool("http://127.0.0.1:9/v1", passages, request_timeout_s=seconds)
     with pytest.raises(ToolError, match="needs url"):
         load({"reader": "http"})
     with pytest.raises(ToolError, match="passages_read"):

@@ -3,6 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.texts.calls import Call, PlacedCall, splice, take_out
 from toolformer_dag.tools.options import ToolOptions
-from toolformer_dag.tools.runner import FAILURES_IN_A_ROW, Runner, run_calls
+from toolformer_dag.tools.runner import FAILURES_IN_A_ROW, REASON_CHARACTERS, Runner, run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
 
 SOON = ToolLimits(timeout_s=0.2, retries=2, backoff_s=0.01)
@@ -40,8 +43,8 @@ class Answering(Tool):
 class Returning(Answering):
     """A tool written wrongly: `run` returns `value` whatever it is asked."""
 
-    def __init__(self, value: object) -> None:
-        super().__init__()
+    def __init__(self, value: object, batch_size: int = 1) -> None:
+        super().__init__(batch_size=batch_size)
         self.value = value
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
@@ -157,10 +160,118 @@ def test_answers_without_a_result_and_scattered_accidents_do_not_stop_the_lane()
     assert outcomes(results) == ["division_by_zero", "lost:OSError"] * 20
 
 
-@pytest.mark.parametrize("value", [None, [], [ToolResult("a")] * 2, ["a"], [ToolResult(3)], [ToolResult(None, 3)]])
+@pytest.mark.parametrize("value", [None, [], "a", {}, {"a": 1}, [ToolResult("a")] * 2])
 def test_a_tool_that_breaks_its_interface_is_told_so(value: object) -> None:
-    with pytest.raises(ToolDown, match=r"Returning\.run returned"):
+    with pytest.raises(ToolDown, match=r"Returning\.run returned .* for 1 calls; it must return a list"):
         run_calls(Returning(value), calls_of("a"), ToolLimits())
+
+
+class Hostile(str):
+    """A text whose methods fail."""
+
+    def isprintable(self) -> bool:
+        raise OSError("hostile")
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [
+        (ToolResult(3), "3"),
+        (ToolResult(2.5), "2.5"),
+        (ToolResult(10**5000), "not_a_text"),
+        (ToolResult(float("nan")), "not_a_text"),
+        (ToolResult(True), "not_a_text"),
+        (ToolResult(b"bytes"), "not_a_text"),
+        (ToolResult({"a": [1]}), "not_a_text"),
+        (ToolResult(datetime(2020, 1, 1, tzinfo=UTC)), "not_a_text"),
+        (ToolResult(Hostile("fine")), "fine"),
+        (ToolResult("half \ud83d a character"), "half a character"),
+        (ToolResult(None, 3), "3"),
+        (ToolResult(None, {"no": "reason"}), "no_reason"),
+        (ToolResult(None, "\u202e\n"), "no_reason"),
+        (ToolResult(None, "x" * 10**6), "x" * REASON_CHARACTERS),
+        (ToolResult(None, "half \ud83d"), "half"),
+        ("a", "lost:not_a_result"),
+        (None, "lost:not_a_result"),
+        ({"result": "a"}, "lost:not_a_result"),
+        (ToolResult, "lost:not_a_result"),
+    ],
+)
+def test_an_odd_answer_is_read_or_has_a_reason_and_its_neighbours_stay(value: object, outcome: str) -> None:
+    results = run_calls(Returning([ToolResult("fine"), value], batch_size=2), calls_of("a", "b"), ToolLimits())
+    assert outcomes(results) == ["fine", outcome]
+    assert all(type(result.seconds) is float for result in results)
+
+
+@pytest.mark.parametrize(
+    ("cost", "read"),
+    [
+        (1, 1.0), (0.0004, 0.0004), ("$0.0004", 0.0004), (" 0.0004 ", 0.0004), (Decimal("0.5"), 0.5),
+        (Fraction(1, 2), 0.5), (None, None), ("", None), ("free", None), ("0,5 \u20ac", None), (-1, None),
+        (float("nan"), None), (float("inf"), None),
+        ("1e999", None), (10**400, None), (True, None), ({"usd": 1}, None), ([1], None), (b"x", None), (object(), None),
+    ],
+)  # fmt: skip
+def test_a_cost_is_an_amount_or_nothing(cost: object, read: float | None) -> None:
+    for field in ("cost", "seconds"):
+        (result,) = run_calls(Returning([ToolResult("a", **{field: cost})]), calls_of("a"), ToolLimits())
+        assert result.result == "a"
+        if field == "cost" or read:
+            assert getattr(result, field) == read
+
+
+def test_answers_before_an_error_are_given_to_the_caller() -> None:
+    def answer(text: str) -> str:
+        if text == "down":
+            raise ToolDown("no credit; buy some")
+        return text.upper()
+
+    for limits in (ToolLimits(), ToolLimits(concurrency=3)):
+        found: dict[ToolCall, ToolResult] = {}
+        with pytest.raises(ToolDown, match="no credit"):
+            Runner(Answering(answer), limits).run(calls_of("a", "b", "down", "c"), found)
+        assert {call.input for call in found} >= {"a", "b"}
+        assert all(result.result == call.input.upper() for call, result in found.items())
+
+
+def test_a_tool_that_exits_loses_the_call_and_no_process() -> None:
+    def answer(text: str) -> str:
+        if text == "exit":
+            raise SystemExit(0)
+        return text.upper()
+
+    class Exiting(Answering):
+        def connect(self) -> None:
+            raise SystemExit
+
+        def prepare(self, progress: Callable[[int], None]) -> None:
+            if self.batch_size == 2:
+                raise SystemExit
+
+    assert outcomes(run_calls(Answering(answer), calls_of("a", "exit", "b"), SOON)) == ["A", "lost:SystemExit", "B"]
+    assert outcomes(run_calls(Exiting(), calls_of("a"), SOON)) == ["lost:SystemExit"]
+    with pytest.raises(ToolDown, match=r"\[tools.echo\]: Exiting.prepare raised SystemExit; fix it"):
+        run_calls(Exiting(batch_size=2), calls_of("a"), SOON)
+
+
+def test_an_exception_that_cannot_be_shown_loses_the_call() -> None:
+    class Unshown(Exception):
+        def __str__(self) -> str:
+            raise OSError("hostile")
+
+        __repr__ = __str__
+
+    def answer(text: str) -> str:
+        raise Unshown
+
+    assert outcomes(run_calls(Answering(answer), calls_of("a"), SOON)) == ["lost:Unshown"]
+
+
+def test_a_concurrency_of_thousands_starts_a_thread_per_batch_at_most() -> None:
+    limits = ToolLimits(concurrency=1000, retries=100, backoff_s=3600)
+    before = threading.active_count()
+    assert outcomes(run_calls(Answering(), calls_of("a", "b"), limits)) == ["A", "B"]
+    assert threading.active_count() <= before + 8
 
 
 @pytest.mark.parametrize("fields", [{"result": None}, {"result": "a", "reason": "b"}])
@@ -270,7 +381,7 @@ def test_a_tool_that_cannot_be_prepared_is_down() -> None:
         def prepare(self, progress: Callable[[int], None]) -> None:
             raise OSError("no index")
 
-    with pytest.raises(ToolDown, match=r"cannot be prepared, OSError: no index"):
+    with pytest.raises(ToolDown, match=r"Unready\.prepare raised OSError: no index; fix it"):
         run_calls(Unready(), calls_of("1"), ToolLimits())
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from toolformer_dag.tools.passage_search import (
     PassageSearch,
     analyzer,
+    damaged_index_files,
     ensure_index,
     index_folder,
     query_terms,
@@ -167,6 +168,45 @@ def test_an_index_is_found_again_by_its_content(tmp_path: Path, monkeypatch: pyt
     told: list[int] = []
     assert ensure_index(first) == ensure_index(second, progress=told.append) == index_folder(second)
     assert told == []
+
+
+def whole_files(folder: Path) -> list[Path]:
+    """Return the files of an index that hold something."""
+    return [path for path in sorted(folder.iterdir()) if path.stat().st_size]
+
+
+def test_a_flipped_bit_in_any_file_of_an_index_is_named_and_the_index_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
+    source, chance = write(tmp_path / "a.jsonl", made_passages(50)), random.Random(0)
+    folder = ensure_index(source)
+    before = [hit.passage for hit in PassageSearch(folder).search("river castle", 10)]
+    count = len(whole_files(folder))
+    assert count > 5
+    for number in range(count):
+        file = whole_files(folder)[number]
+        content = bytearray(file.read_bytes())
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        file.write_bytes(content)
+        assert damaged_index_files(folder) == [file]
+        caplog.clear()
+        ensure_index(source)
+        assert str(file) in caplog.text and "set aside" in caplog.text
+        assert damaged_index_files(folder, again=True) == []
+        assert [hit.passage for hit in PassageSearch(folder).search("river castle", 10)] == before
+    (folder / "meta.json").unlink()
+    assert damaged_index_files(folder) == [folder / "meta.json"]
+    ensure_index(source)
+    assert [hit.passage for hit in PassageSearch(folder).search("river castle", 10)] == before
+
+
+def test_a_whole_index_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
+    source = write(tmp_path / "a.jsonl", made_passages(5))
+    inode = ensure_index(source).stat().st_ino
+    told: list[int] = []
+    assert ensure_index(source, progress=told.append).stat().st_ino == inode and told == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.sections import TrainingSettings
-from toolformer_dag.training.sequences import batch_order, examples, training_steps, windows
+from toolformer_dag.training.sequences import batch_order, examples, packed, training_steps, windows
 from toolformer_dag.training.trainer import device_batch
 from toolformer_dag.training.training_run import TrainingError
 
@@ -24,20 +24,29 @@ def test_windows_predict_every_token_once(ids: list[int], length: int) -> None:
     assert all(after[0] == before[-1] for before, after in pairwise(found))
 
 
+@given(st.lists(st.lists(st.integers(), min_size=2, max_size=16), max_size=40))
+def test_packing_loses_nothing_and_fills_sequences(parts: list[list[int]]) -> None:
+    sequences = packed(parts, 16)
+    assert sorted(part for sequence in sequences for part in sequence) == sorted(parts)
+    filled = [sum(map(len, sequence)) for sequence in sequences]
+    assert all(length <= 16 for length in filled)
+    assert sum(length <= 8 for length in filled) <= 1  # two that are half empty would have been one
+
+
 @pytest.mark.parametrize("bos", [True, False])
 def test_a_text_is_a_sequence_with_its_ends(tiny_model: Callable[..., LanguageModel], bos: bool) -> None:
     encoding = tiny_model("gptj", bos=bos).encoding
     text = "Ada had 17 apples."
     plain = encoding.tokenizer(text, add_special_tokens=False).input_ids
     made = examples(encoding, [text, "", text * 10], 64)
-    assert made.sequences[0] == [0] * bos + plain + [0]
+    assert made.sequences[0] == ([0] * bos + plain + [0],)
     assert (made.texts, made.split, made.empty) == (3, 1, 1)
-    assert made.tokens == sum(map(len, made.sequences))
+    assert made.tokens == sum(len(part) for parts in made.sequences for part in parts)
 
 
 def test_the_string_of_a_special_token_ends_no_example(tiny_model: Callable[..., LanguageModel]) -> None:
     encoding = tiny_model("gptj").encoding
-    [sequence] = examples(encoding, ["Ada wrote <end> and went on."], 64).sequences
+    [[sequence]] = examples(encoding, ["Ada wrote <end> and went on."], 64).sequences
     assert sequence.index(0) == len(sequence) - 1
     assert encoding.tokenizer.decode(sequence[:-1]) == "Ada wrote <end> and went on."
 

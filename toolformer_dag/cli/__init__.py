@@ -1,11 +1,14 @@
 """The command line's root: the commands and how their errors are shown."""
 
 import errno
+import io
+import sqlite3
 import sys
 
 import typer
 
 from toolformer_dag.cli.embedded import app as embedded
+from toolformer_dag.cli.export_command import export
 from toolformer_dag.cli.lake_commands import clean, sql, verify
 from toolformer_dag.cli.run import demo, run, stale, ui
 from toolformer_dag.cli.single_pieces import generate, score, tool
@@ -20,17 +23,31 @@ class Commands(typer.Typer):
     """Shows a mistake of the user as one message; anything else keeps its traceback."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # half a character, or one that the terminal lacks, is escaped
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().__call__(*args, **kwargs)
-        except UserError as error:
-            sys.stderr.write(f"error: {error}\n")
-            raise SystemExit(1) from error
-        except OSError as error:
-            if error.errno not in NOT_OURS | FULL:
+        except Exception as error:
+            told = _told(error)
+            if told is None:
                 raise
-            remedy = "free space" if error.errno in FULL else "name a folder that can be written, or make this one so"
-            sys.stderr.write(f"error: {error.filename or 'a file'}: {error.strerror}; {remedy}\n")
+            sys.stderr.write(f"error: {told}\n")
             raise SystemExit(1) from error
+
+
+def _told(error: Exception) -> str | None:
+    """Return the message of an error that a person can mend; None for any other."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in NOT_OURS | FULL:
+        remedy = "free space" if error.errno in FULL else "name a folder that can be written, or make this one so"
+        return f"{error.filename or 'a file'}: {error.strerror}; {remedy}"
+    if isinstance(error.__cause__, sqlite3.Error):  # of Dagster's storage, the only one here that is SQLite
+        from toolformer_dag.cli.project import history_error
+
+        return str(history_error(error.__cause__))
+    return None
 
 
 app = Commands(
@@ -45,6 +62,7 @@ for command in (
     demo,
     stale,
     sql,
+    export,
     tool,
     generate,
     score,

@@ -141,6 +141,34 @@ def scaling(
     typer.echo(markdown(table.pivot("tool", index=["parameters", "condition"], values="accuracy")))
 
 
+@app.command()
+def filters(
+    folder: Annotated[Path, typer.Argument(help="Where pages, losses and results are kept; results are not repeated.")],
+    seeds: Annotated[int, typer.Option(min=0, max=10, help="Finetunings of each filter; 0 trains nothing.")] = 3,
+    documents: Annotated[int, typer.Option(min=1, help="Synthetic pages, annotated once for all filters.")] = 800,
+    questions: Annotated[int, typer.Option(min=1, help="Per tool and set of wordings, for each seed.")] = 60,
+    swaps: Annotated[int, typer.Option(min=1, help="Results of other documents per call, for counts by chance.")] = 4,
+    real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, held out: what stays there.")] = None,
+    real_texts: Annotated[int, typer.Option(min=1, help="Real texts per shard and tool.")] = 300,
+) -> None:
+    """Compare filters: the paper's, look-ahead, by chance, none. Prints what each keeps and what it teaches.
+
+    Example: toolformer-dag embedded filters filters/ --seeds 3 --real-text web/en_head_0002.json.gz
+    """
+    from embedded_model.filter_report import report
+    from embedded_model.filter_study import FilterStudy, results, run
+    from toolformer_dag.evaluation.accuracy_tables import markdown
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    paths = tuple(path.absolute() for path in real_text or ())
+    study = FilterStudy(folder.absolute(), documents, questions, swaps, paths, real_texts)
+    run(study, range(seeds), say)
+    for title, table in report(study, results(study), say):
+        typer.echo(f"{title}\n\n{markdown(table)}")
+
+
 def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
     """In a process of its own: a line has its own Dagster instance."""
     from embedded_model.effect_study import measure

@@ -1,82 +1,58 @@
 """The lake from outside: `sql` asks the warehouse, `clean` removes files that nothing needs."""
 
-import json
 import sys
 from datetime import timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from toolformer_dag.cli.query_results import Format, check_ending, printed, write_rows
 from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
 from toolformer_dag.files import UserError
 
-if TYPE_CHECKING:
-    import polars as pl
-
-
-class Format(StrEnum):
-    """How rows are printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-
 
 def sql(
-    query: Annotated[str, typer.Argument(help="A query in DuckDB's SQL.")],
+    query: Annotated[str | None, typer.Argument(help="A query in DuckDB's SQL; `-` reads it from the input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the query from this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the rows to a .csv, .json, .jsonl, .md or .parquet.")
+    ] = None,
     format: Annotated[Format, typer.Option("--format", help="table, csv, or json (a line per row).")] = Format.table,
     config: Config = None,
     profile: Profile = None,
     set: Set = None,
 ) -> None:
-    """Run a query over the warehouse and print its rows.
+    """Run a read-only query over the warehouse; print its rows, or write them to a file.
 
-    Example: toolformer-dag sql "select tool, tau_f, examples from filter_statistics"
+    Example: toolformer-dag sql "select tool, tau_f, examples from filter_statistics"; toolformer-dag sql --file
+    kept.sql --output kept.parquet
     """
-    import polars as pl
-
     from toolformer_dag.lake.warehouse import query as ask
 
-    rows = ask(settings_of(config, profile, set).paths.warehouse, query)
-    if format is Format.table:
-        with pl.Config(
-            tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=80, tbl_hide_dataframe_shape=True, tbl_width_chars=200
-        ):
-            typer.echo(rows)
+    text = _query_text(query, file)
+    if output is not None:
+        check_ending(output)
+    rows = ask(settings_of(config, profile, set).paths.warehouse, text)
+    if output is None:
+        sys.stdout.write(printed(rows, format))
     else:
-        sys.stdout.write(_written(rows, format))
+        write_rows(rows, output)
+        typer.echo(f"{rows.height:,} rows in {output}", err=True)
 
 
-def _written(rows: "pl.DataFrame", format: Format) -> str:
-    """Raises WarehouseError for a map whose keys are no text."""
-    import polars as pl
-
-    from toolformer_dag.lake.queries import UNSHOWN
-    from toolformer_dag.lake.warehouse import WarehouseError
-
+def _query_text(query: str | None, file: Path | None) -> str:
+    """Return the text of the query that was given in one of three ways. Raises UserError."""
+    if (query is None) == (file is None):
+        raise UserError("give one query: as the argument, with --file, or with `-` on the standard input")
     try:
-        return _flat(rows).write_csv() if format is Format.csv else rows.write_ndjson()
-    except (pl.exceptions.PolarsError, TypeError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise WarehouseError(f"a column has values without a place in {format} ({reason}), {UNSHOWN}") from error
-
-
-def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Lists and structs as JSON text: a cell of CSV holds no more than one value."""
-    import polars as pl
-
-    nested = [column for column in rows if column.dtype.is_nested()]
-    return rows.with_columns(pl.Series(column.name, map(_json, column), dtype=pl.String) for column in nested)
-
-
-def _json(value: object) -> str | None:
-    import polars as pl
-
-    if value is None:
-        return None
-    plain = value.to_list() if isinstance(value, pl.Series) else value
-    return json.dumps(plain, ensure_ascii=False, default=str)  # dates as text
+        if file is not None:
+            return file.read_text("utf-8-sig")
+        return sys.stdin.read() if query == "-" else str(query)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file or 'the standard input'}: is no text in UTF-8 ({error.reason})") from error
+    except OSError as error:
+        raise UserError(f"--file {file}: {error.strerror}; name a file with a query") from error
 
 
 CENTURY = 876_600.0  # hours; much more has no date

@@ -2,25 +2,32 @@
 
 import os
 import re
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import dagster as dg
 
 from assets import JOB, TRAINING_JOB
-from assets.metadata import CALLS, TOKENS, UNCHANGED
+from assets.metadata import UNCHANGED
 from assets.outputs import BY_HAND, SHARD_LIST, outputs
 from assets.shard_list import observe
 from assets.staleness import StaleAsset, stale_assets, with_descendants
 from assets.tables import asset_key
-from resources.live_runs import UNFINISHED, end_dead_runs
+from resources.live_runs import UNFINISHED, alive, end_dead_runs, ledger, take_unfinished
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.table import DamagedPart
+from toolformer_dag.lake.verification import DamagedFile
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
-from toolformer_dag.settings.sections import Settings
+from toolformer_dag.pipeline.spending import Spent, take_spent
+from toolformer_dag.settings.sections import Settings, printable
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.verify_project import set_aside
 
 DAGSTER_YAML = b"""\
 # Settings of the Dagster instance that the command line and the UI share.
@@ -37,6 +44,7 @@ code_servers:
 """
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 INTERRUPTED = "DagsterExecutionInterruptedError"
+CHECKPOINT_NAMES = {f"training/{name}" for name in CHECKPOINTS}
 NOT_RUN = "not run: an asset before it failed"
 REPAIRS = 10
 """How often the job starts again because it met a damaged file, which is set aside then."""
@@ -50,14 +58,25 @@ class RunError(UserError):
 class RunReport:
     """What ran, what it cost, and what failed with which error. Finetuning and evaluation count no tokens.
 
-    `damaged`: whether something failed because a file that it read was damaged.
+    `unfinished`: what runs before had spent that were killed, failed or interrupted, since a report counted them.
+    `set_aside`: files that were found damaged before anything ran. `damaged`: whether something failed because a file
+    that it read was damaged.
     """
 
     ran: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    tokens: int = 0
-    calls: int = 0
+    spent: Spent = field(default_factory=Spent)
+    unfinished: Spent = field(default_factory=Spent)
+    set_aside: list[DamagedFile] = field(default_factory=list)
     damaged: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.spent.tokens
+
+    @property
+    def calls(self) -> int:
+        return self.spent.calls
 
     def raise_for_failures(self) -> None:
         """Raise RunError where something failed."""
@@ -91,11 +110,16 @@ class Project:
     def run(self, training: bool) -> RunReport:
         """Run the job that brings everything up to date; with `training` also the one that finetunes and evaluates.
 
-        Both run in this process and show in the UI. A failed asset stops what depends on it and nothing else.
+        Both run in this process and show in the UI. A failed asset stops what depends on it and nothing else. Raises
+        TrainingError before anything runs where finetuning cannot run or fit into memory.
         """
+        if training and CHECKPOINT_NAMES & {one.name for one in self.stale()}:
+            from toolformer_dag.training.memory_need import check_finetuning
+
+            check_finetuning(self.plan.settings.model, self.plan.settings.training)
         end_dead_runs(self.instance)
         observe(self.instance, self.plan)
-        report = RunReport()
+        report = RunReport(set_aside=set_aside(self.plan))
         for _ in range(REPAIRS):
             report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
             self._run_job(JOB, [one.name for one in self.stale() if not one.by_hand], report)
@@ -103,6 +127,7 @@ class Project:
                 break
         if training and not report.failed:
             self._run_job(TRAINING_JOB, [one.name for one in self.stale() if one.by_hand], report)
+        report.unfinished = take_unfinished(self.instance)
         return report
 
     def _run_job(self, name: str, stale: Sequence[str], report: RunReport) -> None:
@@ -113,13 +138,16 @@ class Project:
             return
         if RAW_SHARDS in chosen:
             chosen.insert(0, SHARD_LIST)
-        job = definitions_of(self.plan).resolve_job_def(name)
-        result = job.execute_in_process(
-            instance=self.instance,
-            asset_selection=list(map(asset_key, chosen)),
-            raise_on_error=False,
-            run_config=QUIET,
-        )
+        job, run_id = definitions_of(self.plan).resolve_job_def(name), str(uuid4())
+        with alive(self.instance, run_id):
+            result = job.execute_in_process(
+                instance=self.instance,
+                asset_selection=list(map(asset_key, chosen)),
+                raise_on_error=False,
+                run_config=QUIET,
+                run_id=run_id,
+            )
+            report.spent += take_spent(ledger(self.instance, run_id))
         _add(report, chosen, result)
 
 
@@ -135,8 +163,6 @@ def _add(report: RunReport, chosen: Sequence[str], result: dg.ExecuteInProcessRe
             report.failed[name] = NOT_RUN
         else:
             metadata = landed[key].metadata
-            report.tokens += _number(metadata.get(TOKENS))
-            report.calls += _number(metadata.get(CALLS))
             if name not in (SHARD_LIST, *report.ran) and not _is_true(metadata.get(UNCHANGED)):
                 report.ran.append(name)
 
@@ -164,17 +190,24 @@ def _is_damage(event: dg.DagsterEvent) -> bool:
     return error is not None
 
 
-def _number(value: dg.MetadataValue | None) -> int:
-    return value.value or 0 if isinstance(value, dg.IntMetadataValue) else 0
-
-
 def _is_true(value: dg.MetadataValue | None) -> bool:
     return isinstance(value, dg.BoolMetadataValue) and bool(value.value)
 
 
+class HistoryError(UserError):
+    """Dagster's own files, which hold the history of runs, cannot be used. The lake does not depend on them."""
+
+
 def home(root: Path) -> Path:
-    """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use."""
+    """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use.
+
+    Raises HistoryError where it is no folder, or its name is not UTF-8.
+    """
     folder = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
+    if folder.exists() and not folder.is_dir():
+        raise HistoryError(f"{printable(folder)} is a file; set DAGSTER_HOME to a folder, or remove it")
+    if printable(folder) != str(folder):
+        raise HistoryError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     os.environ["DAGSTER_HOME"] = str(folder)  # Dagster takes no relative path
     with locked(folder / "instance.lock"):
         if not (folder / "dagster.yaml").exists():
@@ -186,4 +219,37 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
     """Open the instance of `home(root)`; runs of the command line show in the UI and the other way round."""
     folder = home(root)
     with locked(folder / "instance.lock"):  # two first openings at once would each make Dagster's databases
-        return dg.DagsterInstance.get()
+        try:
+            return dg.DagsterInstance.get()
+        except Exception as error:  # of Dagster's checks, of YAML, of its databases
+            if isinstance(error, OSError) or isinstance(error.__cause__, sqlite3.Error):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise HistoryError(
+                f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is written anew"
+            ) from error
+
+
+def history_error(error: sqlite3.Error) -> HistoryError:
+    """Return what to tell of an error of Dagster's databases: which are damaged, and what to do."""
+    folder = Path(os.environ.get("DAGSTER_HOME", ".dagster"))
+    damaged = ", ".join(str(file) for file in sorted(folder.rglob("*.db")) if not _is_database(file))
+    if damaged:
+        return HistoryError(
+            f"Dagster's history is damaged: {damaged}; move {folder} away and run again: the lake keeps every row, "
+            "only the list of runs begins anew"
+        )
+    return HistoryError(
+        f"Dagster's history under {folder} cannot be used ({error}); free space or correct the rights and run again"
+    )
+
+
+def _is_database(file: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("select count(*) from sqlite_master").fetchall()
+            return bool(database.execute("pragma quick_check").fetchone() == ("ok",))
+    except sqlite3.OperationalError:  # no rights, or in use
+        return True
+    except sqlite3.DatabaseError:
+        return False

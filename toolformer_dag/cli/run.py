@@ -2,13 +2,13 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, harmless, settings_of
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def run(
     """
     project = _project(config, profile, shards, set, first)
     report = _run(project, again or (), training=True)
-    spent = f"{report.tokens:,} tokens went through the model, {report.calls:,} tool calls were made."
     report.raise_for_failures()
-    typer.echo(f"{len(report.ran)} assets ran; {spent}" if report.ran else "Everything is fresh: nothing ran.")
+    typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
 
 
 def stale(
@@ -84,6 +83,7 @@ def _project(
 
 def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
     from toolformer_dag.cli.terminal import shown
+    from toolformer_dag.pipeline.spending import Spent
     from toolformer_dag.pipeline.stages import table_outputs
     from toolformer_dag.pipeline.update import withdraw
 
@@ -94,24 +94,58 @@ def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
     with shown():
-        return project.run(training)
+        report = project.run(training)
+    for damaged in report.set_aside:
+        typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)
+    if report.unfinished != Spent():
+        typer.echo(f"Runs before this one that did not finish: {report.unfinished}.", err=True)
+    if report.failed:
+        typer.echo(f"This run: {report.spent}.", err=True)
+    for line in _thresholds(project):
+        typer.echo(line)
+    return report
+
+
+def _thresholds(project: "Project") -> Iterator[str]:
+    """What was chosen by chance, a line per lane."""
+    from toolformer_dag.lake.table import WHOLE
+    from toolformer_dag.lake.warehouse import CHOSEN
+    from toolformer_dag.pipeline.chance import threshold_told
+
+    for lane in project.plan.lanes:
+        table = project.plan.lake.table(f"{lane.key}/filtered_calls")
+        if table.has(WHOLE) and (chosen := table.record(WHOLE).get(CHOSEN)):
+            yield f"{lane.key}: {threshold_told(chosen)}"
 
 
 FUNNEL = """
 pivot (select tool, step, what, count from funnel)
-on step in (1, 2, 3, 4, 5, 6, 7, 9) using sum(count) group by tool order by tool
+on step in (1, 2, 3, 4, 5, 6, 7, 8, 10) using sum(count) group by tool order by tool
 """
-STEPS = ("tool", "documents", "texts", "samples", "calls", "with a result", "that help", "kept", "texts in C*")
+STEPS = (
+    *("tool", "documents", "texts", "samples", "calls", "with a result", "not ahead", "that help", "kept"),
+    "texts in C*",
+)
 TABLE_2 = """
 pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))
-on tau_f using coalesce(sum(examples), 0) group by tool order by tool
+on tau_f using sum(examples) group by tool order by tool
 """
 CHANCE = """
 pivot (
-    select tool, tau_f, calls || ' (' || coalesce(by_chance::varchar, 'not measured') || ')' as kept
+    select tool, tau_f, places, calls || case
+        when swaps = 0 then ' (not measured)'
+        when too_few_swaps then ' (too few swaps to tell)'
+        else format(' ({}, {}-{})', by_chance, by_chance_low, by_chance_high)
+    end as kept
     from swapped_statistics where tau_f in (0.5, 1.0, 2.0)
 )
-on tau_f using any_value(kept) group by tool order by tool
+on tau_f using any_value(kept) group by tool, places order by tool
+"""
+LEVEL = """
+select tool, places, swapped, round(tau_f, 3) as tau_f, kept, round(100 * fdr, 1) as "% by chance",
+       round(100 * fdr_high, 1) as "at most (95 %)",
+       coalesce('about ' || swaps_needed || ' swapped places would do', '') as note
+from chance_thresholds where by_chance = 0.05 order by tool
 """
 EXAMPLES = """
 with judged as (
@@ -156,7 +190,8 @@ def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
     return [
         ("Funnel: what is left after each stage", _named(query(warehouse, FUNNEL))),
         ("Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0", query(warehouse, TABLE_2)),
-        ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance: with results of other documents)", query(warehouse, CHANCE)),
+        ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance, with results of other documents)", query(warehouse, CHANCE)),
+        ("The smallest tau_f at which at most 5 % of the kept calls are kept by chance", query(warehouse, LEVEL)),
         ("Three kept and three rejected calls, with their losses", query(warehouse, EXAMPLES)),
         ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(settings.paths.lake)),
     ]
@@ -178,7 +213,7 @@ def _plain(rows: "pl.DataFrame") -> str:
         tbl_hide_column_data_types=True,
         tbl_formatting="ASCII_HORIZONTAL_ONLY",
     ):
-        return str(rows)
+        return harmless(str(rows))
 
 
 def ui(

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from toolformer_dag.settings.sections import OUTSIDE_FINGERPRINTS, SettingsTable, SettingsTables
+from toolformer_dag.settings.sections import OUTSIDE_FINGERPRINTS, SettingsTable, SettingsTables, tables_in
 from toolformer_dag.settings.settings_file import WrittenSettings
 
 KINDS: dict[Any, str] = {
@@ -19,7 +18,6 @@ KINDS: dict[Any, str] = {
     float: "number",
     str: "text",
     Path: "path",
-    SettingsTables: "table",
 }
 BOUNDS = {Ge: ("ge", ">="), Gt: ("gt", ">"), Le: ("le", "<="), Lt: ("lt", "<")}
 HEAD = """\
@@ -36,13 +34,14 @@ def settings_reference() -> str:
 
 
 def _sections(name: str, table: type[SettingsTable]) -> Iterator[str]:
-    rows = [_row(key, field) for key, field in table.model_fields.items() if _subtable(field) is None]
+    rows = [_row(key, field) for key, field in table.model_fields.items() if _holds_values(field)]
     if rows:
         yield "\n".join((HEAD, *rows))
     for key, field in table.model_fields.items():
         if (below := _subtable(field)) is not None:
             path = ".".join(filter(None, (name, key, "NAME" if get_origin(field.annotation) is dict else "")))
-            yield f"## `[{path}]`\n\n{field.description}"
+            described = field.description if not _holds_values(field) else below.__doc__
+            yield f"## `[{path}]`\n\n{described}"
             yield from _sections(path, below)
 
 
@@ -54,10 +53,14 @@ def _row(key: str, field: FieldInfo) -> str:
 
 def _subtable(field: FieldInfo) -> type[SettingsTable] | None:
     """Return the table that a key holds, or holds one of per name; a profile repeats them all and is left out."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if isinstance(kind, type) and issubclass(kind, SettingsTable) and kind is not SettingsTables:
-            return kind
-    return None
+    named = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
+    found = [table for kind in (field.annotation, *named) for table in tables_in(kind) if table is not SettingsTables]
+    return found[0] if found else None
+
+
+def _holds_values(field: FieldInfo) -> bool:
+    """Whether a value other than a table may be written, as for a threshold that is a number or a table."""
+    return _subtable(field) is None or field.default is None
 
 
 def _kind(field: FieldInfo) -> str:
@@ -73,6 +76,12 @@ def _kind(field: FieldInfo) -> str:
 def _type(annotation: Any) -> str:
     kinds = [kind for kind in get_args(annotation) if kind not in (NoneType, Ellipsis)]
     origin = get_origin(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
+        return KINDS.get(annotation, "table")
+    if origin is Annotated:
+        return _type(kinds[0])
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type, kinds))
     if origin is Literal:
         *most, last = map(json.dumps, kinds)
         return f"{', '.join(most)} or {last}"
@@ -84,8 +93,9 @@ def _type(annotation: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
     default = field.get_default(call_default_factory=True)
     if default is None:
         return "none"
-    assert default is not PydanticUndefined, "the keys of a settings file all have a default"
     return f"`{json.dumps(default, default=str)}`"

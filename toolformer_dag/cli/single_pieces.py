@@ -128,7 +128,7 @@ class LineError(UserError):
 def score(
     file: Annotated[Path, typer.Argument(help="JSON lines with text, offset, tool, input, result; `-` for stdin.")],
     model: ModelName = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     config: Config = None,
 ) -> None:
     """Print each line with loss_empty, loss_call, loss_result, loss_minus, loss_plus and delta.

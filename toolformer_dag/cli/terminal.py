@@ -1,5 +1,6 @@
 """Options that several commands share, and the progress of a run in the terminal."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,15 @@ def settings_of(
     """Settings as the command line asks for them; shard patterns count from the current folder."""
     patterns = [rooted(pattern, Path.cwd()) for pattern in shards or ()]
     return load_settings(config, profile=profile, overrides=pairs or (), shards=patterns)
+
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters with which text of the web could steer the terminal, or turn its direction."""
+
+
+def harmless(table: str) -> str:
+    """Return a table for the terminal; every control character but line ends is shown as `\ufffd`."""
+    return CONTROL.sub("\ufffd", table)
 
 
 @contextmanager

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-
 from toolformer_dag.decoding.generation import DecodedCall, Generation, OpenCall, run_open_calls
-from toolformer_dag.decoding.row_batches import BatchMethod, DecodingBatch, choose_batch_method
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, Vocabulary
+from toolformer_dag.model.backend import Backend, GreedyRows
 from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.transformers_backend import backend_of
 from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.texts.calls import API_END, API_START, Call, format_call
 from toolformer_dag.tools.tool import Tool
@@ -15,12 +14,11 @@ from toolformer_dag.tools.tool import Tool
 BATCH_TOKENS = 16_384  # longest sequence times rows
 
 
-@torch.inference_mode()
-def decode_rows(language_model: LanguageModel, method: BatchMethod, rows: Sequence[DecodingRow]) -> None:
+def decode_rows(backend: Backend, rows: Sequence[DecodingRow]) -> None:
     """Decode every row until it stops. The result does not depend on which rows share a batch."""
     open_rows = sorted((row for row in rows if row.stop is None), key=lambda row: len(row.prefix))
-    for batch in _batches(open_rows, method.rows, language_model.positions):
-        _decode_batch(method.kind(language_model, [row.prefix for row in batch]), batch)
+    for batch in _batches(open_rows, backend.greedy_rows, backend.context_length):
+        _decode_batch(backend.greedy([row.prefix for row in batch]), batch)
 
 
 def _batches(rows: Sequence[DecodingRow], most: int, positions: int) -> Iterator[list[DecodingRow]]:
@@ -40,7 +38,7 @@ def _batches(rows: Sequence[DecodingRow], most: int, positions: int) -> Iterator
         yield batch
 
 
-def _decode_batch(batch: DecodingBatch, rows: list[DecodingRow]) -> None:
+def _decode_batch(batch: GreedyRows, rows: list[DecodingRow]) -> None:
     while True:
         tokens = _next_tokens(batch, rows)
         for row, token in zip(rows, tokens, strict=True):
@@ -54,7 +52,7 @@ def _decode_batch(batch: DecodingBatch, rows: list[DecodingRow]) -> None:
         batch.step([tokens[at] for at in active])
 
 
-def _next_tokens(batch: DecodingBatch, rows: Sequence[DecodingRow]) -> list[int]:
+def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
     start = rows[0].rules.vocabulary.start
     for at, rank in enumerate(batch.ranks(start[0])):
         if rows[at].may_begin_call and rank < rows[at].rules.k and _is_likely(batch, at, start, rows[at].rules.k):
@@ -63,20 +61,15 @@ def _next_tokens(batch: DecodingBatch, rows: Sequence[DecodingRow]) -> list[int]
     for at, row in enumerate(rows):
         if (tokens := row.permitted()) is not None:
             batch.permit(at, tokens)
-    best: list[int] = batch.scores.argmax(-1).tolist()
-    return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
+    return [row.forced[0] if row.forced else token for row, token in zip(rows, batch.best(), strict=True)]
 
 
-def _is_likely(batch: DecodingBatch, at: int, start: Sequence[int], k: int) -> bool:
+def _is_likely(batch: GreedyRows, at: int, start: Sequence[int], k: int) -> bool:
     """Return whether ` [` is among the k most likely next tokens of a row, given that its first token is.
 
     The probability of several tokens is their product. It is compared with every token but the first of ` [`.
     """
-    if len(start) == 1:
-        return True
-    others = batch.scores[at].log_softmax(-1)
-    others[start[0]] = -torch.inf
-    return int((others > batch.log_probability(at, start)).sum()) < k
+    return len(start) == 1 or batch.rank_of_sequence(at, start) < k
 
 
 def generate(
@@ -91,6 +84,7 @@ def generate(
     contexts: Sequence[str] | None = None,
     limits: Mapping[str, ToolLimits] | None = None,
     max_call_tokens: int = 64,
+    backend: Backend | None = None,
 ) -> list[Generation]:
     """Decode each prompt greedily with at most one call; return a Generation per prompt (paper, section 4.2).
 
@@ -103,6 +97,7 @@ def generate(
 
     `tools` and `limits` have the names in the text as keys. `contexts` are ISO dates for the calendar.
     `max_new_tokens` limits the text outside the call, `max_call_tokens` the call up to `->`; the context limits both.
+    `backend` runs the model; by default transformers.
     """
     names = [name for name in tools if name not in withheld] if withheld else None
     rules = DecodingRules(Vocabulary(language_model), k, max_call_tokens, names)
@@ -110,12 +105,12 @@ def generate(
     encoding = language_model.encoding
     prefixes = [encoding.bos + text.ids for text in encoding.texts(prompts)]
     rows = [DecodingRow(rules, ids, max_new_tokens, _room(language_model, ids), may_call) for ids in prefixes]
-    method = choose_batch_method(language_model)
-    decode_rows(language_model, method, rows)
+    backend = backend or backend_of(language_model)
+    decode_rows(backend, rows)
     opened = {at: _open_call(row, contexts[at] if contexts else "") for at, row in enumerate(rows) if row.in_call}
     calls = dict(zip(opened, run_open_calls(list(opened.values()), tools, withheld, limits or {}), strict=True))
     rest = {at: _continued(language_model, rows[at], call) for at, call in calls.items()}
-    decode_rows(language_model, method, list(rest.values()))
+    decode_rows(backend, list(rest.values()))
     return [_generation(row, calls.get(at), rest.get(at)) for at, row in enumerate(rows)]
 
 
@@ -127,7 +122,7 @@ def call_text(call: DecodedCall) -> str:
 
 
 def _room(language_model: LanguageModel, ids: Sequence[int]) -> int:
-    return language_model.positions - len(ids)
+    return language_model.context_length - len(ids)
 
 
 def _open_call(row: DecodingRow, context: str) -> OpenCall:

@@ -66,7 +66,7 @@ class Asking:
         """
         if not self.language_model.identity:
             raise ValueError(f"{self.language_model.name} has no identity; load it with load_identified")
-        weights = {**self.language_model.identity, "dtype": self.settings.model.dtype}
+        weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
         written = {"model": weights, "max_new_tokens": self.settings.decoding.max_new_tokens, "decoding": DECODING}
         if self.k == 0:
             return written

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolformer_dag.evaluation.benchmark import BenchmarkQuestion
-from toolformer_dag.files import UserError
+from toolformer_dag.files import UserError, require_regular
 
 QuestionOrReason = BenchmarkQuestion | str
 """A question, or the short reason why a record has none."""
@@ -60,10 +60,12 @@ def content(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     try:
         for file in found:
+            require_regular(file)
             digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode() + file.read_bytes())
     except OSError as error:
         raise BenchmarkError(
-            f"{error.filename} cannot be read ({error.strerror}); set the path of the benchmark's files"
+            f"{error.filename or path} cannot be read ({error.strerror or error}); set the path of the benchmark's "
+            "files"
         ) from error
     return digest.hexdigest()
 
@@ -102,13 +104,21 @@ def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReaso
 
 
 def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
-    """Remove blank and repeated answers. Raises AttributeError for an answer that is not a string."""
+    """Remove blank and repeated answers. Raises AttributeError for an answer that is not a string.
+
+    A question with half a character, such as "\\ud83d" in JSON, has the reason `not_utf8`: no tokenizer takes it.
+    """
     right = tuple(dict.fromkeys(answer for answer in question.answers if answer.strip()))
+    try:
+        "".join((question.prompt, question.context, question.wording, *right)).encode()
+    except UnicodeEncodeError:
+        return "not_utf8"
     return replace(question, answers=right) if right else "no_answer"
 
 
 def _text(file: Path) -> str:
     try:
+        require_regular(file)
         return file.read_text(encoding="utf-8-sig")  # drops a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{file} cannot be read ({error}); give the benchmark's own file") from error
@@ -160,6 +170,7 @@ def wikitext(file: Path) -> list[str]:
     Raises BenchmarkError for a file that cannot be read or holds no text.
     """
     try:
+        require_regular(file)
         text = file.read_text(encoding="utf-8-sig")  # drops a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{file} cannot be read ({error}); give wiki.test.tokens or a similar file") from error

@@ -4,15 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-from toolformer_dag.model.attention import ROWS, target_log_probabilities
+from toolformer_dag.model.backend import Backend, TokenQuery
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.memory import batches
-from toolformer_dag.training.sequences import IGNORED, collate, windows
+from toolformer_dag.model.transformers_backend import backend_of
+from toolformer_dag.training.sequences import windows
 
 PASS_TOKENS = 2_048
-"""The most tokens of a window and of a pass: with Gemma's 256,000 tokens, the logits take 2 GB in float32."""
+"""The most tokens of a window."""
+PIECES = 256
+"""Windows that are asked for together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,71 +42,50 @@ class Perplexity:
 
 
 def perplexity(
-    language_model: LanguageModel,
-    texts: Sequence[str],
-    *,
-    disabled: bool = True,
+    language_model: LanguageModel, texts: Sequence[str], *, disabled: bool = True, backend: Backend | None = None
 ) -> Perplexity:
     """Compute the perplexity of texts, each on its own, with BOS where the tokenizer adds it, without EOS.
 
-    - A long text is cut into windows of at most the model's positions and `PASS_TOKENS` tokens. Windows share a token
+    - A long text is cut into windows of at most the model's context and `PASS_TOKENS` tokens. Windows share a token
       with the window before.
     - The first token of a text without BOS is not predicted.
     - `disabled` sets the probability of ` [` to 0 (of its last token after the others). Where a text holds ` [`, this
       token is left out and counted. Compare only models with the same `disabled`.
+    - `backend` runs the model; by default transformers.
 
     Raises ValueError where nothing can be predicted.
     """
+    backend = backend or backend_of(language_model)
     encoding = language_model.encoding
     rows = [encoding.bos + text.ids for text in encoding.texts(texts)]
-    length = min(language_model.positions, PASS_TOKENS)
+    length = min(backend.context_length, PASS_TOKENS)
     pieces = sorted((piece for ids in rows for piece in windows(ids, length)), key=len)
-    start = encoding.start if disabled else None
+    start = encoding.start if disabled else []
     nats, tokens, left_out = 0.0, 0, 0
-    for batch in batches(range(len(pieces)), [len(piece) for piece in pieces], PASS_TOKENS):
-        loss, predicted, skipped = _losses(language_model, [pieces[number] for number in batch], start)
-        nats, tokens, left_out = nats + loss, tokens + predicted, left_out + skipped
+    for first in range(0, len(pieces), PIECES):
+        some = pieces[first : first + PIECES]
+        for piece, found in zip(some, backend.log_probabilities([_query(piece, start) for piece in some]), strict=True):
+            losses = _losses(piece, found.astype(np.float64), start)
+            nats, tokens = nats + float(losses.sum()), tokens + len(losses)
+            left_out += len(found) - len(losses)
     if not tokens:
         raise ValueError("no text has two tokens: there is nothing to predict")
     return Perplexity(nats, tokens, sum(len(text.encode()) for text in texts), left_out)
 
 
-@torch.inference_mode()
-def _losses(
-    language_model: LanguageModel, batch: Sequence[list[int]], start: Sequence[int] | None
-) -> tuple[float, int, int]:
-    """Return the summed loss in nats, the number of tokens predicted, and the number left out."""
-    inputs = {
-        name: tensor.to(language_model.device) for name, tensor in collate([{"input_ids": b} for b in batch]).items()
-    }
-    labels = inputs.pop("labels")
-    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    logits = language_model.model(**inputs, use_cache=False).logits.flatten(0, 1)
-    disabled = _follows(labels, start[:-1]).flatten() if start else torch.zeros_like(targets, dtype=torch.bool)
-    token = start[-1] if start else 0
-    left_out = disabled & (targets == token)
-    kept = (targets >= 0) & ~left_out
-    losses = _log_probabilities(logits, targets.clamp(min=0), disabled, token)[kept]
-    return -float(losses.double().sum()), int(kept.sum()), int(left_out.sum())
+def _query(piece: list[int], start: Sequence[int]) -> TokenQuery:
+    """Ask for every token of a piece but the first, and for the last token of ` [` beside it."""
+    places = range(1, len(piece))
+    return TokenQuery("perplexity", [], piece, places, [[piece[at], *start[-1:]] for at in places])
 
 
-def _log_probabilities(logits: torch.Tensor, targets: torch.Tensor, disabled: torch.Tensor, token: int) -> torch.Tensor:
-    """Compute log p of `targets` [N] in float32 with the probability of `token` set to 0 where `disabled` [N].
-
-    Only `ROWS` rows of `logits` [N, V] are copied at a time.
-    """
-    found = []
-    for part in (slice(first, first + ROWS) for first in range(0, len(logits), ROWS)):
-        scores = logits[part].float()
-        scores[disabled[part], token] = -torch.inf
-        found.append(target_log_probabilities(scores, targets[part]))
-    return torch.cat(found)
-
-
-def _follows(labels: torch.Tensor, begun: Sequence[int]) -> torch.Tensor:
-    """Return a mask [rows, length]: whether the tokens up to this position end in `begun`."""
-    found = torch.ones_like(labels, dtype=torch.bool)
-    for back, token in enumerate(reversed(begun)):
-        found &= labels.roll(back, 1) == token
-        found[:, :back] = False
-    return found
+def _losses(piece: list[int], found: NDArray[np.float64], start: Sequence[int]) -> NDArray[np.float64]:
+    """Return the losses in nats of the predicted tokens, from log p of each and of the last token of ` [`."""
+    if not start:
+        return -found[:, 0]
+    begun = list(start[:-1])
+    disabled = np.array([piece[:at][at - len(begun) :] == begun for at in range(1, len(piece))], np.bool_)
+    predicted = ~(disabled & (np.array(piece[1:], np.int64) == start[-1]))
+    rest = np.where(disabled, np.log1p(-np.exp(found[:, 1])), 0)  # log p of everything but the disabled token
+    losses: NDArray[np.float64] = (rest - found[:, 0])[predicted]
+    return losses

@@ -1,15 +1,20 @@
 """Parquet files of the lake: encoding, checking, reading, and the hash of the rows they hold."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from polars.exceptions import PanicException, PolarsError
+from xxhash import xxh3_128
 
 from toolformer_dag.files import ReadError
-from toolformer_dag.identity import content_hash, stream_hash
+from toolformer_dag.identity import content_hash, fingerprint, stream_hash
 
 MAGIC = b"PAR1"
 DAMAGED = "is damaged: its content is not what was written"
@@ -49,11 +54,14 @@ def check(path: Path, size: int) -> None:
         raise UnreadableFile("has no Parquet footer")
 
 
-def damage(path: Path, size: int, digest: str) -> str | None:
-    """Read a file and return what is wrong with it; None where its content has the hash `digest`. Raises ReadError."""
+def damage(path: Path, size: int, digest: str, since: int = 0) -> str | None:
+    """Return what is wrong with a file; None where its content has the hash `digest`. Raises ReadError.
+
+    A file that did not change `since` then, in nanoseconds since 1970, is not read.
+    """
     try:
         check(path, size)
-        return None if stream_hash(path) == digest else DAMAGED
+        return None if path.stat().st_ctime_ns < since or stream_hash(path) == digest else DAMAGED
     except UnreadableFile as error:
         return str(error)
 
@@ -122,26 +130,56 @@ def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[p
 class ContentHash:
     """Hash rows in order to 16 hexadecimal characters; column names and types count, `volatile` columns do not.
 
-    Volatile columns measure a run, such as seconds, and would make equal results look different.
+    Volatile columns measure a run, such as seconds, and would make equal results look different. Columns are hashed
+    apart, each by XXH3 over what is null, the lengths, and the values one after the other.
     """
 
     def __init__(self, volatile: Collection[str] = ()) -> None:
         self._volatile = tuple(volatile)
-        self._hash = blake2b(digest_size=8)
+        self._streams: dict[str, xxh3_128] = {}
         self._schema = ""
 
     def update(self, frame: pl.DataFrame) -> None:
-        """Add rows; how they are spread over calls makes no difference. Raises ValueError for another schema."""
+        """Add rows; how they are spread over calls makes no difference.
+
+        Raises ValueError for another schema, TypeError for a type that no table has.
+        """
         kept = frame.drop(self._volatile, strict=False)
         schema = str([(name, str(dtype)) for name, dtype in kept.schema.items()])
-        if not self._schema:
-            self._hash.update(schema.encode())
-        elif schema != self._schema:
+        if self._schema and schema != self._schema:
             raise ValueError(f"a part has one schema: {self._schema} and then {schema}")
         self._schema = schema
-        if kept.height:
-            self._hash.update(kept.write_ndjson().encode())
+        for name, series in kept.to_dict().items() if kept.height else ():
+            self._feed(name, series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def hexdigest(self) -> str:
         """Return the hash of all rows so far."""
-        return self._hash.hexdigest()
+        found = {path: stream.hexdigest() for path, stream in self._streams.items()}
+        return fingerprint([self._schema, found])
+
+    def _feed(self, path: str, values: pa.Array) -> None:
+        kind = values.type
+        self._add(f"{path} nulls", np.asarray(values.is_null()))
+        if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+            self._add(f"{path} lengths", pc.fill_null(pc.binary_length(values), 0).to_numpy())
+            ends = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
+            text = values.buffers()[2]
+            if text is not None:
+                self._add(f"{path} text", memoryview(text)[ends[0] : ends[-1]])
+        elif pa.types.is_large_list(kind):
+            self._add(f"{path} lengths", pc.fill_null(pc.list_value_length(values), 0).to_numpy())
+            self._feed(f"{path} items", values.flatten())
+        elif pa.types.is_primitive(kind):
+            plain = values.view(INTEGERS[kind.bit_width]) if pa.types.is_temporal(kind) else values
+            filled = plain.fill_null(pa.scalar(0).cast(plain.type)) if plain.null_count else plain
+            self._add(f"{path} values", filled.to_numpy(zero_copy_only=False))
+        else:
+            raise TypeError(f"{path}: no table holds {kind}")
+
+    def _add(self, stream: str, values: NDArray[Any] | memoryview) -> None:
+        content = values if isinstance(values, memoryview) else np.ascontiguousarray(values).data
+        self._streams.setdefault(stream, xxh3_128()).update(content)
+
+
+INTEGERS = {32: pa.int32(), 64: pa.int64()}
+"""The integers in which days and times are counted, by bits."""

@@ -151,10 +151,10 @@ class RowStore:
         if len(self._chunks()) >= MERGE_AT:
             self._merge()
 
-    def damaged_files(self) -> list[tuple[Path, str]]:
-        """Read every file and return those that are damaged, each with what is wrong; nothing is set aside."""
+    def damaged_files(self, since: int = 0) -> list[tuple[Path, str]]:
+        """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside."""
         files = [(self.folder / file.name, file) for file in self._listed()]
-        found = [(path, parquet.damage(path, file.bytes, file.hash)) for path, file in files]
+        found = [(path, parquet.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None]
 
     def _write(self, rows: pl.DataFrame, kind: str, written: int | None = None) -> None:

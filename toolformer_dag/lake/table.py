@@ -116,14 +116,20 @@ class Table:
         """Make `frames`, at least one and all of one schema, the content of `part`; readers see it at once.
 
         `record` is asked after the last frame. `volatile` columns do not count in the data version. Memory holds about
-        64 MB of rows. Raises WriteError, and
-        NotPlain for a record that JSON has no place for; the part is then what it was.
+        64 MB of rows. Raises WriteError, NotPlain for a record that JSON has no place for, and what `frames` raises;
+        the part is then what it was, and the files of the frames are removed.
         """
         content = ContentHash(volatile)
-        files = tuple(self._write(part, piece, content) for piece in parquet.pieces(frames))
+        files: list[PartFile] = []
+        try:
+            files.extend(self._write(part, piece, content) for piece in parquet.pieces(frames))
+        except BaseException:  # no pointer will name them
+            for file in files:
+                self._file_path(part, file).unlink(missing_ok=True)
+            raise
         if not files:
             raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
-        pointer = Pointer(files, content.hexdigest(), record())
+        pointer = Pointer(tuple(files), content.hexdigest(), record())
         write_whole(self._pointer_path(part), pointer.encode(self.name))
         return pointer
 
@@ -184,14 +190,14 @@ class Table:
         except (MissingPart, DamagedPart):
             return None
 
-    def damaged(self, part: str) -> list[tuple[Path, str]]:
-        """Read a whole part and return its damaged files, each with what is wrong."""
+    def damaged(self, part: str, since: int = 0) -> list[tuple[Path, str]]:
+        """Read those files of a part that changed `since` then and return the damaged ones, each with what is wrong."""
         try:
             pointer = self.pointer(part)
         except (MissingPart, DamagedPart) as error:
             return [(self._pointer_path(part), str(error))]
         files = [(self._file_path(part, file), file) for file in pointer.files]
-        found = [(path, parquet.damage(path, file.bytes, file.hash)) for path, file in files]
+        found = [(path, parquet.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None]
 
     def pointers(self) -> dict[str, Pointer]:
@@ -308,7 +314,12 @@ class Lake:
         return RowStore(folder, path, key, pl.Schema(schema))
 
     def refuse_old_layout(self) -> None:
-        """Raise OldLake where an earlier release wrote tables: their parts lie in folders named `parts`."""
+        """Raise OldLake where an earlier release wrote tables: their parts lie in folders named `parts`.
+
+        Raises StorageError where a file stands in the place of the lake.
+        """
+        if self.root.is_file():
+            raise StorageError(f"{self.root} is a file; set paths.lake to a folder")
         if next(self.root.glob("*/*/parts"), None) is not None:
             raise OldLake(
                 f"{self.root} was written by an earlier release; move it away and run again, or set paths.lake to "

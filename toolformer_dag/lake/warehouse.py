@@ -10,25 +10,35 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
 
 import duckdb
 import polars as pl
 
-from toolformer_dag.files import StorageError, beside, locked, replace_whole, sealed, unsealed, write_whole
+from toolformer_dag.files import ReadError, StorageError, beside, locked, replace_whole, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.queries import OFFLINE, in_memory, quoted, rows, run_sql, sql_text
 from toolformer_dag.lake.table import WHOLE, Lake, Table
 
-VIEWS = sql_text(__package__, "views.sql")
+CHANCE = sql_text(__package__, "chance.sql")
+VIEWS = CHANCE + sql_text(__package__, "views.sql")
 REJECTIONS = pl.Schema(
     {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
 )
 LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64()})
+FILTER_RULES = pl.Schema({"tool": pl.String(), "by_chance": pl.Float64(), "verdict": pl.String()})
+CHOSEN = "chosen"
+"""The field of the record of filtered_calls that holds a threshold by chance, as a row of chance_thresholds."""
 SOURCES = pl.Schema({"source": pl.String(), "version": pl.String()})
 CLOSED: dict[str, str | bool | int | float | list[str]] = {"enable_external_access": False, "lock_configuration": True}
 """A query reads the warehouse and nothing else: no file, no address, no extension."""
 QUERIES = ("SELECT", "EXPLAIN", "MULTI")
 """Types of statements: DESCRIBE, SUMMARIZE, FROM and WITH count as SELECT, PIVOT as MULTI."""
+MAGIC = b"DUCK"
+"""What stands in a DuckDB file behind the checksum of its first block, eight bytes."""
+STORAGE_VERSIONS = 2**16
+"""More than DuckDB will ever have; the number behind the magic bytes would be far larger in a text."""
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
 ROWS = "FROM rows"
@@ -75,8 +85,19 @@ OWN_TABLES = (
     WarehouseTable(
         "lanes",
         "The tools, each with the tau_f that its filtered_calls were made with.",
-        {"tool": "key of the lane", "tau_f": "the applied threshold; null where nothing was filtered yet"},
+        {"tool": "key of the lane", "tau_f": "the applied threshold; null where there was none yet, or none certified"},
         LANES,
+        (),
+    ),
+    WarehouseTable(
+        "filter_rules",
+        "How the tau_f of each tool was chosen: by chance, with what came out, or as a number of the settings.",
+        {
+            "tool": "key of the lane",
+            "by_chance": "the false discovery rate that was asked for; null for a number",
+            "verdict": "certified, or why no threshold was; then the fallback was taken, or nothing was kept",
+        },
+        FILTER_RULES,
         (),
     ),
     WarehouseTable(
@@ -99,17 +120,18 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str], da
     """Replace `database` by a copy of what the lake has of `tables`; return table -> rows.
 
     A source that was never published gives no rows. Raises DamagedPart, and WarehouseError where the file cannot be
-    written; then the old one stays.
+    written or is none of DuckDB's; then the old one stays.
     """
-    if database.is_dir():
-        raise WarehouseError(f"{database} is a folder; name a file, as in paths.warehouse = 'lake/toolformer.duckdb'")
+    refuse_other_file(database)
     with _alone(database), TemporaryDirectory() as scratch:
         folder = Path(scratch)
         # versions before rows: what is published while these are read makes the file out of date
         files = {"sources": [_small(folder, "sources", _sources(lake, tables, lanes))]}
         files |= {table.name: _files(folder, lake, table) for table in tables}
         files["rejections"] = [_small(folder, "rejections", _rejections(lake, tables))]
-        files["lanes"] = [_small(folder, "lanes", _lanes(lake, lanes))]
+        applied = _applied(lake, lanes)
+        files["lanes"] = [_small(folder, "lanes", pl.DataFrame(applied, LANES))]
+        files["filter_rules"] = [_small(folder, "filter_rules", pl.DataFrame(applied, FILTER_RULES))]
         with _beside(database) as fresh:
             try:
                 return _fill(fresh, (*tables, *OWN_TABLES), files)
@@ -118,16 +140,46 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str], da
                 raise WarehouseError(f"cannot write {database}: {reason}; free space and run again") from error
 
 
+def refuse_other_file(database: Path) -> None:
+    """Raise WarehouseError where something lies at `database` that is no DuckDB file.
+
+    A file that was built here, as its seal says, may be damaged beyond recognition and is still replaced.
+    """
+    if not database.exists() or (database.is_file() and (_begins_as_duckdb(database) or _sealed_hash(database))):
+        return
+    kind = "a folder" if database.is_dir() else "no DuckDB file and will not be replaced"
+    raise WarehouseError(
+        f"paths.warehouse: {database} is {kind}; move it away, or name another file, as in "
+        "paths.warehouse = 'lake/toolformer.duckdb'"
+    )
+
+
+def _begins_as_duckdb(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(20)
+        return head[8:12] == MAGIC and int.from_bytes(head[12:], "little") < STORAGE_VERSIONS
+    except OSError as error:
+        raise ReadError(file, error) from error
+
+
 def query(database: Path, sql: str) -> pl.DataFrame:
     """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError."""
+    with opened(database, CLOSED) as connection:
+        _refuse_all_but_a_query(connection, sql)
+        return rows(connection, sql)
+
+
+@contextmanager
+def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the file for reading; temporary tables may be made. Raises WarehouseError, for queries in the block too."""
     if not database.is_file():
         raise WarehouseError(
             f"there is no warehouse at {database} yet; run `toolformer-dag run`, or materialize warehouse/loss_deltas"
         )
     try:
-        with duckdb.connect(database, read_only=True, config=OFFLINE | CLOSED) as connection:
-            _refuse_all_but_a_query(connection, sql)
-            return rows(connection, sql)
+        with duckdb.connect(database, read_only=True, config={**OFFLINE, **config}) as connection:
+            yield connection
     except duckdb.Error as error:
         raise WarehouseError(str(error)) from error
 
@@ -157,11 +209,21 @@ def out_of_date(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[st
 def damage(database: Path) -> str | None:
     """Read the whole file and return what is wrong with it; None where it is what was built."""
     with _alone(database):  # between the rename and the seal of another build there is a moment
+        sealed_hash = _sealed_hash(database)
+        if sealed_hash is None:
+            return f"cannot be verified: {_seal(database)} is missing or damaged"
         try:
-            sealed_hash = unsealed(_seal(database).read_bytes())["hash"]
             return None if stream_hash(database) == sealed_hash else "is damaged: its content is not what was built"
-        except (OSError, ValueError, KeyError) as error:
+        except OSError as error:
             return f"cannot be verified ({error})"
+
+
+def _sealed_hash(database: Path) -> str | None:
+    """The hash of the file that was built last; None without a seal that is whole."""
+    try:
+        return str(unsealed(_seal(database).read_bytes())["hash"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _seal(database: Path) -> Path:
@@ -193,8 +255,7 @@ def _content_version(table: Table) -> str:
         except StorageError:
             found[part] = None
             continue
-        tau_f = pointer.record.get("settings", {}).get("tau_f")
-        found[part] = [pointer.data_version, pointer.record.get("rejections", []), tau_f]
+        found[part] = [pointer.data_version, pointer.record.get("rejections", []), _filter_rule(pointer.record)]
     return fingerprint(found)
 
 
@@ -213,12 +274,21 @@ def _rejections(lake: Lake, tables: Sequence[WarehouseTable]) -> pl.DataFrame:
     return pl.DataFrame(counted, schema=REJECTIONS)
 
 
-def _lanes(lake: Lake, lanes: Sequence[str]) -> pl.DataFrame:
-    """The threshold that was applied, whatever the settings say by now."""
+def _applied(lake: Lake, lanes: Sequence[str]) -> list[dict[str, Any]]:
+    """What each lane's calls were filtered with, whatever the settings say by now."""
     tables = {lane: lake.table(f"{lane}/filtered_calls") for lane in lanes}
-    applied = {lane: table.record(WHOLE) for lane, table in tables.items() if table.has(WHOLE)}
-    found = [(lane, applied[lane]["settings"]["tau_f"] if lane in applied else None) for lane in lanes]
-    return pl.DataFrame(found, schema=LANES, orient="row")
+    return [
+        {"tool": lane, **(_filter_rule(table.record(WHOLE)) if table.has(WHOLE) else {})}
+        for lane, table in tables.items()
+    ]
+
+
+def _filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The threshold of a record of filtered_calls: of the settings, or chosen by chance."""
+    chosen = record.get(CHOSEN)
+    if chosen is None:
+        return {"tau_f": record.get("settings", {}).get("tau_f")}
+    return {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}
 
 
 def _small(scratch: Path, name: str, frame: pl.DataFrame) -> str:

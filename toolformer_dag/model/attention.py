@@ -1,72 +1,212 @@
-"""Run a model's layers with a custom attention function; compute features and log-probabilities."""
+"""Replace a model's attention by a function of our own, with what its layers need beside plain causal attention."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
-from inspect import signature
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+from transformers.models.codegen.modeling_codegen import CodeGenAttention
+from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""(layer, queries [B, H, T, D], keys and values [B, H_kv, T, D], scale) -> [B, H, T, D]."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Locality:
+    """A sliding window or chunks: `mask(0, 0, q, k)` says which positions k a token at position q attends to.
+
+    A sequence of at most `size` tokens is not limited by it.
+    """
+
+    mask: Callable[..., Tensor]
+    size: int
+
+    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return booleans [..., T, S] from positions [..., T] of queries and [..., S] of keys."""
+        visible: Tensor = self.mask(0, 0, queries[..., :, None], keys[..., None, :])
+        return visible
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionLayer:
+    """What the attention of layer `number` does with its scores.
+
+    - `softcap`: scores s become softcap * tanh(s / softcap).
+    - `sinks` [H]: a score beside those of the keys, whose weight is dropped after the softmax.
+    - `locality`: None where a token attends to all tokens before it.
+    """
+
+    number: int
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    locality: Locality | None = None
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Return the scores under the soft cap."""
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Return the softmax in float32 of scores [B, G, R, S], where G * R = H heads (or H, T)."""
+        if self.sinks is None:
+            return scores.softmax(-1, torch.float32)
+        sinks = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1, torch.float32)[..., :-1]
+
+
+Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [B, H, T, D], keys and values [B, H_kv, S, D]) -> [B, H, T, D]."""
+
+
+class Visibility:
+    """The keys that the queries of one pass attend to, as a bias per locality.
+
+    - `seen`: booleans that broadcast to [B, T, S]; None where queries and keys are the same whole sequences.
+    - `queries` and `keys`: positions that broadcast to [B, T] and [B, S].
+    - `longest`: the largest of these positions, plus one.
+    """
+
+    def __init__(
+        self, queries: Tensor, keys: Tensor, longest: int, dtype: torch.dtype, seen: Tensor | None = None
+    ) -> None:
+        self.queries, self.keys, self.longest, self.dtype = queries, keys, longest, dtype
+        self.seen = seen
+        self._biases: dict[Locality | None, Tensor] = {}
+
+    def bias(self, layer: AttentionLayer) -> Tensor:
+        """Return zero where a query attends to a key, else minus infinity; broadcasts to [B, 1, T, S]."""
+        locality = self.limiting(layer)
+        if locality not in self._biases:
+            seen = self.seen if self.seen is not None else self.queries[..., :, None] >= self.keys[..., None, :]
+            if locality is not None:
+                seen = seen & locality.visible(self.queries, self.keys)
+            zeros = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
+            self._biases[locality] = zeros.masked_fill_(~seen, -torch.inf).unsqueeze(-3)
+        return self._biases[locality]
+
+    def limiting(self, layer: AttentionLayer) -> Locality | None:
+        """Return the layer's locality where it hides a key of these sequences."""
+        return layer.locality if layer.locality is not None and self.longest > layer.locality.size else None
+
+
+def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute attention of queries [B, H, T, D] over keys [B, H_kv, S, D]; causal, with T = S, without a bias.
+
+    `bias` broadcasts to [B, 1, T, S]. Grouped keys are repeated: with a bias, fused GPU kernels support no groups.
+    """
+    groups = queries.shape[1] // keys.shape[1]
+    plain = layer.softcap is None and layer.sinks is None
+    if plain and bias is None:
+        return F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=groups > 1
+        )
+    if groups > 1:
+        keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
+    if plain:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
+    scores = layer.capped(queries @ keys.transpose(2, 3) * layer.scale)
+    if bias is None:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    else:
+        scores = scores + bias
+    return layer.weights(scores).to(values.dtype) @ values
+
+
+def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Compute causal attention within each sequence; padding on the right is never attended to."""
+    if layer.locality is None or keys.shape[2] <= layer.locality.size:
+        return attention(layer, queries, keys, values, None)
+    places = torch.arange(keys.shape[2], device=keys.device)
+    return attention(layer, queries, keys, values, Visibility(places, places, len(places), queries.dtype).bias(layer))
+
 
 NAME = "toolformer_dag"
-UNSUPPORTED_OPTIONS = ("softcap", "s_aux", "position_bias", "head_mask")
-_attend: ContextVar[Attend] = ContextVar("attend")
 
 
-class UnsupportedAttentionError(Exception):
-    """The model's attention uses an option that the custom attention does not implement."""
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """The attention of a pass. `ignores_extras`: the model's own kernel (SDPA) knows no soft cap and no sinks."""
+
+    attend: Attend
+    positions: Tensor | None
+    ignores_extras: bool
 
 
-def supports_custom_attention(model: Any) -> bool:
-    """Return whether the attention of `model` can be replaced."""
-    return bool(getattr(model, "_supports_attention_backend", False)) or bool(_gptj_attentions(model))
+_replacement: ContextVar[_Replacement] = ContextVar("replacement")
 
 
 @contextmanager
-def custom_attention(model: Any, attend: Attend) -> Iterator[None]:
-    """Replace every attention of `model` with `attend` within the block; the model's own mask is not applied."""
+def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None) -> Iterator[None]:
+    """Replace every attention of `model` with `attend` within the block.
+
+    `positions` [B, T]: those of the tokens that run; None where each sequence runs whole.
+    """
     before = model.config._attn_implementation
-    token = _attend.set(attend)
+    token = _replacement.set(_Replacement(attend, positions, before == "sdpa"))
     model.config._attn_implementation = NAME
-    for module in _gptj_attentions(model):
-        module._attn = partial(_gptj_attention, module)
-        module._get_embed_positions = partial(_gptj_rotations, module)
+    modules = _with_methods(model)
+    for module in modules:
+        module._attn = partial(_METHODS[type(module)], module)
+        if isinstance(module, GPTJAttention):
+            module._get_embed_positions = partial(_gptj_rotations, module)
     try:
         yield
     finally:
-        for module in _gptj_attentions(model):
-            del module._attn, module._get_embed_positions
+        for module in modules:
+            del module._attn
+            if isinstance(module, GPTJAttention):
+                del module._get_embed_positions
         model.config._attn_implementation = before
-        _attend.reset(token)
-
-
-def causal(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Compute causal attention within each sequence; padding on the right is never attended to."""
-    return F.scaled_dot_product_attention(
-        queries, keys, values, is_causal=True, scale=scale, enable_gqa=keys.shape[1] != queries.shape[1]
-    )
+        _replacement.reset(token)
 
 
 def _interface(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
-    extra = [name for name in UNSUPPORTED_OPTIONS if options.get(name) is not None]
-    if extra:
-        raise UnsupportedAttentionError(f"attention of {type(module).__name__} uses {', '.join(extra)}")
+    """Attend as transformers asks: see `AttentionInterface` there. Raises NotImplementedError for a position bias."""
+    if options.get("position_bias") is not None:
+        raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
+    chosen = _replacement.get()
+    extras = {} if chosen.ignores_extras else {"softcap": options.get("softcap"), "sinks": options.get("s_aux")}
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    return _attend.get()(module.layer_idx, query, key, value, scale).transpose(1, 2).contiguous(), None
+    layer = AttentionLayer(module.layer_idx, scale, locality=attention_mask, **extras)
+    answer = chosen.attend(layer, _tuned(module, query, chosen.positions), key, value)
+    return answer.transpose(1, 2).contiguous(), None
+
+
+def _tuned(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
+    """Scale Llama 4's queries by their true positions; the model takes them for the first of a sequence."""
+    if positions is None or not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
+        return query
+
+    taken = torch.arange(query.shape[2], device=query.device)
+    wanted, given = (
+        torch.log1p(torch.floor((places.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+        for places in (positions, taken)
+    )
+    scaled: Tensor = query * (wanted / given)[:, None, :, None]
+    return scaled.to(query.dtype)
+
+
+def _mask(mask_function: Callable[..., Tensor], local_size: int | None = None, **_: Any) -> Locality | None:
+    """Return what a layer hides beyond causality, instead of the mask that transformers asks for."""
+    return None if mask_function is causal_mask_function else Locality(mask_function, local_size or 0)
 
 
 def _gptj_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
-    return _attend.get()(module.layer_idx, query, key, value, 1 / module.scale_attn), None
+    layer = AttentionLayer(module.layer_idx, 1 / float(module.scale_attn))
+    return _replacement.get().attend(layer, query, key, value), None
 
 
 def _gptj_rotations(module: Any, position_ids: Tensor) -> Tensor:
@@ -75,69 +215,33 @@ def _gptj_rotations(module: Any, position_ids: Tensor) -> Tensor:
     return table.expand(len(position_ids), -1, -1)
 
 
-def _gptj_attentions(model: Any) -> list[Any]:
-    if getattr(model.config, "model_type", "") != "gptj":
+@cache
+def _window(size: int) -> Locality:
+    return Locality(sliding_window_causal_mask_function(size), size)
+
+
+def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
+    window = _window(module.config.window_size) if module.attention_type == "local" else None
+    layer = AttentionLayer(module.layer_id, 1.0, locality=window)
+    return _replacement.get().attend(layer, query, key, value), None
+
+
+_METHODS = {
+    GPTJAttention: _gptj_attention,
+    CodeGenAttention: _gptj_attention,
+    GPTNeoSelfAttention: _gpt_neo_attention,
+}
+"""Attention that transformers' interface does not reach, with what replaces its method."""
+
+
+def _with_methods(model: Any) -> list[Any]:
+    if getattr(model.config, "model_type", "") not in ("gptj", "codegen", "gpt_neo"):
         return []
-    return [module for module in model.modules() if isinstance(module, GPTJAttention)]
+    return [module for module in model.modules() if type(module) in _METHODS]
 
 
 AttentionInterface.register(NAME, _interface)
-
-
-ROWS = 1024  # rows of logits computed at once: their memory grows with the vocabulary
-
-
-class Backbone:
-    """A model split into body and head.
-
-    `features` returns the last hidden states. After `run_whole_model`, it returns the logits: the head of some models
-    is more than a matrix.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.head = model.get_output_embeddings()
-        self.body = model.base_model
-        self.uses_custom_attention = supports_custom_attention(model)
-        self.supports_logits_to_keep = False
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the model's inputs."""
-        device: torch.device = self.model.device
-        return device
-
-    def run_whole_model(self) -> None:
-        """Stop splitting: use this where body and head alone do not reproduce the model's logits."""
-        self.body, self.head = self.model, None
-        self.supports_logits_to_keep = "logits_to_keep" in signature(self.model.forward).parameters
-
-    def features(
-        self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal, columns: Tensor | None = None
-    ) -> Tensor:
-        """Compute features [B, T, F] of token ids [B, T]; with `columns` [C], only those columns: [B, C, F]."""
-        options = {} if positions is None else {"position_ids": positions}
-        if columns is not None and self.supports_logits_to_keep:
-            options["logits_to_keep"] = columns  # logits of other columns are not computed
-        with custom_attention(self.model, attend) if self.uses_custom_attention else nullcontext():
-            output = self.body(input_ids=ids, use_cache=False, **options)
-        features: Tensor = output.last_hidden_state if self.head is not None else output.logits
-        return features if columns is None or self.supports_logits_to_keep else features[:, columns]
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Compute logits [N, V] in float32 from features [N, F]."""
-        logits: Tensor = features if self.head is None else self.head(features)
-        return logits.float()
-
-    def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Compute log p of one target token per row, [N] in float32, from features [N, F] and targets [N]."""
-        parts = [slice(first, first + ROWS) for first in range(0, len(features), ROWS)]
-        return torch.cat([target_log_probabilities(self.logits(features[part]), targets[part]) for part in parts])
-
-
-def target_log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute log p of one target token per row, [N], from logits [N, V] and targets [N]."""
-    return logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)
+AttentionMaskInterface.register(NAME, _mask)
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -1,69 +1,79 @@
-"""Compute positions, samples and losses of a causal language model, exactly as the paper defines them.
-
-The definitions allow these savings without approximation:
-
-- The prompt's head runs once for all texts, and a text once for all its positions.
-- Samples continue from the text's cached keys and values.
-- L_i(empty) of all i takes one pass per text; e(c, r) and x take one pass for all i.
-- The common beginning of several e(c) and e(c, r) runs once.
-- A pass stops at the last token whose probability is needed.
-"""
+"""Compute proposals and losses of texts, exactly as the paper defines them, with any backend."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-from toolformer_dag.model.attention import Backbone
+from toolformer_dag.model.backend import Backend, SamplePoint, TokenCounts, TokenText
 from toolformer_dag.model.encoding import TextTokens
 from toolformer_dag.model.loading import LanguageModel, load_model
-from toolformer_dag.model.memory import CACHE_PASSES, TokenBudget, free_token_budget
-from toolformer_dag.model.proposing import Item, Selection, propose
 from toolformer_dag.model.requests import (
     CallLosses,
     LossRequest,
     Proposal,
     ProposalRequest,
+    SampledCall,
     rejected_proposal,
+    select_positions,
+    uniforms,
 )
-from toolformer_dag.model.runtime import Head, Runtime, TokenCounts, choose_head
 from toolformer_dag.model.scoring import LossScorer
+from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+
+SampleKeys = list[tuple[int, int]]
+"""Pairs of position and sample number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The thresholds that decide which positions get how many samples."""
+
+    tau_s: float
+    k: int
+    m: int
+
+    def missing_samples(self, request: ProposalRequest, probabilities: NDArray[np.float32]) -> SampleKeys:
+        """Return the samples that the thresholds ask for and `request` does not hold."""
+        positions = select_positions(probabilities, self.tau_s, self.k)
+        return [(i, j) for i in positions for j in range(self.m) if (i, j) not in request.stored]
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A request, its tokens, and the samples to draw; both are empty until p_i is known."""
+
+    request: ProposalRequest
+    text: TextTokens
+    probabilities: NDArray[np.float32] | None
+    missing: SampleKeys
 
 
 class Engine:
-    """Runs the language-model work of many texts in batches.
+    """Proposes and scores calls in many texts; `backend` runs the model.
 
-    - `token_budget` limits the tokens of a pass, padding included. The default follows from the free memory. The
-      budget is halved when memory runs out.
-    - `counts` holds the tokens that went through the model.
-    - Device, budget and request order change results only by rounding.
+    `counts` holds the tokens that went through the model.
     """
 
-    @torch.inference_mode()
-    def __init__(self, language_model: LanguageModel, *, token_budget: int | None = None) -> None:
+    def __init__(
+        self, language_model: LanguageModel, *, backend: Backend | None = None, token_budget: int | None = None
+    ) -> None:
         self.language_model = language_model
         self.encoding = language_model.encoding
-        self.counts = TokenCounts()
-        backbone = Backbone(language_model.model)
-        head_type = choose_head(backbone)
-        self.runtime = Runtime(
-            backbone=backbone,
-            encoding=self.encoding,
-            # the model's own attention applies its window, the custom attention does not
-            context_length=language_model.context_length
-            if backbone.uses_custom_attention
-            else language_model.positions,
-            budget=TokenBudget(token_budget or free_token_budget(language_model.model, backbone.device)),
-            counts=self.counts,
-            head_type=head_type,
-        )
-        self._head: tuple[list[int], Head] | None = None
+        self.backend = backend or TransformersBackend(language_model, token_budget=token_budget)
+
+    @property
+    def counts(self) -> TokenCounts:
+        """Return the tokens that went through the model."""
+        return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
         """Return the position i whose token begins at character `offset`. Raises OffsetError where none does."""
         return self.encoding.texts([text])[0].position_at(offset)
 
-    @torch.inference_mode()
     def propose(
         self,
         prompt: str,
@@ -77,8 +87,8 @@ class Engine:
         """Compute p_i before every token of each text and sample calls at the selected positions (paper, section 2).
 
         Returns proposals in the order of `requests`. The proposal of a text that does not fit the context holds a
-        reason instead. Only the head of the last prompt stays cached. Raises ModelError where a single text does not
-        fit into memory.
+        reason instead, and so does that of a text with a p_i that is not finite. Raises ModelError where a single text
+        does not fit into memory.
         """
         selection = Selection(tau_s, k, m)
         ids = self.encoding.head(prompt)
@@ -92,17 +102,21 @@ class Engine:
             else:
                 items[number] = answer
         if items:
-            done = self._propose(ids, list(items.values()), selection, sampling)
-            results |= dict(zip(items, done, strict=True))
+            asked = [self._token_text(item, selection, sampling) for item in items.values()]
+            drawn = self.backend.propose(ids, asked, self.encoding.start, self.encoding.ended, sampling)
+            for (number, item), samples in zip(items.items(), drawn, strict=True):
+                results[number] = self._proposal(item, samples)
         return [results[number] for number in range(len(requests))]
 
-    @torch.inference_mode()
-    def losses(self, requests: Sequence[LossRequest]) -> list[CallLosses]:
+    def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
         """Compute L(empty), L(c) and L(c, r) of each call, in the order of `requests` (paper, section 2).
+
+        With a `floor`, L(c) is computed only where L(empty) - L(c, r) reaches it: elsewhere no tau_f at or above the
+        floor keeps the call.
 
         Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
         """
-        return LossScorer(self.runtime, requests).losses()
+        return LossScorer(self.backend, self.encoding, requests).losses(floor)
 
     def _without_pass(
         self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection, sampling: SamplingSettings
@@ -112,31 +126,52 @@ class Engine:
         longest = head + 2 * n + len(self.encoding.output) + len(self.encoding.start) + sampling.max_call_tokens
         if not n:
             return rejected_proposal("empty")
-        if longest > self.runtime.context_length:
+        if longest > self.backend.context_length:
             return rejected_proposal("does_not_fit")
         if request.probabilities is None:
-            return Item(request, text, None)
+            return Item(request, text, None, [])
         if len(request.probabilities) != n:
             raise ValueError(f"{len(request.probabilities)} probabilities were given for a text of {n} tokens")
         missing = selection.missing_samples(request, request.probabilities)
-        return Item(request, text, missing) if missing else Proposal(request.probabilities, text.offsets, ())
+        if not missing:
+            return Proposal(request.probabilities, text.offsets, ())
+        return Item(request, text, request.probabilities, missing)
 
-    def _propose(
-        self, ids: list[int], items: Sequence[Item], selection: Selection, sampling: SamplingSettings
-    ) -> list[Proposal]:
-        if self._head is None or self._head[0] != ids:
-            self._head = (ids, self.runtime.head(ids))
-        head = self._head[1]
-        own = selection.k * selection.m * sampling.max_call_tokens
-        lengths = [len(item.sequence(self.encoding.output)) + own for item in items]
-        results: dict[int, Proposal] = {}
+    def _token_text(self, item: Item, selection: Selection, sampling: SamplingSettings) -> TokenText:
+        """Return x, "Output:" and x again up to the last position that is needed, and how to choose points."""
+        before = len(item.text.ids) + len(self.encoding.output)
+        known = item.probabilities is not None
+        last = max(i for i, _ in item.missing) if known else len(item.text.ids) - 1
+        return TokenText(
+            ids=item.text.ids + self.encoding.output + item.text.ids[:last],
+            before=before,
+            asked=0 if known else len(item.text.ids),
+            most_samples=selection.k * selection.m,
+            choose=partial(_choose, item, before, selection, sampling),
+        )
 
-        def work(batch: list[int]) -> None:
-            chosen = [items[number] for number in batch]
-            results.update(zip(batch, propose(self.runtime, head, chosen, selection, sampling), strict=True))
+    def _proposal(self, item: Item, samples: Sequence[Sequence[int]]) -> Proposal:
+        if item.probabilities is None or not np.isfinite(item.probabilities).all():
+            return rejected_proposal("not_finite")
+        drawn = zip(item.missing, map(self.encoding.body, samples), strict=True)
+        calls = [SampledCall(i, j, body, "no_end" if body is None else None) for (i, j), body in drawn]
+        return Proposal(item.probabilities, item.text.offsets, tuple(calls))
 
-        self.runtime.budget.run(lengths, work, share=CACHE_PASSES, lower="segment_tokens, k, m or max_call_tokens")
-        return [results[number] for number in range(len(items))]
+
+def _choose(
+    item: Item, before: int, selection: Selection, sampling: SamplingSettings, found: NDArray[np.float32]
+) -> list[SamplePoint]:
+    """Note p_i, 0 where x_i begins inside a character, and return the points to sample; none where p is not finite."""
+    if len(found):
+        item.probabilities = np.where(item.text.inside, np.float32(0), found)
+        finite = bool(np.isfinite(item.probabilities).all())
+        item.missing = selection.missing_samples(item.request, item.probabilities) if finite else []
+    points = []
+    for i in dict.fromkeys(i for i, _ in item.missing):
+        numbers = [j for position, j in item.missing if position == i]
+        streams = [uniforms(sampling.seed, item.request.digest, i, j, sampling.max_call_tokens) for j in numbers]
+        points.append(SamplePoint(before + i, np.stack(streams)))
+    return points
 
 
 def load_engine(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> Engine:

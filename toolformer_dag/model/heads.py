@@ -1,4 +1,4 @@
-"""Texts behind a shared prompt head: with cached keys and values, or recomputed in full."""
+"""Texts behind a shared prompt head, and their continuations, with keys and values that are never copied per row."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from toolformer_dag.model.attention import Backbone, on_device, padded
-from toolformer_dag.model.memory import TokenBudget
+from toolformer_dag.model.attention import AttentionLayer, Visibility, attention, causal, on_device, padded
+from toolformer_dag.model.backbone import Backbone
 
 Layers = dict[int, tuple[Tensor, Tensor]]
 """Keys and values [B, H_kv, T, D] by layer."""
@@ -31,9 +31,9 @@ class CachedHead:
     def _run(self, ids: Sequence[int]) -> None:
         self.backbone.features(padded([ids], self.backbone.device), attend=self._attend)
 
-    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        self.layers[layer] = keys.contiguous(), values.contiguous()
-        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+    def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        self.layers[layer.number] = keys.contiguous(), values.contiguous()
+        return causal(layer, queries, keys, values)
 
 
 class CachedTexts:
@@ -56,12 +56,14 @@ class CachedTexts:
     def features(self, chosen: Sequence[int], first: int) -> Tensor:
         """Run the chosen texts (consecutive numbers) behind the head; return [len(chosen), T - first, F]."""
         ids = padded([self.sequences[text] for text in chosen], self.backbone.device)
-        positions = torch.arange(ids.shape[1], device=ids.device) + self.head.length
+        places = torch.arange(self.head.length + ids.shape[1], device=ids.device)
+        positions = places[self.head.length :]
         rows = slice(chosen[0], chosen[-1] + 1)
+        visibility = Visibility(positions, places, len(places), self.backbone.model.dtype)
 
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-            self._store(layer, rows, keys, values)
-            return _behind(self.head.layers[layer], queries, keys, values, scale)
+        def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            self._store(layer.number, rows, keys, values)
+            return _behind(self.head.layers[layer.number], layer, queries, keys, values, visibility)
 
         return self.backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
 
@@ -78,7 +80,10 @@ class CachedTexts:
 
 
 class CachedBranches:
-    """Continuations of texts, one token at a time; all branches have the same number of own tokens."""
+    """Continuations of texts, one token at a time; all branches have the same number of own tokens.
+
+    `tokens_run`: the number of tokens that the last step ran.
+    """
 
     def __init__(
         self, texts: CachedTexts, of_text: Sequence[int], kept: Sequence[int], room: int, capacity: int
@@ -87,6 +92,7 @@ class CachedBranches:
         self.backbone = texts.backbone
         self.device = texts.backbone.device
         self.age = 0
+        self._visibility: Visibility | None = None
         self.own: Layers = {
             layer: (_room(keys, capacity, room), _room(values, capacity, room))
             for layer, (keys, values) in texts.head.layers.items()
@@ -97,16 +103,23 @@ class CachedBranches:
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
         positions = self.positions + self.age
+        self._visibility = None
         features = self.backbone.features(tokens[:, None], positions[:, None], self._attend)[:, 0]
         self.age += 1
+        self.tokens_run = len(tokens)
         return features
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these branches in this order; a row that is named twice is duplicated."""
-        chosen = on_device(rows, self.device)
-        for parts in self.own.values():
-            for part in parts:
-                part[: len(rows), :, : self.age] = part[chosen, :, : self.age]
+        """Continue with these branches in this order; a row that is named twice is duplicated.
+
+        Only the keys of rows that change their place are copied.
+        """
+        moved = [(new, old) for new, old in enumerate(rows) if new != old]
+        if moved:
+            to, origin = on_device(moved, self.device).T
+            for parts in self.own.values():
+                for part in parts:
+                    part[to, :, : self.age] = part[origin, :, : self.age]
         self._arrange([self.of_text[row] for row in rows], [self.kept[row] for row in rows])
 
     def _arrange(self, of_text: list[int], kept: list[int]) -> None:
@@ -136,28 +149,45 @@ class CachedBranches:
             for layer, parts in self.texts.layers.items()
         }
 
-    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend to head, text and own tokens in one softmax; inputs and output are [B, H, 1, D]."""
         heads = keys.shape[1]
-        asked = queries.reshape(len(queries), heads, -1, queries.shape[-1]) * scale
-        own_keys, own_values = (part[: len(queries)] for part in self.own[layer])
+        asked = queries.reshape(len(queries), heads, -1, queries.shape[-1]) * layer.scale
+        own_keys, own_values = (part[: len(queries)] for part in self.own[layer.number])
         own_keys[:, :, self.age] = keys[:, :, 0]
         own_values[:, :, self.age] = values[:, :, 0]
-        (head_keys, head_values), (text_keys, text_values) = self.texts.head.layers[layer], self.text_layers[layer]
+        head_keys, head_values = self.texts.head.layers[layer.number]
+        text_keys, text_values = self.text_layers[layer.number]
         now = self.age + 1
-        scores = torch.cat(
-            [
-                _with_all(asked, head_keys.transpose(2, 3)),
-                self._with_texts(asked, text_keys.transpose(2, 3)) + self.bias,
-                asked @ own_keys[:, :, :now].transpose(2, 3),
-            ],
-            -1,
-        )
-        weights = scores.softmax(-1, torch.float32).to(values.dtype)
+        parts = [
+            _with_all(asked, head_keys.transpose(2, 3)),
+            self._with_texts(asked, text_keys.transpose(2, 3)),
+            asked @ own_keys[:, :, :now].transpose(2, 3),
+        ]
+        scores = layer.capped(torch.cat(parts, -1))
+        scores[..., head_keys.shape[2] : -now] += self.bias
+        if layer.locality is not None and self.texts.head.length + max(self.kept) + now > layer.locality.size:
+            scores += self._visible().bias(layer)
+        weights = layer.weights(scores).to(values.dtype)
         of_head, of_text, of_own = torch.split(weights, [head_keys.shape[2], text_keys.shape[2], now], -1)
         answer = _with_all(of_head, head_values) + self._with_texts(of_text, text_values)
         answer += of_own @ own_values[:, :, :now]
         return answer.reshape(*queries.shape[:3], -1)  # values may be narrower than keys
+
+    def _visible(self) -> Visibility:
+        """Return which keys the next token of each branch attends to, by its position alone; made once per step."""
+        if self._visibility is not None:
+            return self._visibility
+        head = self.texts.head.length
+        behind = torch.arange(head + self.width, device=self.device).expand(len(self.kept), -1)
+        own = self.positions[:, None] + torch.arange(self.age + 1, device=self.device)
+        queries = self.positions[:, None] + self.age
+        longest = head + max(self.kept) + self.age + 1
+        keys = torch.cat([behind, own], 1)  # by position, the text behind a branch's own tokens is hidden by `bias`
+        seen = torch.ones_like(keys, dtype=torch.bool)[:, None]
+        dtype = self.backbone.model.dtype
+        self._visibility = Visibility(queries, keys, longest, dtype, seen)
+        return self._visibility
 
     def _with_texts(self, rows: Tensor, shared: Tensor) -> Tensor:
         """Multiply rows [B, H_kv, R, X] by the [H_kv, X, Y] of each row's text."""
@@ -169,12 +199,21 @@ class CachedBranches:
         return product.view(groups, heads, slots, repeats, -1)[self.group, :, self.slot]
 
 
-def _behind(head: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _behind(
+    head: tuple[Tensor, Tensor],
+    layer: AttentionLayer,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visibility: Visibility,
+) -> Tensor:
     shape = (len(queries), -1, -1, -1)
     keys = torch.cat([head[0].expand(shape), keys], 2)
     values = torch.cat([head[1].expand(shape), values], 2)
-    mask = causal_lower_right(queries.shape[2], keys.shape[2])
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    if layer.softcap is None and layer.sinks is None and visibility.limiting(layer) is None:
+        mask = causal_lower_right(queries.shape[2], keys.shape[2])
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=True)
+    return attention(layer, queries, keys, values, visibility.bias(layer))
 
 
 def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
@@ -196,93 +235,3 @@ def _occurrence_numbers(values: Sequence[int]) -> list[int]:
         numbers.append(seen[value])
         seen[value] += 1
     return numbers
-
-
-class RecomputedHead:
-    """The shared prompt head as tokens; passes keep within `budget`."""
-
-    def __init__(self, backbone: Backbone, ids: Sequence[int], budget: TokenBudget) -> None:
-        self.backbone = backbone
-        self.ids = list(ids)
-        self.budget = budget
-
-    def texts(self, sequences: Sequence[Sequence[int]]) -> "RecomputedTexts":
-        """Prepend this head to the texts."""
-        return RecomputedTexts(self, [[*self.ids, *sequence] for sequence in sequences])
-
-
-class RecomputedTexts:
-    """Whole sequences of head and text; `lengths` counts the tokens of both."""
-
-    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
-        self.head = head
-        self.sequences = sequences
-        self.lengths = [len(sequence) for sequence in sequences]
-
-    def features(self, chosen: Sequence[int], first: int) -> Tensor:
-        """Run the chosen texts in full; return [len(chosen), T - first, F] at text tokens from `first` on."""
-        backbone = self.head.backbone
-        ids = padded([self.sequences[text] for text in chosen], backbone.device)
-        columns = torch.arange(len(self.head.ids) + first, ids.shape[1], device=ids.device)
-        return backbone.features(ids, columns=columns)
-
-    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "RecomputedBranches":
-        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text."""
-        starts = zip(texts, kept, strict=True)
-        head = len(self.head.ids)
-        return RecomputedBranches(self.head, [self.sequences[text][: head + n] for text, n in starts])
-
-
-class RecomputedBranches:
-    """Continuations of texts, one token at a time, recomputed in full at each step."""
-
-    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
-        self.head = head
-        self.sequences = sequences
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Append one token [B] to each branch; return its features [B, F]. Raises ModelError."""
-        self.sequences = [[*ids, token] for ids, token in zip(self.sequences, tokens.tolist(), strict=True)]
-        found: dict[int, Tensor] = {}
-
-        def work(batch: list[int]) -> None:
-            found.update(zip(batch, self._at_the_end(batch), strict=True))
-
-        lengths = [len(ids) for ids in self.sequences]
-        self.head.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
-        return torch.stack([found[row] for row in range(len(lengths))])
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Continue with these branches in this order; a row that is named twice is duplicated."""
-        self.sequences = [self.sequences[row] for row in rows]
-
-    def _at_the_end(self, rows: Sequence[int]) -> Tensor:
-        """Compute features [len(rows), F] at the last token of each sequence."""
-        backbone = self.head.backbone
-        ends = [len(self.sequences[row]) - 1 for row in rows]
-        columns = sorted(set(ends))
-        ids = padded([self.sequences[row] for row in rows], backbone.device)
-        features = backbone.features(ids, columns=on_device(columns, ids.device))
-        places = on_device([(row, columns.index(end)) for row, end in enumerate(ends)], ids.device)
-        return features[places[:, 0], places[:, 1]]
-
-
-class RecomputedPrefixes:
-    """Texts behind prefixes, with the interface of CachedPrefixes; every sequence is run in full."""
-
-    passes = 0
-
-    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
-        self.backbone = backbone
-        self.prefixes = prefixes
-        self.new_tokens = [len(prefix) for prefix in prefixes]
-
-    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens."""
-        prefixes = [self.prefixes[number] for number in chosen]
-        whole = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
-        features = self.backbone.features(padded(whole, self.backbone.device))
-        starts = on_device([len(prefix) for prefix in prefixes], features.device)[:, None]
-        columns = starts + torch.arange(max(map(len, texts)) + 1, device=features.device) - 1
-        rows = torch.arange(len(whole), device=features.device)[:, None]
-        return features[rows, columns.clamp(0, features.shape[1] - 1)]

@@ -1,7 +1,8 @@
 """Load a causal model and its tokenizer, and check that they behave as the engine assumes."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.model.attention import UnsupportedAttentionError
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.memory import is_out_of_memory
-from toolformer_dag.model.weights import SMALL, ModelError, model_identity, model_name
+from toolformer_dag.model.sentencepieces import check_sentencepiece
+from toolformer_dag.model.weights import SMALL, ModelError, model_dtype, model_identity, model_name
 from toolformer_dag.settings.sections import ModelSettings
 
 
@@ -38,7 +39,6 @@ SAME_ORDER_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat1
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Shares of the largest logit that another order of summation explains. Missing attention differs by more."""
 INCOMPATIBLE_ERRORS = (
-    UnsupportedAttentionError,
     AttributeError,
     TypeError,
     KeyError,
@@ -48,6 +48,18 @@ INCOMPATIBLE_ERRORS = (
 )
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Multiply float32 in full inside the block: TF32 on a GPU rounds more than the trials of a model allow."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@exact_products()
 @torch.no_grad()  # tables that a model caches in a pass (rotary) must serve training too
 def check_causal(model: Any) -> None:
     """Raise ModelError for a model that attends to later tokens (BERT loads as a causal model too)."""
@@ -93,8 +105,7 @@ disable_progress_bar()  # the bar of loading weights would break the progress di
 class LanguageModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    - `positions`: the most tokens that the model's own attention takes.
-    - `context_length`: the longest sequence in which each token attends to all tokens before it.
+    - `context_length`: the most tokens of a sequence, whatever the window of its attention.
     - `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     """
 
@@ -102,7 +113,6 @@ class LanguageModel:
     model: Any
     tokenizer: Any
     encoding: Encoding = field(repr=False)
-    positions: int
     context_length: int
     identity: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -111,6 +121,17 @@ class LanguageModel:
         """Return the device of the model's inputs."""
         device: torch.device = self.model.device
         return device
+
+    @property
+    def dtype(self) -> str:
+        """Return the data type of the weights."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def arithmetic(self) -> str:
+        """Return how products are computed: tf32 for float32 on a GPU, else the data type of the weights."""
+        fast = self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+        return "tf32" if fast and self.dtype == "float32" else self.dtype
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of each text, without special tokens."""
@@ -131,15 +152,24 @@ def load_language_model(
 ) -> LanguageModel:
     """Load a causal LM from a folder or the hub; safetensors only.
 
-    `dtype` "auto" is bfloat16 on a GPU and float32 elsewhere. `device` "auto" is the GPU if present. Raises ModelError
-    where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
+    `dtype` "auto" is the checkpoint's own. `device` "auto" is the GPU if present. On a GPU, products of float32 are
+    computed in TF32, in the whole process. Raises ModelError where a file is missing or unreadable, or the model is not
+    a causal LM with a fast tokenizer.
     """
     target = _device(device)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer = from_hub(AutoTokenizer, name, common)
+    tokenizer = _load_tokenizer(name, common)
     config = from_hub(AutoConfig, name, common)
-    options = {**common, "config": config, "use_safetensors": True, "dtype": _dtype(dtype, target)}
+    options = {**common, "config": config, "use_safetensors": True, "dtype": _dtype(dtype)}
     model = from_hub(AutoModelForCausalLM, name, options)
+    if model.dtype not in DTYPES.values():
+        kind = str(model.dtype).removeprefix("torch.")
+        raise ModelError(f"the weights of {name!r} are {kind}; set model.dtype to {', '.join(DTYPES)}")
+    if target.type == "cpu" and model.dtype != torch.float32 and fast_dtype() == torch.float32:
+        slow = str(model.dtype).removeprefix("torch.")
+        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', slow)
+    if target.type == "cuda" and model.dtype == torch.float32:
+        torch.set_float32_matmul_precision("high")
     return wrap_language_model(name, model.to(target), tokenizer)
 
 
@@ -154,7 +184,7 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     model.eval()
     check_causal(model)
     config = model.config
-    return LanguageModel(name, model, tokenizer, Encoding(tokenizer), positions(config), context_length(config))
+    return LanguageModel(name, model, tokenizer, Encoding(tokenizer), context_length(config))
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
@@ -184,8 +214,8 @@ def fuse_activations(model: nn.Module) -> None:
                 setattr(module, name, nn.GELU(approximate="tanh"))
 
 
-def positions(config: Any) -> int:
-    """Return the most tokens in a sequence, from the text part of the config.
+def context_length(config: Any) -> int:
+    """Return the most tokens in a sequence, from the text part of the config; no window of attention shortens it.
 
     With LongRoPE, return the length of its short factors: beyond it, a token's keys depend on the sequence length.
     """
@@ -196,17 +226,13 @@ def positions(config: Any) -> int:
 
 def _short_factors(text: Any) -> int:
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    name = "original_max_position_embeddings"
-    length = (rope.get(name) or getattr(text, name, None)) if rope.get("rope_type") == "longrope" else None
-    return int(length or UNLIMITED)
-
-
-def context_length(config: Any) -> int:
-    """Return `positions`, or the window of local attention (sliding, or Llama 4's chunk) where it is shorter."""
-    text = config.get_text_config()
-    sliding = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-    windows = (sliding, getattr(text, "attention_chunk_size", None))
-    return min(positions(config), *(int(window or UNLIMITED) for window in windows))
+    by_layer = [part for part in rope.values() if isinstance(part, dict)]
+    longest = UNLIMITED
+    for part in (rope, *by_layer):
+        if part.get("rope_type") == "longrope":
+            name = "original_max_position_embeddings"
+            longest = min(longest, int(part.get(name) or getattr(text, name, None) or UNLIMITED))
+    return longest
 
 
 def from_hub(auto_class: Any, name: str, options: dict[str, Any]) -> Any:
@@ -234,22 +260,17 @@ def _device(device: str) -> torch.device:
         raise ModelError(f"device {device!r} cannot be used: {_one_line(error)}; use auto, cpu or cuda") from error
 
 
-def _dtype(dtype: str, device: torch.device) -> torch.dtype:
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if dtype not in DTYPES:
+def _dtype(dtype: str) -> torch.dtype | str:
+    if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
-    if device.type == "cpu" and dtype != "float32" and fast_dtype() == torch.float32:
-        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', dtype)
-    return DTYPES[dtype]
+    return DTYPES.get(dtype, dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """A model's tokenizer, and its `positions` and `context_length` as in LanguageModel."""
+    """A model's tokenizer, and its `context_length` as in LanguageModel."""
 
     encoding: Encoding = field(repr=False)
-    positions: int
     context_length: int
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -263,23 +284,47 @@ class Tokens:
 
 def load_tokens(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokens:
     """Load the tokenizer and lengths of a folder or hub id. Raises ModelError."""
-    common = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer = from_hub(AutoTokenizer, name, common)
+    encoding = load_encoding(name, revision=revision, trust_remote_code=trust_remote_code)
+    config = from_hub(AutoConfig, name, {"revision": revision, "trust_remote_code": trust_remote_code})
+    return Tokens(encoding, context_length(config))
+
+
+def load_encoding(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Encoding:
+    """Load the tokenizer of a folder or hub id. Raises ModelError."""
+    tokenizer = _load_tokenizer(name, {"revision": revision, "trust_remote_code": trust_remote_code})
     check_tokenizer(name, tokenizer)
-    config = from_hub(AutoConfig, name, common)
-    return Tokens(Encoding(tokenizer), positions(config), context_length(config))
+    return Encoding(tokenizer)
+
+
+def _load_tokenizer(name: str, options: dict[str, Any]) -> Any:
+    tokenizer = from_hub(AutoTokenizer, name, options)
+    check_sentencepiece(name, tokenizer, options["revision"])
+    return tokenizer
 
 
 def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
-    """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError."""
+    """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError.
+
+    Another model takes the data type of the settings' model for `auto`, so that a checkpoint, which is stored in
+    float32, is measured as its base model is.
+    """
     named = model if name is None else model.model_copy(update={"name": name, "revision": None})
     return load_language_model(
         model_name(named),
         revision=named.revision,
-        dtype=dtype or named.dtype,
+        dtype=dtype or (model_dtype(model) if name is None else _known_dtype(model)),
         device=named.device,
         trust_remote_code=named.trust_remote_code,
     )
+
+
+def _known_dtype(model: ModelSettings) -> str:
+    """Return the data type of the settings' model; reads its config from the hub where no folder tells it."""
+    dtype = model_dtype(model)
+    if dtype != "auto":
+        return dtype
+    common = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    return str(from_hub(AutoConfig, model.name, common).dtype or torch.float32).removeprefix("torch.")
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:

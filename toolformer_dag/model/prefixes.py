@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolformer_dag.model.attention import Backbone, on_device, padded
+from toolformer_dag.model.attention import AttentionLayer, Visibility, attention, on_device, padded
+from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.memory import batches
 
 TREE_NODES = 128
@@ -126,13 +127,14 @@ class CachedPrefixes:
         places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
         rows, columns = on_device(places, ids.device).T
         seen = on_device(np.stack([tree.visible(ids.shape[1]) for tree in trees]), ids.device, torch.bool)
-        bias = self._bias(seen[:, None])
-
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-            found[layer].append((keys[rows, :, columns], values[rows, :, columns]))
-            return biased(queries, keys, values, bias, scale)
-
         depths = padded([tree.depths for tree in trees], ids.device)
+        deepest = 1 + max(depth for tree in trees for depth in tree.depths)
+        visibility = Visibility(depths, depths, deepest, self.backbone.model.dtype, seen)
+
+        def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            found[layer.number].append((keys[rows, :, columns], values[rows, :, columns]))
+            return attention(layer, queries, keys, values, visibility.bias(layer))
+
         return self.backbone.features(ids, depths, attend)[rows, columns]
 
     def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
@@ -144,31 +146,17 @@ class CachedPrefixes:
         steps = torch.arange(ids.shape[1], device=ids.device)
         known = torch.arange(nodes.shape[1], device=ids.device) < lengths
         own = steps[:, None] >= steps
-        shape = (len(ids), 1, len(steps), -1)
-        bias = self._bias(torch.cat([known[:, None, None].expand(shape), own.expand(shape)], -1))
-
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-            before = (part[nodes].transpose(1, 2) for part in self.layers[layer])
-            keys, values = (torch.cat(parts, 2) for parts in zip(before, (keys, values), strict=True))
-            return biased(queries, keys, values, bias, scale)
-
+        shape = (len(ids), len(steps), -1)
+        seen = torch.cat([known[:, None].expand(shape), own.expand(shape)], -1)
         last = on_device([max(0, len(text) - 1) for text in texts], ids.device)[:, None]
         positions = lengths + torch.minimum(steps, last)  # padding may lie beyond the model's last position
+        places = torch.cat([torch.arange(nodes.shape[1], device=ids.device).expand(len(ids), -1), positions], 1)
+        longest = max(len(path) + len(text) for path, text in zip(paths, texts, strict=True))
+        visibility = Visibility(positions, places, longest, self.backbone.model.dtype, seen)
+
+        def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            before = (part[nodes].transpose(1, 2) for part in self.layers[layer.number])
+            keys, values = (torch.cat(parts, 2) for parts in zip(before, (keys, values), strict=True))
+            return attention(layer, queries, keys, values, visibility.bias(layer))
+
         return self.backbone.features(ids, positions, attend)
-
-    def _bias(self, seen: Tensor) -> Tensor:
-        """Return zero where `seen` is true, else minus infinity, in the model's dtype."""
-        return torch.zeros(seen.shape, dtype=self.backbone.model.dtype, device=seen.device).masked_fill_(
-            ~seen, -torch.inf
-        )
-
-
-def biased(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Compute attention of queries [B, H, T, D] with `bias` [B, 1, T, S] added to the scores.
-
-    Grouped keys are repeated: with a bias, the fused GPU kernels do not support groups.
-    """
-    repeats = queries.shape[1] // keys.shape[1]
-    if repeats > 1:
-        keys, values = (part.repeat_interleave(repeats, 1) for part in (keys, values))
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)

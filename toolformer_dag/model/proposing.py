@@ -1,4 +1,4 @@
-"""Propose calls: find positions where " [" is likely and sample calls there (paper, section 2)."""
+"""Compute the probability of " [" at every place of a text and sample behind it (paper, section 2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolformer_dag.model.attention import on_device
-from toolformer_dag.model.encoding import TextTokens
-from toolformer_dag.model.memory import batches
-from toolformer_dag.model.requests import (
-    Proposal,
-    ProposalRequest,
-    SampledCall,
-    rejected_proposal,
-    select_positions,
-    uniforms,
-)
-from toolformer_dag.model.runtime import Head, Runtime, Texts
+from toolformer_dag.model.backbone import Backbone
+from toolformer_dag.model.backend import Ends, SamplePoint, TokenCounts, TokenText
+from toolformer_dag.model.heads import CachedHead, CachedTexts
+from toolformer_dag.model.memory import TokenBudget, batches
+from toolformer_dag.model.own_cache import OwnHead, OwnTexts
+from toolformer_dag.model.recomputing import RecomputedHead, RecomputedTexts
 from toolformer_dag.settings.sections import SamplingSettings
 
 BLOCK = 128
@@ -66,208 +61,122 @@ def _in_block(weights: Tensor, rows: Tensor, block: Tensor, goal: Tensor) -> Ten
     return block * BLOCK + torch.minimum(reached, last)
 
 
+def in_place(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return an order of `rows`, ascending old row numbers, in which as many as possible keep their number.
+
+    The gaps that finished rows leave are filled with rows from the end and with duplicates.
+    """
+    first = np.r_[True, rows[1:] != rows[:-1]] & (rows < len(rows))
+    order = np.full(len(rows), -1)
+    order[rows[first]] = np.flatnonzero(first)
+    order[order < 0] = np.flatnonzero(~first)
+    return order
+
+
+Head = CachedHead | OwnHead | RecomputedHead
+Texts = CachedTexts | OwnTexts | RecomputedTexts
 Samples = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplePoint:
-    """A position behind the first `kept` tokens of text number `text`.
-
-    Each row of `streams` [samples, max_call_tokens] gives the uniform numbers of a sample.
-    """
-
-    text: int
-    kept: int
-    streams: NDArray[np.float64]
-
-
-def sample(
-    runtime: Runtime, texts: Texts, points: Sequence[SamplePoint], sampling: SamplingSettings
-) -> list[list[int]]:
-    """Sample tokens after " [" at each point; a sample ends with the first token that holds "]" or is EOS.
-
-    Samples of a point share a sequence in the model until their tokens differ.
-    """
-    streams = np.concatenate([point.streams for point in points])
-    row = np.repeat(np.arange(len(points)), [len(point.streams) for point in points])
-    active = np.arange(len(streams))
-    branches = texts.branches(
-        [point.text for point in points],
-        [point.kept for point in points],
-        room=len(runtime.encoding.start) + sampling.max_call_tokens,
-        capacity=len(streams),
-    )
-    tokens = [np.full(len(points), token) for token in runtime.encoding.start]
-    drawn: list[list[int]] = [[] for _ in streams]
-    for column in streams.T:
-        for step in tokens:
-            features = branches.step(on_device(step, runtime.backbone.device))
-            runtime.counts.add("samples", len(step))
-            runtime.counts.decoding_steps += 1
-        new = _draw(runtime, features, row, column[active], sampling)
-        for sample_number, token in zip(active.tolist(), new.tolist(), strict=True):
-            drawn[sample_number].append(token)
-        unfinished = ~runtime.encoding.ended(new)
-        active, row, new = active[unfinished], row[unfinished], new[unfinished]
-        if not len(active):
-            break
-        pairs, row = np.unique(np.stack([row, new]), axis=1, return_inverse=True)
-        if not np.array_equal(pairs[0], np.arange(len(tokens[-1]))):
-            branches.select(pairs[0].tolist())
-        tokens = [pairs[1]]
-    return drawn
-
-
-def _draw(
-    runtime: Runtime, features: torch.Tensor, row: Samples, numbers: NDArray[np.float64], sampling: SamplingSettings
-) -> Samples:
-    device = features.device
-    logits = runtime.backbone.logits(features)
-    uniforms = on_device(numbers, device, torch.float64)
-    tokens = draw(logits, on_device(row, device), uniforms, sampling.temperature, sampling.top_p)
-    result: Samples = tokens.cpu().numpy()
-    return result
-
-
-SampleKeys = list[tuple[int, int]]
-"""Pairs of position and sample number."""
-
-
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """The thresholds that decide which positions get how many samples."""
+class Proposer:
+    """Proposes for texts behind a head: `start` are the tokens of " [", `ends` tells the tokens that end a sample."""
 
-    tau_s: float
-    k: int
-    m: int
+    backbone: Backbone
+    head: Head
+    counts: TokenCounts
+    budget: TokenBudget
+    start: Sequence[int]
+    ends: Ends
+    sampling: SamplingSettings
 
-    def missing_samples(self, request: ProposalRequest, probabilities: NDArray[np.float32]) -> SampleKeys:
-        """Return the samples that the thresholds ask for and `request` does not hold."""
-        positions = select_positions(probabilities, self.tau_s, self.k)
-        return [(i, j) for i in positions for j in range(self.m) if (i, j) not in request.stored]
+    def propose(self, items: Sequence[TokenText]) -> list[list[list[int]]]:
+        """Compute p_i and sample for items, ordered by length, that fit into memory together."""
+        texts = self.head.texts([item.ids for item in items])
+        points = [list(item.choose(p)) for item, p in zip(items, self._probabilities(texts, items), strict=True)]
+        located = [(number, point) for number, found in enumerate(points) for point in found]
+        drawn = iter(self._sample(texts, located) if located else [])
+        return [[next(drawn) for point in found for _ in point.streams] for found in points]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Item:
-    """A request and its tokens; `missing` are the samples to draw, None until p_i is known."""
-
-    request: ProposalRequest
-    text: TextTokens
-    missing: SampleKeys | None
-
-    def sequence(self, output: list[int]) -> list[int]:
-        """Return the tokens of x, "Output:", and x again up to the last position that is needed."""
-        last = len(self.text.ids) - 1 if self.missing is None else max(i for i, _ in self.missing)
-        return self.text.ids + output + self.text.ids[:last]
-
-
-def propose(
-    runtime: Runtime, head: Head, items: Sequence[Item], selection: Selection, sampling: SamplingSettings
-) -> list[Proposal]:
-    """Compute proposals for items, ordered by the length of their sequences, that fit into memory together.
-
-    A text with a p_i that is not finite gets the reason "not_finite".
-    """
-    texts = head.texts([item.sequence(runtime.encoding.output) for item in items])
-    probabilities = _probabilities(runtime, texts, items)
-    missing = [_missing_samples(item, p, selection) for item, p in zip(items, probabilities, strict=True)]
-    samples = _samples(runtime, texts, items, missing, sampling)
-    return [
-        Proposal(p, item.text.offsets, tuple(calls)) if np.isfinite(p).all() else rejected_proposal("not_finite")
-        for item, p, calls in zip(items, probabilities, samples, strict=True)
-    ]
-
-
-def _missing_samples(item: Item, probabilities: NDArray[np.float32], selection: Selection) -> SampleKeys:
-    if not np.isfinite(probabilities).all():
-        return []
-    return selection.missing_samples(item.request, probabilities) if item.missing is None else item.missing
-
-
-def _probabilities(runtime: Runtime, texts: Texts, items: Sequence[Item]) -> list[NDArray[np.float32]]:
-    """Return p_i of every item; run all texts, those with known p_i only for their keys."""
-    lengths = [len(item.sequence(runtime.encoding.output)) for item in items]
-    result: list[NDArray[np.float32]] = []
-    for batch in batches(range(len(items)), texts.lengths, runtime.budget.tokens):
-        first = min(_before(runtime, items[number]) for number in batch)
-        features = texts.features(batch, first)
-        runtime.counts.passes += 1
-        for number in batch:
-            runtime.counts.add("samples" if items[number].missing is not None else "positions", lengths[number])
-        found = iter(_first_tokens(runtime, features, first, [items[number] for number in batch]))
-        for number in batch:
-            known = items[number].request.probabilities
-            result.append(known if known is not None else next(found))
-    asked = [number for number, item in enumerate(items) if item.missing is None]
-    if len(runtime.encoding.start) > 1 and asked:
-        _further_tokens(runtime, texts, items, asked, result)
-    return result
-
-
-def _before(runtime: Runtime, item: Item) -> int:
-    """Return the index in the item's sequence of the token that predicts a call before x_1."""
-    return len(item.text.ids) + len(runtime.encoding.output) - 1
-
-
-def _first_tokens(
-    runtime: Runtime, features: torch.Tensor, first: int, items: Sequence[Item]
-) -> list[NDArray[np.float32]]:
-    """Return, for items without p_i, the probability of the first token of " [" before every x_i.
-
-    `features` begin at token `first`. The probability is 0 where x_i begins inside a character.
-    """
-    asked = [(row, item) for row, item in enumerate(items) if item.request.probabilities is None]
-    if not asked:
-        return []
-    starts = [(row, _before(runtime, item) - first, len(item.text.ids)) for row, item in asked]
-    rows = torch.cat([features[row, start : start + n] for row, start, n in starts])
-    token = torch.full((len(rows),), runtime.encoding.start[0], device=features.device)
-    probabilities = runtime.backbone.log_probabilities(rows, token).exp().cpu().numpy()
-    parts = np.split(probabilities, np.cumsum([n for *_, n in starts])[:-1])
-    return [np.where(item.text.inside, np.float32(0), part) for (_, item), part in zip(asked, parts, strict=True)]
-
-
-def _further_tokens(
-    runtime: Runtime, texts: Texts, items: Sequence[Item], asked: Sequence[int], result: list[NDArray[np.float32]]
-) -> None:
-    """Multiply p_i by the probabilities of the other tokens of " [", on a branch before every x_i."""
-    start, output = runtime.encoding.start, len(runtime.encoding.output)
-    for number in asked:
-        n = len(items[number].text.ids)
-        branches = texts.branches([number] * n, [n + output + i for i in range(n)], room=len(start), capacity=n)
-        for token, following in pairwise(start):
-            features = branches.step(torch.full((n,), token, device=runtime.backbone.device))
-            runtime.counts.add("positions", n)
-            runtime.counts.passes += 1
-            targets = torch.full((n,), following, device=runtime.backbone.device)
-            result[number] *= runtime.backbone.log_probabilities(features, targets).exp().cpu().numpy()
-
-
-def _samples(
-    runtime: Runtime, texts: Texts, items: Sequence[Item], missing: Sequence[SampleKeys], sampling: SamplingSettings
-) -> list[list[SampledCall]]:
-    result: list[list[SampledCall]] = [[] for _ in items]
-    keys = [(number, i) for number, pairs in enumerate(missing) for i in dict.fromkeys(i for i, _ in pairs)]
-    if not keys:
+    def _probabilities(self, texts: Texts, items: Sequence[TokenText]) -> list[NDArray[np.float32]]:
+        """Return p_i of every item; run all texts, those for which none is asked only for their keys."""
+        result: list[NDArray[np.float32]] = []
+        for batch in batches(range(len(items)), texts.lengths, self.budget.tokens):
+            first = min(items[number].before for number in batch) - 1
+            features = texts.features(batch, first)
+            self.counts.passes += 1
+            for number in batch:
+                self.counts.add("positions" if items[number].asked else "samples", texts.lengths[number])
+            result += self._first_tokens(features, first, [items[number] for number in batch])
+        if len(self.start) > 1:
+            self._further_tokens(texts, items, result)
         return result
-    numbers = {key: [j for i, j in missing[key[0]] if i == key[1]] for key in keys}
-    points = [_sample_point(runtime, items, number, i, numbers[number, i], sampling) for number, i in keys]
-    drawn = iter(sample(runtime, texts, points, sampling))
-    for number, i in keys:
-        result[number] += [_call(runtime, i, j, next(drawn)) for j in numbers[number, i]]
-    return result
 
+    def _first_tokens(self, features: Tensor, first: int, items: Sequence[TokenText]) -> list[NDArray[np.float32]]:
+        """Return the probability of the first token of " [" at every place; `features` begin at token `first`."""
+        if not any(item.asked for item in items):
+            return [np.zeros(0, np.float32) for _ in items]
+        starts = [(row, item.before - 1 - first, item.asked) for row, item in enumerate(items)]
+        rows = torch.cat([features[row, begin : begin + n] for row, begin, n in starts])
+        token = torch.full((len(rows),), self.start[0], device=features.device)
+        probabilities = self.backbone.log_probabilities(rows, token).exp().cpu().numpy()
+        return np.split(probabilities, np.cumsum([n for *_, n in starts])[:-1])
 
-def _sample_point(
-    runtime: Runtime, items: Sequence[Item], number: int, i: int, samples: Sequence[int], sampling: SamplingSettings
-) -> SamplePoint:
-    item = items[number]
-    kept = len(item.text.ids) + len(runtime.encoding.output) + i
-    count = sampling.max_call_tokens
-    streams = [uniforms(sampling.seed, item.request.digest, i, j, count) for j in samples]
-    return SamplePoint(number, kept, np.stack(streams))
+    def _further_tokens(self, texts: Texts, items: Sequence[TokenText], result: Sequence[NDArray[np.float32]]) -> None:
+        """Multiply p_i by the probabilities of the other tokens of " [", on a branch at every place."""
+        for number, item in enumerate(items):
+            n = item.asked
+            if not n:
+                continue
+            kept = [item.before + i for i in range(n)]
+            branches = texts.branches([number] * n, kept, room=len(self.start), capacity=n)
+            for token, following in pairwise(self.start):
+                features = branches.step(torch.full((n,), token, device=self.backbone.device))
+                self.counts.add("positions", branches.tokens_run)
+                self.counts.passes += 1
+                targets = torch.full((n,), following, device=self.backbone.device)
+                result[number][:] *= self.backbone.log_probabilities(features, targets).exp().cpu().numpy()
 
+    def _sample(self, texts: Texts, points: Sequence[tuple[int, SamplePoint]]) -> list[list[int]]:
+        """Sample tokens after " [" at each point (text number, point).
 
-def _call(runtime: Runtime, position: int, sample_number: int, tokens: Sequence[int]) -> SampledCall:
-    body = runtime.encoding.body(tokens)
-    return SampledCall(position, sample_number, body, "no_end" if body is None else None)
+        Samples of a point share a sequence in the model until their tokens differ.
+        """
+        streams = np.concatenate([point.streams for _, point in points])
+        row = np.repeat(np.arange(len(points)), [len(point.streams) for _, point in points])
+        active = np.arange(len(streams))
+        branches = texts.branches(
+            [text for text, _ in points],
+            [point.kept for _, point in points],
+            room=len(self.start) + self.sampling.max_call_tokens,
+            capacity=len(streams),
+        )
+        tokens = [np.full(len(points), token) for token in self.start]
+        drawn: list[list[int]] = [[] for _ in streams]
+        for column in streams.T:
+            for step in tokens:
+                features = branches.step(on_device(step, self.backbone.device))
+                self.counts.add("samples", branches.tokens_run)
+                self.counts.decoding_steps += 1
+            new = self._draw(features, row, column[active])
+            for sample_number, token in zip(active.tolist(), new.tolist(), strict=True):
+                drawn[sample_number].append(token)
+            unfinished = ~self.ends(new)
+            active, row, new = active[unfinished], row[unfinished], new[unfinished]
+            if not len(active):
+                break
+            pairs, row = np.unique(np.stack([row, new]), axis=1, return_inverse=True)
+            order = in_place(pairs[0])
+            pairs, row = pairs[:, order], np.argsort(order)[row]
+            if not np.array_equal(pairs[0], np.arange(len(tokens[-1]))):
+                branches.select(pairs[0].tolist())
+            tokens = [pairs[1]]
+        return drawn
+
+    def _draw(self, features: Tensor, row: Samples, numbers: NDArray[np.float64]) -> Samples:
+        device = features.device
+        logits = self.backbone.logits(features)
+        uniforms = on_device(numbers, device, torch.float64)
+        tokens = draw(logits, on_device(row, device), uniforms, self.sampling.temperature, self.sampling.top_p)
+        result: Samples = tokens.cpu().numpy()
+        return result

@@ -90,17 +90,20 @@ class LossRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallLosses:
-    """L_i(empty), L_i(e(c)) and L_i(e(c, r)) in nats; all are NaN with the reason "does_not_fit"."""
+    """L_i(empty), L_i(e(c)) and L_i(e(c, r)) in nats; all are NaN with the reason "does_not_fit".
+
+    `loss_call` is None where it cannot matter: the largest possible delta, L_i(empty) - L_i(e(c, r)), is below a floor.
+    """
 
     loss_empty: float
-    loss_call: float
+    loss_call: float | None
     loss_result: float
     reason: str | None = None
 
     @property
     def loss_minus(self) -> float:
-        """Return L- = min(L_i(empty), L_i(e(c)))."""
-        return min(self.loss_empty, self.loss_call)
+        """Return L- = min(L_i(empty), L_i(e(c))), or L_i(empty), an upper bound, where L_i(e(c)) is not known."""
+        return self.loss_empty if self.loss_call is None else min(self.loss_empty, self.loss_call)
 
     @property
     def loss_plus(self) -> float:
@@ -109,7 +112,7 @@ class CallLosses:
 
     @property
     def delta(self) -> float:
-        """Return L- - L+; the call is kept where this is at least tau_f."""
+        """Return L- - L+, as exact as L-; the call is kept where this is at least tau_f."""
         return self.loss_minus - self.loss_plus
 
 

@@ -1,5 +1,6 @@
 """Identity and size of a model folder or hub id, without loading it. Imports no torch."""
 
+import json
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -38,6 +39,8 @@ def parameters(folder: Path) -> int:
     return total
 
 
+STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+"""safetensors' names of floating-point types."""
 IDENTITY_FILES = (
     "config.json",
     "model*.safetensors",
@@ -47,7 +50,7 @@ IDENTITY_FILES = (
     "added_tokens.json",
     "vocab.*",
     "merges.txt",
-    "spiece.model",
+    "*.model",
     "*.py",
 )
 
@@ -72,13 +75,43 @@ def _looks_like_path(name: str) -> bool:
 
 def _files(folder: Path) -> Iterator[Path]:
     files = sorted({file for pattern in IDENTITY_FILES for file in folder.glob(pattern)})
-    for required in ("config.json", "*.safetensors", "tokenizer*"):
-        if not any(file.match(required) for file in files):
+    for required in (("config.json",), ("*.safetensors",), ("tokenizer*", "*.model")):
+        if not any(file.match(pattern) for file in files for pattern in required):
             raise ModelError(
-                f"{str(folder)!r} is not a model folder: it holds no {required}; "
+                f"{str(folder)!r} is not a model folder: it holds no {required[0]}; "
                 "save a model there with save_pretrained, or give another folder or a hub id"
             )
     yield from files
+
+
+def model_dtype(model: ModelSettings) -> str:
+    """Return the data type of the settings' model: that of the folder's checkpoint for `auto`.
+
+    `auto` stays where it cannot be told without loading: for a hub id, whose revision then determines it.
+    """
+    folder = Path(model_name(model)).expanduser()
+    return _checkpoint_dtype(folder) if model.dtype == "auto" and folder.is_dir() else model.dtype
+
+
+def _checkpoint_dtype(folder: Path) -> str:
+    """Return the data type that config.json names, else that of the first floating-point weights."""
+    from safetensors import safe_open
+
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / 'config.json'} cannot be read: {error}; save the model again") from error
+    for part in (config, config.get("text_config") or {}):
+        named = part.get("dtype") or part.get("torch_dtype")
+        if named:
+            return str(named)
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "numpy") as weights:
+            kinds = [weights.get_slice(name).get_dtype() for name in weights.keys()]  # noqa: SIM118, no mapping
+        for kind in kinds:
+            if kind in STORED_DTYPES:
+                return STORED_DTYPES[kind]
+    return "float32"
 
 
 def model_name(model: ModelSettings) -> str:

@@ -10,7 +10,16 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.heuristic_subset import Cut, cutting
-from toolformer_dag.pipeline.merging import HELDOUT_SHARE, MERGING, Dropped, Example, KeptCall, examples, split_of
+from toolformer_dag.pipeline.merging import (
+    HELDOUT_SHARE,
+    MERGING,
+    Dropped,
+    Example,
+    KeptCall,
+    examples,
+    split_of,
+    text_order,
+)
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     DIGEST,
@@ -52,9 +61,9 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     calls = kept.filter(_at_home())
     rejected = counted(kept.filter(~_at_home()).with_columns(reason=pl.lit("duplicate_document")))
     cut = Cut(plan.settings.corpus.segment_tokens, worker.tokens().count)
-    found = list(_rows(_documents(raw, calls), calls, plan.lanes, cut, rejected))
-    table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort("digest", "segment")
-    return PartRows([table], rejected, facts=_table_2(plan.lanes, found))
+    found = sorted(_rows(_documents(raw, calls), calls, plan.lanes, cut, rejected))
+    table = pl.DataFrame([row for _, row in found], schema=output.stage.schema, orient="row")
+    return PartRows([table], rejected, facts=_table_2(plan.lanes, [row for _, row in found]))
 
 
 def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
@@ -107,8 +116,8 @@ def _rows(
     lanes: Sequence[Lane],
     cut: Cut,
     rejected: Rejected,
-) -> Iterator[Row]:
-    """Rows of the corpus; counts in `rejected` the calls that are not used."""
+) -> Iterator[tuple[bytes, Row]]:
+    """Rows of the corpus with the hash that orders them; counts in `rejected` the calls that are not used."""
     names = {lane.key: lane.tool.name for lane in lanes}
     by_document = calls.partition_by(DOCUMENT, as_dict=True)
     for shard, digest, text in documents:
@@ -118,7 +127,7 @@ def _rows(
             if isinstance(example, Dropped):
                 rejected[shard, example.reason] += example.calls
             else:
-                yield _row(shard, digest, example, split_of(digest))
+                yield text_order(text), _row(shard, digest, example, split_of(text))
 
 
 def _kept(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:

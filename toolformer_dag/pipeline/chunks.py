@@ -38,7 +38,8 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
     if output.stage.compute is not None:
-        return output.stage.compute(worker, output, task.payload)
+        with worker.metered():
+            return output.stage.compute(worker, output, task.payload)
     if output.stage.shard_rows is None:
         raise LookupError(f"{task.table} has no chunks")
     output.publish(task.payload, output.stage.shard_rows(worker, output, task.payload))

@@ -1,5 +1,6 @@
 -- The calls of one lane that stay (paper, section 2, "Filtering API Calls"), from the scored calls of all its shards.
--- Parameters: $files (part files of loss_deltas), $tau_f, $examples.
+-- Parameters: $files (part files of loss_deltas), $texts (of heuristic_subset), $tau_f (null keeps nothing),
+-- $examples.
 
 -- A document that lies in several shards counts once, in the first of them.
 CREATE TEMP TABLE home AS
@@ -16,11 +17,12 @@ CREATE TEMP TABLE best AS
 SELECT * FROM passed
 QUALIFY row_number() OVER (PARTITION BY digest, segment, position ORDER BY delta DESC, sample) = 1;
 
--- At most $examples texts, chosen by a hash, so that another shard replaces few of them.
+-- At most $examples distinct texts, chosen by a hash of the text, so that equal texts fare equally whatever their ids,
+-- and another shard replaces few of them.
 CREATE TEMP TABLE examples AS
-SELECT DISTINCT digest, segment FROM best
-ORDER BY md5(concat(digest, ':', segment)), digest, segment
-LIMIT $examples;
+SELECT DISTINCT digest, segment
+FROM best JOIN read_parquet($texts, hive_partitioning = false) USING (shard, digest, segment)
+QUALIFY dense_rank() OVER (ORDER BY text_digest) <= $examples;
 
 CREATE TEMP TABLE kept AS
 SELECT * FROM best SEMI JOIN examples USING (digest, segment)
@@ -33,6 +35,7 @@ FROM (
     SELECT shard,
            CASE WHEN shard <> home THEN 'duplicate_document'
                 WHEN reason IS NOT NULL THEN reason
+                WHEN $tau_f::DOUBLE IS NULL THEN 'no_threshold'
                 WHEN NOT delta >= $tau_f THEN 'below_tau_f'
            END AS why
     FROM read_parquet($files, hive_partitioning = false) JOIN home USING (digest)

@@ -28,8 +28,11 @@ from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import CUTTING, Segment, Unfit, segments
+from toolformer_dag.tools.foreign_text import Identifier
+from toolformer_dag.tools.tool import OverBudget, blamed
 
 BATCH = 500
+OVER_BUDGET = "over_budget"
 SMALLEST = 16
 """Texts of fewer tokens hold no context worth a call."""
 Row = tuple[str, str, str, int, int, str, str, str, str]
@@ -54,10 +57,11 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         **cutting(plan),
         "tool": lane.tool.name,
         "version": lane.tool.version,
-        "identity": dict(lane.tool.selection()),
+        "identity": lane.selection(),
         "prompt": lane.tool.prompt,
         "max_call_tokens": plan.sampling.max_call_tokens,
         "texts_per_shard": plan.settings.corpus.texts_per_shard,
+        **({"language": Identifier(None).identity()} if lane.tool.asks_language else {}),
     }
 
 
@@ -96,9 +100,11 @@ def text_digest(text: str) -> str:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Choose the texts of a shard that hold no call of this tool yet.
 
-    Of more than `texts_per_shard` texts, those with the smallest hashes are taken: a larger number adds texts and drops
-    none. Rejected, with reasons: document_not_wanted, text_not_wanted, holds_call, word_too_long (a piece that cannot
-    be cut to fit), not_sampled. Calls of other tools are refused where lanes meet, in C*.
+    Of more than `texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts fare equally,
+    a larger number adds texts and drops none. Rejected, with reasons: document_not_wanted, text_not_wanted, holds_call,
+    word_too_long (a piece that cannot be cut to fit), over_budget (a document or text that costs the tool's rule too
+    much work), not_sampled. Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule
+    fails.
     """
     choice = _Choice(output, cut_of(worker, output.lane))
     documents = worker.plan.lake.table(raw_shards.NAME).batches(shard)
@@ -113,17 +119,26 @@ class _Choice:
     def __init__(self, output: TableOutput, cut: Cut) -> None:
         self.rejected: Rejected = Counter()
         self._schema, self._tool, self._cut = output.stage.schema, output.lane.tool, cut
+        self._identifier = Identifier(None)
 
     def texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Return the wanted texts of a batch of documents."""
+        if self._tool.asks_language:
+            documents = self._with_language(documents)
         rows = [row for values in documents.iter_rows(named=True) for row in self._of(Document(**values))]
         return pl.DataFrame(rows, schema=self._schema, orient="row")
 
+    def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
+        """Identify the language of the documents for which the corpus names none."""
+        lacking = documents["language"].is_null()
+        found = self._identifier.identify(documents["text"].filter(lacking).to_list())
+        labels = pl.Series([one.label for one in found], dtype=pl.String)
+        return documents.with_columns(language=documents["language"].scatter(lacking.arg_true(), labels))
+
     def _of(self, document: Document) -> Iterator[Row]:
-        if self._tool.wants_document(document) is None:
-            self._reject(document, "document_not_wanted")
+        if self._ruled("wants_document", document, "document_not_wanted", document) is None:
             return
-        context = self._tool.context(document)
+        context = self._asked("context", document) or ""
         for piece in segments(document.text, self._cut.max_tokens, self._cut.count_tokens):
             if isinstance(piece, Unfit):
                 self._reject(document, "word_too_long")
@@ -136,10 +151,25 @@ class _Choice:
         if holds_call(piece.text, [self._tool.name]):
             self._reject(document, "holds_call")
             return None
-        wanted = self._tool.wants(piece.text, document)
-        if wanted is None:
-            self._reject(document, "text_not_wanted")
-        return wanted
+        return self._ruled("wants", document, "text_not_wanted", piece.text, document)
+
+    def _ruled(self, rule: str, document: Document, otherwise: str, *arguments: object) -> str | None:
+        """Ask a rule of the tool; count `otherwise` where it says None, OVER_BUDGET where it gives up."""
+        try:
+            wanted = self._asked(rule, *arguments)
+        except OverBudget:
+            wanted, otherwise = None, OVER_BUDGET
+        if not wanted:
+            self._reject(document, otherwise)
+        return wanted or None
+
+    def _asked(self, member: str, *arguments: object) -> str | None:
+        """Call a member of the tool. Raises ToolDown where it fails or returns neither a text nor None, OverBudget."""
+        with blamed(self._tool, member):
+            answer = getattr(self._tool, member)(*arguments)
+            if answer is not None and not isinstance(answer, str):
+                raise TypeError(f"it returned a {type(answer).__name__}, neither a text nor None")
+            return answer and str(answer.encode(), "utf-8")
 
     def _reject(self, document: Document, reason: str) -> None:
         self.rejected[document.shard, reason] += 1
@@ -148,14 +178,14 @@ class _Choice:
 def _sampled(
     frames: Iterator[pl.DataFrame], schema: pl.Schema, limit: int | None, rejected: Rejected
 ) -> Iterator[pl.DataFrame]:
-    """The texts in their order; of more than `limit`, those with the smallest hashes."""
+    """The texts in their order; of more than `limit` distinct ones, those with the smallest hashes."""
     yield schema.to_frame()
     if limit is None:
         yield from frames
         return
     kept = schema.to_frame()
     for frame in frames:
-        ranked = pl.concat([kept, frame]).with_columns(rank=pl.col("text_digest").rank("ordinal"))
+        ranked = pl.concat([kept, frame]).with_columns(rank=pl.col("text_digest").rank("dense"))
         kept = ranked.filter(pl.col("rank") <= limit).drop("rank")
         dropped = ranked.filter(pl.col("rank") > limit).with_columns(reason=pl.lit("not_sampled"))
         rejected.update(counted(dropped))

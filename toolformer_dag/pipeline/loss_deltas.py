@@ -5,13 +5,14 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_identity, planned_losses, with_losses
+from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL_KEY,
     SCORED,
     TEXT_KEY,
     Claimed,
+    Column,
     PartRows,
     Planned,
     Stage,
@@ -20,41 +21,48 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.update import StaleInput
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts import look_ahead
+from toolformer_dag.texts.look_ahead import TextUnits
+from toolformer_dag.tools.tool import blamed
 
-KEPT_OUT = "tool_keeps_out"
+KEPT_OUT, LOOKS_AHEAD = "tool_keeps_out", "looks_ahead"
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results; an option may be there for `Tool.keeps` alone."""
-    return {**losses_identity(plan, lane), "version": lane.tool.version, "identity": dict(lane.tool.identity())}
+    rule = look_ahead.VERSION if lane.look_ahead else None
+    tool = {"version": lane.tool.version, "identity": lane.identity()}
+    return {**losses_settings(plan, lane), **tool, "look_ahead": rule}
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of every candidate call of a shard that has a result."""
+    """Plan the losses of every candidate call of a shard that has a result and does not look ahead."""
     texts, calls = _calls(output, shard)
-    return planned_losses(worker, output, calls, texts, claimed)
+    return planned_losses(worker, output, calls.filter(pl.col("ahead").is_null()), texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return one row per candidate call that has a result.
 
-    `reason` marks what may not stay whatever its delta: does_not_fit and not_finite (their losses are null),
-    tool_keeps_out (`Tool.keeps`).
+    `reason` marks what may not stay whatever its delta: looks_ahead, which is not scored, does_not_fit and not_finite
+    (the losses of all three are null), and tool_keeps_out (`Tool.keeps`).
     """
     texts, calls = _calls(output, shard)
-    scored, stores = with_losses(worker, output, calls)
+    scored, stores = with_losses(worker, output, calls.filter(pl.col("ahead").is_null()))
     by_digest = dict(texts.select("text_digest", "text").iter_rows())
     places = scored.select("text_digest", "char_offset", "offset", "input").iter_rows()
-    keeps = output.lane.tool.keeps
-    kept = [keeps(by_digest[digest], place - offset, call) for digest, place, offset, call in places]
+    tool = output.lane.tool
+    with blamed(tool, "keeps"):
+        kept = [bool(tool.keeps(by_digest[digest], place - offset, call)) for digest, place, offset, call in places]
     kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit(KEPT_OUT))
     marked = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
-    table = output.stage.shaped(marked).sort(CALL_KEY)
+    unscored = calls.filter(pl.col("ahead").is_not_null()).with_columns(reason=pl.lit(LOOKS_AHEAD))
+    table = output.stage.shaped(pl.concat([marked, unscored], how="diagonal")).sort(CALL_KEY)
     return PartRows([table], counted(table), stores)
 
 
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The texts, and the candidate calls that have a result."""
+    """The texts, and the candidate calls that have a result, with the units for which they look `ahead`."""
     lake, lane = output.plan.lake, output.lane.key
     texts = lake.table(f"{lane}/heuristic_subset").read(shard)
     calls = lake.table(f"{lane}/scored_candidates").read(shard).filter(pl.col("input").is_not_null()).drop("reason")
@@ -63,13 +71,26 @@ def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]
     calls = calls.join(answers, on=("input", "context"), how="left")
     if calls["answered"].has_nulls():
         raise StaleInput(output.name, shard, "calls that were not run", f"{lane}/tool_results")
-    return texts, calls.filter(pl.col("result").is_not_null())
+    answered = calls.filter(pl.col("result").is_not_null())
+    return texts, answered.with_columns(ahead=_ahead(output.lane, texts, answered))
 
 
+def _ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """What each call tells of the text behind it; null where it tells nothing, and without the rule."""
+    if not lane.look_ahead:
+        return pl.Series([None] * calls.height, dtype=AHEAD.dtype)
+    wanted = texts.select("text_digest", "text").unique("text_digest").join(calls, on="text_digest", how="semi")
+    units = {digest: TextUnits.of(text) for digest, text in wanted.iter_rows()}
+    places = calls.select("text_digest", pl.col("char_offset") - pl.col("offset"), "input").iter_rows()
+    found = [units[digest].ahead(place, call) or None for digest, place, call in places]
+    return pl.Series(found, dtype=AHEAD.dtype)
+
+
+AHEAD = Column(pl.List(pl.String()), "units of the input that the text has only after the call; null for most")
 STAGE = Stage(
     name="loss_deltas",
     description="The three losses and their delta for every call with a result, kept or not (paper, section 2).",
-    columns=SCORED,
+    columns={**SCORED, "ahead": AHEAD},
     key=CALL_KEY,
     settings=settings,
     reads=("heuristic_subset", "scored_candidates", "tool_results"),

@@ -37,9 +37,34 @@ def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
     return {"method": METHOD, "window_weights": weights, "model": dict(plan.model), "tool": lane.tool.name}
 
 
+def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
+    """Return what determines the losses of a stage's rows: a floor leaves L(c) out of some."""
+    return {**losses_identity(plan, lane), "loss_floor": plan.settings.filtering.loss_floor}
+
+
 def loss_store(worker: Worker, lane: Lane) -> RowStore:
     """Open the losses of a lane under the plan's model."""
     return worker.rows(f"{lane.key}/losses", losses_identity(worker.plan, lane), KEY, LOSSES)
+
+
+def bound_store(worker: Worker, lane: Lane) -> RowStore:
+    """Open the losses of calls without L(c): under a lower floor, or none, they are computed again with it."""
+    return worker.rows(f"{lane.key}/loss_bounds", losses_identity(worker.plan, lane), KEY, LOSSES)
+
+
+def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
+    """Return the losses stored under `keys`; under a floor, loss_call is null wherever it cannot matter.
+
+    They are the same whatever was stored before the floor was set.
+    """
+    whole = loss_store(worker, lane).stored(keys)
+    floor = worker.plan.settings.filtering.loss_floor
+    if floor is None:
+        return whole
+    bounds = bound_store(worker, lane).stored(keys.join(whole, on=KEY, how="anti"))
+    matters = ~(pl.col("loss_empty") - pl.col("loss_result") < floor)
+    hidden = whole.with_columns(loss_call=pl.when(matters).then("loss_call"))
+    return pl.concat([hidden, bounds.filter(~matters)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +82,12 @@ def planned_losses(
 
     Candidates of a text that share position, input and result share one computation.
     """
-    store = loss_store(worker, output.lane)
     keys = calls.select(KEY).unique(maintain_order=True)
-    missing = claim(claimed, store.name, store.missing(keys))
+    store = loss_store(worker, output.lane)
+    lacking = store.missing(keys)
+    if worker.plan.settings.filtering.loss_floor is not None:
+        lacking = lacking.join(stored_losses(worker, output.lane, lacking), on=KEY, how="anti", maintain_order="left")
+    missing = claim(claimed, store.name, lacking)
     distinct = keys.select("text_digest").unique(maintain_order=True)
     stored = keys.join(missing, on=KEY, how="anti").select("text_digest")
     partial = missing.select("text_digest").unique().join(stored, on="text_digest", how="semi")
@@ -79,7 +107,7 @@ def planned_losses(
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
-    """Compute and commit the three losses of every call of a chunk.
+    """Compute and commit the losses of every call of a chunk; L(c) only where it reaches `filtering.loss_floor`.
 
     Losses are null, with a reason, where call and text do not fit the context together (does_not_fit), and where the
     model's numbers are not finite (not_finite: a dtype that overflows).
@@ -88,10 +116,13 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     before, texts = engine.counts.as_dict(), dict(chunk.texts.iter_rows())
     wanted = list(chunk.keys.select(KEY).iter_rows())
     requests = [LossRequest(texts[digest], i, name, call, result) for digest, i, call, result in wanted]
-    answers = zip(wanted, engine.losses(requests), strict=True)
+    answers = zip(wanted, engine.losses(requests, worker.plan.settings.filtering.loss_floor), strict=True)
     rows = pl.DataFrame([(*key, *_values(losses)) for key, losses in answers], schema=LOSSES, orient="row")
-    loss_store(worker, output.lane).append(rows)
-    return Work({kind: count - before[kind] for kind, count in engine.counts.as_dict().items()})
+    bound = pl.col("loss_call").is_null() & pl.col("reason").is_null()
+    bound_store(worker, output.lane).append(rows.filter(bound))
+    loss_store(worker, output.lane).append(rows.filter(~bound))
+    tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
+    return Work(tokens, arithmetic=frozenset({engine.language_model.arithmetic}))
 
 
 def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
@@ -99,13 +130,13 @@ def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tup
 
     Raises StorageError where losses were damaged meanwhile.
     """
-    store = loss_store(worker, output.lane)
     keys = calls.select(KEY).unique(maintain_order=True)
-    losses = store.stored(keys)
+    losses = stored_losses(worker, output.lane, keys)
     if losses.height < keys.height:
         lost = keys.height - losses.height
         raise StorageError(f"{lost} losses of {output.lane.key} were damaged while they were read; run again")
-    return calls.join(losses, on=KEY), [store.name]
+    stores = (loss_store(worker, output.lane), bound_store(worker, output.lane))
+    return calls.join(losses, on=KEY), [store.name for store in stores]
 
 
 def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:
@@ -116,6 +147,6 @@ def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:
 
 def _values(losses: CallLosses) -> tuple[float | None, float | None, float | None, str | None]:
     values = (losses.loss_empty, losses.loss_call, losses.loss_result)
-    if losses.reason is None and all(map(isfinite, values)):
+    if losses.reason is None and all(value is None or isfinite(value) for value in values):
         return (*values, None)
     return None, None, None, losses.reason or "not_finite"

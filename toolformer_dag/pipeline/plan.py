@@ -6,35 +6,73 @@ from functools import cached_property
 
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.model.weights import model_identity, model_name
-from toolformer_dag.pipeline.shards import ShardFile, shard_files
-from toolformer_dag.settings.sections import SamplingSettings, Settings, ToolLimits, ToolSettings
+from toolformer_dag.lake.warehouse import refuse_other_file
+from toolformer_dag.model.weights import model_dtype, model_identity, model_name
+from toolformer_dag.pipeline.shards import Shard, corpus_shards
+from toolformer_dag.settings.sections import (
+    ChanceThreshold,
+    SamplingSettings,
+    Settings,
+    SettingsError,
+    ToolLimits,
+    ToolSettings,
+)
 from toolformer_dag.tools.registry import load_tools
-from toolformer_dag.tools.tool import Tool
+from toolformer_dag.tools.tool import Tool, blamed
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A tool with tau_s, k, m and tau_f (paper, section 2): the settings' values, else the tool's own (the paper's)."""
+    """A tool with tau_s, k, m and tau_f (paper, section 2): the settings' values, else the tool's own (the paper's).
+
+    A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
+    rejected before they are scored.
+    """
 
     tool: Tool
     tau_s: float
     k: int
     m: int
-    tau_f: float
+    tau_f: float | ChanceThreshold
     limits: ToolLimits
+    look_ahead: bool = True
 
     @property
     def key(self) -> str:
         """The lane's name in the asset graph and in every table."""
         return self.tool.key
 
+    def identity(self) -> dict[str, object]:
+        """Return `Tool.identity`. Raises ToolDown where the tool's code fails."""
+        with blamed(self.tool, "identity"):
+            return dict(self.tool.identity())
+
+    def selection(self) -> dict[str, object]:
+        """Return `Tool.selection`. Raises ToolDown where the tool's code fails."""
+        with blamed(self.tool, "selection"):
+            return dict(self.tool.selection())
+
 
 def lanes(settings: Settings) -> list[Lane]:
-    """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError."""
+    """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError, SettingsError."""
     enabled = {key: section for key, section in settings.tools.items() if section.enabled}
     tools = load_tools({key: section.options() for key, section in enabled.items()}, root=settings.root)
-    return [_lane(tools[key], section) for key, section in enabled.items()]
+    found = [_lane(tools[key], section) for key, section in enabled.items()]
+    floor = settings.filtering.loss_floor
+    for lane in found:
+        if floor is None:
+            continue
+        if isinstance(lane.tau_f, ChanceThreshold):
+            raise SettingsError(
+                f"filtering.loss_floor = {floor} leaves out losses that a threshold by chance looks at, and "
+                f"tools.{lane.key}.tau_f is one; remove one of the two"
+            )
+        if lane.tau_f < floor:
+            raise SettingsError(
+                f"filtering.loss_floor = {floor} is above tau_f = {lane.tau_f} of tools.{lane.key}, so calls between "
+                "them would not be judged exactly; lower loss_floor or raise tau_f"
+            )
+    return found
 
 
 def lane_named(settings: Settings, name: str) -> Lane:
@@ -58,6 +96,7 @@ def _lane(tool: Tool, section: ToolSettings) -> Lane:
         m=paper.m if section.m is None else section.m,
         tau_f=paper.tau_f if section.tau_f is None else section.tau_f,
         limits=section.limits,
+        look_ahead=section.look_ahead,
     )
 
 
@@ -72,11 +111,12 @@ class Plan:
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
-        """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake."""
+        """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake, WarehouseError."""
         model = settings.model
-        identity = {**model_identity(model_name(model), model.revision), "dtype": model.dtype}
+        identity = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
         plan = Plan(settings, tuple(lanes(settings)), identity, settings.sampling)
         plan.lake.refuse_old_layout()
+        refuse_other_file(settings.paths.warehouse)  # a run would find out at its end
         return plan
 
     def fresh(self) -> "Plan":
@@ -93,12 +133,12 @@ class Plan:
         return tuple(lane.tool.name for lane in self.lanes)
 
     @cached_property
-    def shards(self) -> Mapping[str, ShardFile]:
-        """The shard files by name, listed once per plan. Raises SettingsError.
+    def shards(self) -> Mapping[str, Shard]:
+        """The shards by name, listed once per plan. Raises SettingsError, HubError.
 
         With `corpus.first` those are the first so many, and those that were read before.
         """
-        files = {file.name: file for file in shard_files(self.settings)}
+        files = {file.name: file for file in corpus_shards(self.settings)}
         first = self.settings.corpus.first
         if first is None:
             return files

@@ -6,10 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -117,8 +117,11 @@ class LocalProcesses:
 
     def _start(self) -> tuple[BaseProcess, Connection]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(self._here.plan.settings, theirs), daemon=True)
-        process.start()
+        process = self._context.Process(
+            target=serve, args=(self._here.plan.settings, self._here.ledger, theirs), daemon=True
+        )
+        with _interrupts_held():
+            process.start()
         theirs.close()  # so that the end of the process is the end of the line
         return process, ours
 
@@ -142,6 +145,17 @@ class LocalProcesses:
         yield given.number, answer  # type: ignore[misc]
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C wait until the block ends; a process that starts in it never gets one, however early it comes."""
+    resource_tracker.ensure_running()  # its own start, which the first process brings about, would let Ctrl-C through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _kill(process: BaseProcess, line: Connection) -> None:
     process.kill()
     process.join()
@@ -159,7 +173,7 @@ class _Failure:
         return UserError(self.message) if self.by_user else WorkerError(f"a worker failed: {self.message}")
 
 
-def serve(settings: Settings, line: Connection) -> None:
+def serve(settings: Settings, ledger: Path | None, line: Connection) -> None:
     """Compute chunks as they come in, until the line is closed or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     end_with_parent()
@@ -168,7 +182,7 @@ def serve(settings: Settings, line: Connection) -> None:
         while True:
             task = line.recv()
             try:
-                means = means or _means(settings)
+                means = means or _means(settings, ledger)
                 answer: Work | _Failure = perform(*means, task)
             except UserError as error:
                 answer = _Failure(str(error), by_user=True)
@@ -177,9 +191,9 @@ def serve(settings: Settings, line: Connection) -> None:
             line.send(answer)
 
 
-def _means(settings: Settings) -> tuple[Worker, Tables]:
+def _means(settings: Settings, ledger: Path | None) -> tuple[Worker, Tables]:
     plan = Plan.of(settings)
-    return Worker(plan), {output.name: output for output in table_outputs(plan)}
+    return Worker(plan, ledger), {output.name: output for output in table_outputs(plan)}
 
 
 def end_with_parent() -> None:

@@ -1,126 +1,162 @@
-"""raw_shards: the documents of the shard files, and the lines that hold none."""
+"""raw_shards: the documents of the shards of the corpus, and the lines that hold none."""
 
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import polars as pl
 
-from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake.record import record
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.shards import ShardFile, stamps, write_small_web
-from toolformer_dag.pipeline.stage import DIGEST, SHARD, Column, PartRows, Rejected, Stage, TableOutput
+from toolformer_dag.pipeline.shards import HubFile, Shard, ShardFile, stamps, write_small_web
+from toolformer_dag.pipeline.stage import DIGEST, SHARD, Column, PartRows, Rejected, Stage, TableOutput, UnusableRows
 from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.texts.ccnet import LATEST_DATE, Rejection, ShardError, read_shard
-from toolformer_dag.texts.document import Document
+from toolformer_dag.texts.columns import LATEST_DATE, Rejection
+from toolformer_dag.texts.compression import ShardFault
+from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.hub import HubReader
+from toolformer_dag.texts.shard_reader import ShardError, ShardReader
 
 _log = logging.getLogger(__name__)
-READER = 8
+READER = 10
 """Raised when the same file would give other rows; a golden test notices where it was not."""
-BATCH = 1000
 LINES_KEPT = 1000
 """Rejected lines that are described, per shard; all are counted."""
-UNREADABLE, CONTENT = "unreadable", "content"
+UNREADABLE, CONTENT, FORMAT = "unreadable", "content", "format"
 NAME = "ccnet/raw_shards"
 REJECTED_LINES = "ccnet/rejected_lines"
 LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
-"""`line`: from 1; 0 for the file as a whole. `detail`: what was found there."""
+"""`line`: line or row from 1; 0 for the file as a whole. `detail`: what was found there."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return what determines the rows beside the files' content."""
-    return {"reader": READER, "latest_date": LATEST_DATE.isoformat()}
+    corpus = plan.settings.corpus
+    return {
+        "reader": READER,
+        "latest_date": LATEST_DATE.isoformat(),
+        "format": corpus.format,
+        "fields": corpus.fields.named(),
+    }
 
 
 def inputs(plan: Plan, part: str) -> Mapping[str, Any]:
-    """Return size and time of change of the shard's file."""
+    """Return size and time of change of the shard's file, and the revision of a data set of the hub."""
     files = {part: plan.shards[part]} if part in plan.shards else {}
     return stamps(files).get(part, {})
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read a shard file, a line at a time. Memory: a batch of 1,000 documents and about 64 MB.
+    """Read a shard in one pass. Memory: about 300 MB, whatever the size of the shard.
 
-    A malformed line is counted and described, and the rest of its shard goes through. A file that cannot be read at
-    all is one rejection (`unreadable`) and stops no other; the next run tries it again. A shard without a document is
-    warned of.
+    A malformed line is counted and described, and the rest of its shard goes through. Of a shard that is damaged no
+    document is used, as its checksums tell at its end; it is one rejection and stops no other shard. So is a file that
+    cannot be read at all (`unreadable`), which the next run tries again. Warned of: a shard without a document, with
+    the first detail of each reason, and optional fields that hold no text.
     """
-    if not worker.plan.settings.corpus.shards:
+    if not worker.plan.settings.corpus.named:
         write_small_web(worker.plan.settings)
-    file = worker.plan.shards[shard]
-    reading = _Reading(file)
-    return PartRows(reading.frames(output), reading.rejected, facts=_content(file), retry=lambda: reading.retry)
+    reading = _Reading(worker.plan.shards[shard], _choice(worker.plan))
+    return PartRows(reading.frames(output), reading.rejected, facts=reading.facts, retry=lambda: reading.retry)
 
 
-def _content(file: ShardFile) -> Mapping[str, Any]:
-    """The hash of the shard file, with which `verify` notices a change that keeps size and time."""
-    try:
-        return {CONTENT: stream_hash(file.path)}
-    except OSError:  # reading says so, as a rejection
-        return {}
+def _choice(plan: Plan) -> FormatChoice:
+    corpus = plan.settings.corpus
+    return FormatChoice(corpus.format, tuple(corpus.fields.named().items()))
 
 
 class _Reading:
-    """One pass over a file; `rejected` and `retry` are complete when `frames` is used up."""
+    """One pass over a shard; `rejected`, `facts` and `retry` are complete when `frames` is used up."""
 
-    def __init__(self, file: ShardFile) -> None:
+    def __init__(self, shard: Shard, choice: FormatChoice) -> None:
         self.rejected: Rejected = Counter()
+        self.facts: dict[str, Any] = {}
         self.retry: str | None = None
-        self._file = file
-        self._lines: list[dict[str, Any]] = []
+        self._shard, self._choice = shard, choice
+        self._lines: list[tuple[str, int, str, str]] = []
+        self._details: dict[str, str] = {}
+        self._ignored: dict[str, None] = {}
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
+        """Yield the documents. Raises UnusableRows where none may be used."""
         schema = output.stage.schema
         yield schema.to_frame()
-        batch: list[Document] = []
-        for document in self._documents():
-            batch.append(document)
-            if len(batch) == BATCH:
-                yield pl.DataFrame([asdict(one) for one in batch], schema=schema)
-                batch = []
-        yield pl.DataFrame([asdict(one) for one in batch], schema=schema)
-        described = pl.DataFrame(self._lines, schema=LINES, orient="row")
-        output.plan.lake.table(REJECTED_LINES).publish(
-            self._file.name, [described], lambda: record(output.settings, output.inputs(self._file.name))
-        )
-
-    def _documents(self) -> Iterator[Document]:
-        found = 0
+        usable = True
         try:
-            for item in read_shard(self._file.path, self._file.name):
-                if isinstance(item, Rejection):
-                    self._reject(item)
-                else:
-                    found += 1
-                    yield item
-        except ShardError as error:
-            self.retry = f"{self._file.name} could not be read: {error}"
-            self._reject(Rejection(self._file.name, 0, UNREADABLE, str(error)))
-            _log.warning("%s", error)
-        if not found and self.retry is None:
-            reasons = ", ".join(f"{reason} {count}" for (_, reason), count in self.rejected.items())
-            _log.warning("%s holds no document: %s", self._file.path, reasons)
+            for frame in self._documents():
+                yield frame.select(schema.names())
+        except (ShardFault, ShardError) as error:
+            usable = False
+            self._give_up(error)
+        table = output.plan.lake.table(REJECTED_LINES)
+        described = pl.DataFrame(self._lines, schema=LINES, orient="row")
+        name = self._shard.name
+        table.publish(name, [described], lambda: record(output.settings, output.inputs(name)))
+        if not usable:
+            raise UnusableRows
+
+    def _documents(self) -> Iterator[pl.DataFrame]:
+        shard = self._shard
+        reader = HubReader(shard.split, shard.number, self._choice) if isinstance(shard, HubFile) else None
+        files = ShardReader(shard.path, self._choice) if isinstance(shard, ShardFile) else None
+        self.facts |= shard.facts()
+        found = 0
+        source = reader or files
+        assert source is not None
+        for batch in source.batches():
+            self.facts[FORMAT] = source.format
+            for rejection in batch.rejections:
+                self._reject(rejection)
+            self._ignored |= dict.fromkeys(batch.ignored)
+            found += batch.frame.height
+            yield batch.frame.with_columns(shard=pl.lit(shard.name))
+        if not found:
+            self._warn()
+        if self._ignored:
+            _log.warning("%s: what counts as empty: %s", self._shard.place, "; ".join(self._ignored))
+
+    def _give_up(self, error: ShardFault | ShardError) -> None:
+        """Count a shard of which nothing may be used, and nothing else of it."""
+        self.rejected.clear()
+        self._lines.clear()
+        self._details.clear()
+        if isinstance(error, ShardFault):
+            self._reject(Rejection(0, error.reason, str(error)))
+            self._warn()
+            return
+        self.retry = f"{self._shard.name} could not be read: {error}"
+        self._reject(Rejection(0, UNREADABLE, str(error)))
+        _log.warning("%s", error)
+
+    def _warn(self) -> None:
+        """Say that there is no document, with the first detail of each reason."""
+        told = []
+        for (_, reason), count in self.rejected.items():
+            detail = self._details[reason]
+            told.append(f"{reason} {count} ({detail})" if detail else f"{reason} {count}")
+        _log.warning("%s holds no document: %s", self._shard.place, ", ".join(told))
 
     def _reject(self, item: Rejection) -> None:
-        self.rejected[self._file.name, item.reason] += 1
+        self.rejected[self._shard.name, item.reason] += 1
+        self._details.setdefault(item.reason, item.detail)
         if len(self._lines) < LINES_KEPT:
-            self._lines.append(asdict(item))
+            self._lines.append((self._shard.name, item.line, item.reason, item.detail))
 
 
 STAGE = Stage(
     name="raw_shards",
-    description="Documents of CCNet shards, with the date their URL tells; a refused line is counted by reason.",
+    description="Documents of the corpus, with the date their URL tells; a refused line is counted by reason.",
     columns={
         "shard": SHARD,
         "digest": DIGEST,
-        "url": Column(pl.String(), "where the document was found"),
+        "url": Column(pl.String(), "where the document was found, if the corpus says so"),
         "domain": Column(pl.String(), "domain of the URL"),
-        "title": Column(pl.String(), "title of the page"),
-        "date": Column(pl.Date(), "day in the URL, if it holds one"),
-        "language": Column(pl.String(), "language by CCNet"),
+        "title": Column(pl.String(), "title of the page, if the corpus has one"),
+        "date": Column(
+            pl.Date(), "day in the URL, if it holds one, or the record's own where `corpus.fields` names it"
+        ),
+        "language": Column(pl.String(), "language by the corpus; null where it has none"),
         "text": Column(pl.String(), "the document"),
     },
     key=("shard", "digest"),

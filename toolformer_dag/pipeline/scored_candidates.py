@@ -174,7 +174,8 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     store.samples.append(samples)
     store.positions.append(_position_rows(answers))  # last: a text whose p_i are stored has its samples stored
     tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
-    return Work(tokens, {"samples": (samples.filter(pl.col("position") != REFUSED).height, 0)})
+    computed = samples.filter(pl.col("position") != REFUSED).height
+    return Work(tokens, {"samples": (computed, 0)}, arithmetic=frozenset({engine.language_model.arithmetic}))
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:

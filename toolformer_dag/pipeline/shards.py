@@ -1,49 +1,147 @@
-"""The shard files of the corpus: those that the settings name, or those of the small synthetic web."""
+"""The shards of the corpus: files that the settings name, those of a data set of the hub, or of the small web."""
 
-import itertools
-from collections.abc import Mapping
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from toolformer_dag.files import file_name, locked
-from toolformer_dag.settings.sections import Settings, SettingsError, printable, rooted
+from toolformer_dag.files import file_name, irregular, locked, sealed, unsealed, write_whole
+from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.settings.sections import Settings, SettingsError, expanded, printable, rooted
 from toolformer_dag.synthetic.web import VERSION, write_shards
+from toolformer_dag.texts.hub import HubSplit, resolve
 
-LONGEST_NAME = 250  # bytes; file systems take 255, and `.json` comes on top
-SUFFIXES = (".gz", ".jsonl", ".json")
+LONGEST_NAME = 240  # bytes; file systems take 255, and `.json.damaged` comes on top
+SUFFIXES = (".zst", ".zstd", ".gz", ".jsonl", ".ndjson", ".json", ".parquet")
+DATA = re.compile(r".*\.(?:parquet|(?:json|jsonl|ndjson)(?:\.gz|\.zst|\.zstd)?)", re.IGNORECASE)
+"""Files of documents in a folder that is named as a whole."""
+SIDE_FILE = re.compile(
+    r".*\.(?:quality_signals|signals|minhash|duplicates)\.(?:json\.gz|parquet)|(?:dataset_infos?|state|stats)\.json"
+)
+"""What RedPajama-V2 publishes beside its documents, and what `datasets` and datatrove write beside theirs."""
+MAGIC = "*?["
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A file of documents and the name under which its rows are kept, whatever folder it lies in."""
+    """A file of documents and the name under which its rows are kept."""
 
     name: str
     path: Path
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages."""
+        return str(self.path)
+
+    def stamp(self) -> dict[str, Any]:
+        """Return size and time of change; nothing for a file that is not there."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return {}
+        return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the hash of the file, with which `verify` notices a change that keeps size and time."""
+        try:
+            return {"content": stream_hash(self.path)}
+        except OSError:  # reading says so, as a rejection
+            return {}
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A data file of a data set of the hub, and the name under which its rows are kept."""
+
+    name: str
+    split: HubSplit
+    number: int
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages."""
+        return f"{self.split.hub}, file {self.name}"
+
+    def stamp(self) -> dict[str, Any]:
+        """Return what determines its content; a local file by its own size and time of change."""
+        of = {"configuration": self.split.configuration or "", "split": self.split.split}
+        if self.split.local and self.split.named:
+            return {**of, **ShardFile(self.name, Path(self.split.hub) / self.split.files[self.number]).stamp()}
+        return {**of, "revision": self.split.revision}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the data set and its revision: a commit, or for a folder a hash of its files' content."""
+        return {"hub": self.split.hub, "revision": self.split.revision}
+
+
+Shard = ShardFile | HubFile
+
+
+def corpus_shards(settings: Settings) -> list[Shard]:
+    """Return the shards of the corpus, sorted by name. Raises SettingsError, HubError."""
+    return [*hub_files(settings)] if settings.corpus.hub else [*shard_files(settings)]
 
 
 def shard_files(settings: Settings) -> list[ShardFile]:
     """Return the files of `corpus.shards`, or those of the small web, sorted by name.
 
-    Raises SettingsError where a pattern matches nothing, two files would share a name, or a name is too long or
-    not UTF-8.
+    - A folder stands for the files of JSON lines and Parquet below it. Of folders and patterns, hidden files, names
+      that begin with `_` and what is published beside documents (SIDE_FILE, Dolma's `attributes`) are left out.
+    - A shard's name is its path below the folder that a pattern begins with, without its suffixes. Files that would
+      share a name keep their suffixes and more of their path. A name that takes more than LONGEST_NAME bytes is
+      shortened in its middle, with a hash of the whole.
+
+    Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file, or where
+    a name is not UTF-8.
     """
     if not settings.corpus.shards:
         return small_web_files(settings)
-    paths = sorted({path for pattern in settings.corpus.shards for path in _matches(settings.root, pattern)})
-    files = sorted((ShardFile(_stem(path), path) for path in paths), key=lambda file: file.name)
+    found: dict[Path, tuple[Path, Path]] = {}
+    for pattern in settings.corpus.shards:
+        for folder, path in _matches(settings.root, pattern):
+            found.setdefault(path.resolve(), (folder, path))
+    files = _named(list(found.values()))
     for file in files:
         if printable(file.name) != file.name:
             raise SettingsError(f"corpus.shards: the name of {printable(file.path)} is not UTF-8; rename the file")
-        if len(file_name(file.name).encode()) > LONGEST_NAME:
-            raise SettingsError(
-                f"corpus.shards: the name {file.name!r} takes more than {LONGEST_NAME} bytes; rename the file"
-            )
-    for one, other in itertools.pairwise(files):
-        if one.name == other.name:
-            raise SettingsError(
-                f"corpus.shards: {one.path} and {other.path} share the name {one.name!r}; rename one of them"
-            )
-    return files
+    return sorted(files, key=lambda file: file.name)
+
+
+def hub_files(settings: Settings) -> list[HubFile]:
+    """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
+
+    A data set of the hub is kept at the commit that it was on when it was first used; the lake remembers which. Raises
+    HubError where it cannot be reached, or has no such configuration or split.
+    """
+    corpus = settings.corpus
+    assert corpus.hub is not None
+    folder = settings.root / expanded(Path(corpus.hub))
+    local = folder.is_dir()
+    split = resolve(str(folder), corpus.configuration, corpus.split, None) if local else _pinned(settings)
+    names = [_stem(name) for name in split.files]
+    unique = names if len(set(names)) == len(names) else list(split.files)
+    files = [HubFile(_short(name), split, number) for number, name in enumerate(unique)]
+    return sorted(files, key=lambda file: file.name)
+
+
+def _pinned(settings: Settings) -> HubSplit:
+    """Return the split as the lake remembers it; on first use ask the hub and remember."""
+    corpus = settings.corpus
+    asked = {"hub": corpus.hub, "configuration": corpus.configuration, "split": corpus.split}
+    asked["revision"] = corpus.revision
+    file = settings.paths.lake / "hub" / f"{fingerprint(asked)}.json"
+    try:
+        found = unsealed(file.read_bytes())
+        return HubSplit(**{**found["resolved"], "files": tuple(found["resolved"]["files"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
+    write_whole(file, sealed("corpus.hub", {"asked": asked, "resolved": split.as_dict()}))
+    return split
 
 
 def small_web_files(settings: Settings) -> list[ShardFile]:
@@ -62,33 +160,84 @@ def write_small_web(settings: Settings) -> None:
             write_shards(folder, web.shards, web.documents, web.seed)
 
 
-def stamps(files: Mapping[str, ShardFile]) -> dict[str, dict[str, int]]:
-    """Return size and time of change of every file, by shard name; a file that is not written yet has none."""
-    return {name: _stamp(file.path) for name, file in files.items()}
+def stamps(shards: Mapping[str, Shard]) -> dict[str, dict[str, Any]]:
+    """Return what tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
+    return {name: shard.stamp() for name, shard in shards.items()}
 
 
-def _stamp(path: Path) -> dict[str, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return {}
-    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def _matches(root: Path, pattern: str) -> list[Path]:
+def _matches(root: Path, pattern: str) -> Iterator[tuple[Path, Path]]:
+    """Yield (folder that names count from, file) of a pattern. Raises SettingsError where there is none."""
     whole = Path(rooted(pattern, root))
-    below = whole.relative_to(whole.anchor)
-    found = list(Path(whole.anchor).glob(str(below))) if below.parts else [whole]
-    files = [path.resolve() for path in found if not path.is_dir()]
-    if found and not files:
-        raise SettingsError(f"corpus.shards: {pattern!r} is a folder; write {pattern}/*.json.gz for its files")
+    if os.path.lexists(whole) and not whole.is_dir():
+        yield whole.parent, _regular(whole)
+        return
+    if whole.parent == whole:
+        raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
+    fixed = _fixed(whole)
+    below = str(whole.relative_to(fixed))
+    if fixed == whole:
+        found = (path for path in whole.rglob("*") if DATA.fullmatch(path.name))
+    else:
+        found = fixed.glob(f"{below}/*" if below.endswith("**") else below)
+    wanted = (path for path in found if _is_data(path, fixed) and (DATA.fullmatch(path.name) or not path.is_dir()))
+    files = [(fixed, _regular(path)) for path in wanted]
     if not files:
-        raise SettingsError(f"corpus.shards: {pattern!r} matches no file under {root}; name existing shards")
-    return files
+        empty = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
+        reason = empty if whole.is_dir() else f"matches no file under {root}; name existing shards"
+        raise SettingsError(f"corpus.shards: {pattern!r} {reason}")
+    yield from files
 
 
-def _stem(path: Path) -> str:
-    name = path.name
+def _regular(path: Path) -> Path:
+    """Return a path that may be opened. Raises SettingsError for a folder, a pipe or a device, which may never end."""
+    if kind := irregular(path):
+        raise SettingsError(
+            f"corpus.shards: {printable(path)} is a {kind}, and only regular files are shards; move it away or write a "
+            "pattern that leaves it out"
+        )
+    return path
+
+
+def _fixed(pattern: Path) -> Path:
+    """Return the folders before the first wildcard; brackets in the name of a folder that is there are none."""
+    fixed = Path(pattern.anchor)
+    for part in pattern.parts[1:]:
+        if any(sign in part for sign in MAGIC) and not (fixed / part).is_dir():
+            break
+        fixed = fixed / part
+    return fixed
+
+
+def _is_data(path: Path, fixed: Path) -> bool:
+    """Return whether a file below `fixed` may hold documents; Dolma keeps attributes of them in a folder beside."""
+    below = path.relative_to(fixed)
+    if any(part.startswith((".", "_")) for part in below.parts) or SIDE_FILE.fullmatch(path.name):
+        return False
+    folders = (fixed / folder for folder in below.parents)
+    return not any(one.name == "attributes" and one != fixed and (one.parent / "documents").is_dir() for one in folders)
+
+
+def _named(found: list[tuple[Path, Path]]) -> list[ShardFile]:
+    stems = [_stem(path.relative_to(folder).as_posix()) for folder, path in found]
+    counts = Counter(stems)
+    shared = [path for stem, (_, path) in zip(stems, found, strict=True) if counts[stem] > 1]
+    common = Path(os.path.commonpath([path.parent for path in shared])) if shared else Path()
+    return [
+        ShardFile(_short(stem if counts[stem] == 1 else path.relative_to(common).as_posix()), path)
+        for stem, (_, path) in zip(stems, found, strict=True)
+    ]
+
+
+def _stem(name: str) -> str:
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return name
+
+
+def _short(name: str) -> str:
+    mark, kept = f"~{fingerprint(printable(name))}~", len(name)
+    short = name
+    while len(file_name(printable(short)).encode()) > LONGEST_NAME:
+        kept -= 1
+        short = f"{name[: kept // 3]}{mark}{name[-(kept - kept // 3) :]}"
+    return short

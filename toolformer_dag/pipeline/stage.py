@@ -22,8 +22,9 @@ from toolformer_dag.pipeline.worker import Worker
 
 Rejected = Counter[tuple[str, str]]
 """(shard, reason) -> how many."""
-REJECTIONS, VIOLATIONS, RETRY = "rejections", "violations", "retry"
-"""Fields of a part's record: what was left out, rows that fail a check, why the part is computed again next time."""
+REJECTIONS, VIOLATIONS, RETRY, ARITHMETIC = "rejections", "violations", "retry", "arithmetic"
+"""Fields of a part's record: what was left out, rows that fail a check, why the part is computed again next time, how
+the model's products were computed for the rows that the run did not reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,13 @@ Check = Callable[[pl.DataFrame, "TableOutput"], int]
 class Work:
     """What a run cost: `tokens` through the model by kind; `counts`: kind -> (computed, reused), such as samples.
 
-    `damaged`: files that were set aside, with reasons.
+    `damaged`: files that were set aside, with reasons; `arithmetic`: how the model's products were computed (tf32).
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
+    arithmetic: frozenset[str] = frozenset()
 
     def __add__(self, other: "Work") -> "Work":
         tokens = Counter(self.tokens)
@@ -57,12 +59,18 @@ class Work:
             kind: _sum(self.counts.get(kind, (0, 0)), other.counts.get(kind, (0, 0)))
             for kind in {**self.counts, **other.counts}
         }
-        return Work(dict(tokens), counts, (*self.damaged, *other.damaged))
+        return Work(dict(tokens), counts, (*self.damaged, *other.damaged), self.arithmetic | other.arithmetic)
+
+
+class UnusableRows(Exception):
+    """Raised by the frames of a part whose end shows that none of its rows may be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """The rows of a part and what belongs into its record. `rejected` is read after the last frame.
+    """The rows of a part and what belongs into its record. `rejected` and `facts` are read after the last frame.
+
+    Frames may end with UnusableRows: the part is then published without rows.
 
     `stores`: names of the row stores they come from; `facts`: what else is worth keeping; `retry`: why the part is
     computed again by the next run although nothing changed.
@@ -92,6 +100,7 @@ class Stage:
     """A declaration. `group`: first part of the table's name, None for a lane's own.
 
     reads: tables whose versions are recorded as inputs; a bare name is of the same lane, "*/name" of every lane.
+    lane_reads: further tables of the same lane whose versions count, where the lane's settings ask for them.
     also_reads: tables that are read without their version counting.
     settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
     sharded: a part per shard, else one part. by_model: asks the language model. pool: what serialises its runs.
@@ -108,6 +117,7 @@ class Stage:
     key: tuple[str, ...]
     settings: Callable[[Plan, Any], Mapping[str, Any]]
     reads: tuple[str, ...] = ()
+    lane_reads: Callable[[Lane], tuple[str, ...]] = lambda lane: ()
     also_reads: tuple[str, ...] = ()
     group: str | None = None
     sharded: bool = True
@@ -185,7 +195,8 @@ class TableOutput:
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of the tables whose versions count."""
-        return tuple(name for read in self.stage.reads for name in self._tables(read))
+        more = self.stage.lane_reads(self.lane_or_none) if self.lane_or_none else ()
+        return tuple(name for read in (*self.stage.reads, *more) for name in self._tables(read))
 
     @property
     def depends_on(self) -> tuple[str, ...]:
@@ -232,7 +243,12 @@ class TableOutput:
                 RETRY: made.retry(),
             }
 
-        return self.table.publish(part, seen(), made_from, self.stage.volatile)
+        try:
+            return self.table.publish(part, seen(), made_from, self.stage.volatile)
+        except UnusableRows:
+            keys[:] = [self.stage.schema.to_frame().select(self.stage.key)]
+            violations.clear()
+            return self.table.publish(part, [self.stage.schema.to_frame()], made_from, self.stage.volatile)
 
     def warehouse_table(self, sources: Sequence[str]) -> WarehouseTable:
         """Return the stage's table in the warehouse, over the lake tables `sources`."""
@@ -285,8 +301,8 @@ def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 TOOL = Column(pl.String(), "key of the lane: calculator")
-SHARD = Column(pl.String(), "name of the shard file")
-DIGEST = Column(pl.String(), "CCNet's digest of the document")
+SHARD = Column(pl.String(), "name of the shard: its path below the folder that `corpus.shards` names")
+DIGEST = Column(pl.String(), "the corpus' id of the document, CCNet's digest for one; a hash of the text without an id")
 SEGMENT = Column(pl.Int32(), "number of the text within the document")
 POSITION = Column(pl.Int32(), "i: the call stands before token x_i, counted from 0")
 SAMPLE = Column(pl.Int32(), "j: number of the sample at this position")
@@ -304,6 +320,11 @@ LOSSES = {
     "loss_minus": Column(pl.Float64(), "L-: the smaller of loss_empty and loss_call", "least(loss_empty, loss_call)"),
     "loss_plus": Column(pl.Float64(), "L+: loss_result", "loss_result"),
     "delta": Column(pl.Float64(), "L- - L+: by how much the result helps", "loss_minus - loss_plus"),
+    "delta_is_bound": Column(
+        pl.Boolean(),
+        "whether delta is an upper bound, because L(c) was not computed (filtering.loss_floor)",
+        "loss_call IS NULL AND loss_empty IS NOT NULL",
+    ),
 }
 SCORED = {
     **CALL,

@@ -4,7 +4,7 @@ Results are swapped between documents deterministically. Neither which calls are
 k, m or tau_s: with more calls the rows are more, and those that were there stay as they are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_identity, planned_losses, with_losses
+from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import CALL as CALL_COLUMNS
 from toolformer_dag.pipeline.stage import (
     CALL_KEY,
     SCORED,
@@ -29,27 +30,34 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.worker import Worker
 
-METHOD = 2
+METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
 PLACE = (*TEXT_KEY, "position")
 CALL = (*PLACE, "input")
+SWAP_KEY = (*CALL_KEY, "swap")
 NOT_SAMPLED, NO_OTHER_RESULT = "not_sampled", "no_other_result"
 
 
-def exchange(calls: pl.DataFrame, texts: pl.DataFrame, likeliest: pl.DataFrame, limit: int) -> pl.DataFrame:
+def exchange(
+    calls: pl.DataFrame, texts: pl.DataFrame, likeliest: pl.DataFrame, limit: int, swaps: int = 1
+) -> pl.DataFrame:
     """`calls` (CALL, sample, p_api, result, ...) with results of other documents; null, with a `swap_reason`, without.
 
-    Of the `texts` of a shard, whether they have calls or not, the calls of the `limit` with the smallest hashes
-    are taken (not_sampled). Results are given by the first samples at the `likeliest` place (PLACE) of each text: they
-    are there for every k and m. A call is told one of a place at least as likely as its own, which is there for every
-    tau_s under which the call is. All calls stand in a circle in the order of another hash, and a call gets the next
-    such result that differs from its own and comes from a document with another digest (no_other_result); equal calls
-    at a position get the same one. A result that is right all the same, or of a near-duplicate, is not noticed.
+    Of the distinct `texts` (TEXT_KEY, text_digest) of a shard, whether they have calls or not, the calls of the `limit`
+    with the smallest hashes are taken (not_sampled). Results are given by the first samples at the `likeliest` place
+    (PLACE) of each text: they are there for every k and m. A call is told those of places at least as likely as its
+    own, which are there for every tau_s under which the call is. All calls stand in a circle in the order of another
+    hash of their texts, and a call gets the next such results that differ from its own and come from documents with
+    another digest (no_other_result); equal calls at a position get the same ones. A result that is right all the same,
+    or of a near-duplicate, is not noticed.
+
+    A call has a row per swap (`swap` counts from 0), at most `swaps`, each with another result.
     """
     sampled = calls.join(_sampled(texts, limit), on=TEXT_KEY, maintain_order="left")
     giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
     gives = pl.col("likeliest").fill_null(False) & (pl.col("sample") == 0)
-    found = sampled.join(_told(giving.with_columns(gives=gives)), on=CALL, how="left", maintain_order="left")
+    told = _told(giving.with_columns(gives=gives), swaps)
+    found = sampled.join(told, on=CALL, how="left", maintain_order="left").with_columns(pl.col("swap").fill_null(0))
     absent = pl.when(pl.col("told").is_null()).then(pl.lit(NO_OTHER_RESULT))
     reason = pl.when("sampled").then(absent).otherwise(pl.lit(NOT_SAMPLED))
     return found.with_columns(swap_reason=reason, result="told").drop("sampled", "told")
@@ -62,29 +70,35 @@ def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sampled(texts: pl.DataFrame, limit: int) -> pl.DataFrame:
-    """(shard, digest, segment, sampled): whether a text is one of its shard's first `limit`."""
-    hashed = texts.select(TEXT_KEY).with_columns(hash=_hashes("text", texts.select(TEXT_KEY)))
-    number = pl.int_range(pl.len()).over("shard")
-    return hashed.sort("hash", *TEXT_KEY).select(*TEXT_KEY, sampled=number < limit)
+    """(TEXT_KEY, text_digest, sampled): whether a text is one of its shard's first `limit`."""
+    hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
+    return hashed.select(*TEXT_KEY, "text_digest", sampled=pl.col("hash").rank("dense").over("shard") <= limit)
 
 
-def _told(calls: pl.DataFrame) -> pl.DataFrame:
-    """(CALL, told): the exchanged result of every distinct call that is sampled."""
-    distinct = calls.group_by(CALL).agg(pl.col("result", "p_api").first(), pl.col("sampled", "gives").any())
-    circle = distinct.with_columns(hash=_hashes("call", distinct.select(CALL))).sort("hash", *CALL)
+def _told(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
+    """(CALL, swap, told): the exchanged results of every distinct call that is sampled and has some."""
+    told = pl.col("text_digest", "result", "p_api").first()
+    distinct = calls.group_by(CALL).agg(told, pl.col("sampled", "gives").any())
+    placed = distinct.select("text_digest", "position", "input")
+    circle = distinct.with_columns(hash=_hashes("call", placed)).sort("hash", *CALL)
     results = circle["result"].to_list()
-    told = [None if donor is None else results[donor] for donor in _donors(circle)]
-    return circle.filter("sampled").select(CALL).with_columns(told=pl.Series(told, dtype=pl.String))
+    given = [[results[donor] for donor in donors] for donors in _donors(circle, swaps)]
+    seats = circle.filter("sampled").select(CALL).with_columns(told=pl.Series(given, dtype=pl.List(pl.String)))
+    numbered = seats.with_columns(swap=pl.int_ranges(pl.col("told").list.len(), dtype=pl.Int32))
+    return numbered.explode("told", "swap").drop_nulls("told")
 
 
-def _donors(circle: pl.DataFrame) -> Iterator[int | None]:
-    """For each sampled seat the next one that gives, at a place as likely, in another document, another result."""
-    documents, results = _codes(circle["digest"]), _codes(circle["result"])
-    likely, gives = circle["p_api"].to_numpy(), circle["gives"].to_numpy()
+def _donors(circle: pl.DataFrame, swaps: int) -> Iterator[list[int]]:
+    """For each sampled seat the next seats that give, at places as likely, in other documents, all other results."""
+    givers = circle["gives"].arg_true().to_numpy()
+    document, result, likely = _codes(circle["digest"]), _codes(circle["result"]), circle["p_api"].to_numpy()
+    documents, results, chances = document[givers], result[givers], likely[givers]
     for seat in circle["sampled"].arg_true().to_list():
-        fitting = (likely >= likely[seat]) & (documents != documents[seat]) & (results != results[seat])
-        others = np.flatnonzero(gives & fitting)
-        yield int(others[np.searchsorted(others, seat) % len(others)]) if len(others) else None
+        others = (chances >= likely[seat]) & (documents != document[seat]) & (results != result[seat])
+        fitting = np.flatnonzero(others)
+        ordered = np.roll(fitting, -int(np.searchsorted(givers[fitting], seat)))
+        _, first = np.unique(results[ordered], return_index=True)
+        yield givers[ordered[np.sort(first)[:swaps]]].tolist()
 
 
 def _codes(values: pl.Series) -> NDArray[np.uint32]:
@@ -103,8 +117,8 @@ def _digests(salt: str, rows: Iterable[tuple[object, ...]]) -> list[str]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the scored calls."""
-    texts = plan.settings.evaluation.swapped_texts
-    return {**losses_identity(plan, lane), "exchange": METHOD, "swapped_texts": texts}
+    texts, swaps = plan.settings.evaluation.swapped_texts, plan.settings.control.swaps
+    return {**losses_settings(plan, lane), "exchange": METHOD, "swapped_texts": texts, "swaps": swaps}
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
@@ -116,11 +130,13 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls of `swapped_texts` texts with results of other documents (see `exchange`) and their losses.
 
+    A call has up to `control.swaps` rows, fewer where fewer other results fit.
+
     Every scored call has a row or is counted: not_sampled, no_other_result, or the reason it had in loss_deltas.
     """
     _, calls, left_out = _swapped(output, shard)
     scored, stores = with_losses(worker, output, calls)
-    table = output.stage.shaped(scored).sort(CALL_KEY)
+    table = output.stage.shaped(scored).sort(SWAP_KEY)
     return PartRows([table], left_out + counted(table), stores)
 
 
@@ -142,34 +158,24 @@ def _swapped(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFram
         "reason",
     )
     calls = lake.table(f"{lane}/loss_deltas").read(shard).select(told)
-    calls = calls.join(texts.select(*TEXT_KEY, "text_digest"), on=TEXT_KEY, how="left", maintain_order="left")
     # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
     likeliest = likeliest_places(lake.table(f"{lane}/scored_candidates").read(shard))
-    limit = output.plan.settings.evaluation.swapped_texts
-    swapped = exchange(calls.filter(pl.col("reason").is_null()), texts, likeliest, limit)
+    limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
+    swapped = exchange(calls.filter(pl.col("reason").is_null()), texts, likeliest, limit, swaps)
     left_out = counted(calls) + counted(swapped, "swap_reason")
     return texts, swapped.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
-
-
-def by_chance(true: pl.LazyFrame, swapped: pl.LazyFrame, thresholds: Sequence[float]) -> pl.DataFrame:
-    """Return (tau_f, sampled, kept, kept_swapped): the calls that were swapped, and how many stay, one per position.
-
-    `true`: loss_deltas, `swapped`: swapped_results of the same shards. The view swapped_statistics says the same.
-    """
-    pairs = swapped.select(*CALL_KEY, swapped="delta").join(true.select(*CALL_KEY, "delta"), on=CALL_KEY)
-    best = pairs.group_by("tool", *PLACE).agg(pl.len(), pl.max("delta", "swapped")).collect()
-    rows = [
-        (tau, best["len"].sum(), (best["delta"] >= tau).sum(), (best["swapped"] >= tau).sum()) for tau in thresholds
-    ]
-    schema = {"tau_f": pl.Float64, "sampled": pl.Int64, "kept": pl.Int64, "kept_swapped": pl.Int64}
-    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 STAGE = Stage(
     name="swapped_results",
     description="Control: a sample of the scored calls, scored again with results of other documents.",
-    columns={**SCORED, "result": Column(pl.String(), "result of a call in another document")},
-    key=CALL_KEY,
+    columns={
+        **CALL_COLUMNS,
+        "swap": Column(pl.Int32(), "number of the swap, of those of this call: each with another result"),
+        **{name: column for name, column in SCORED.items() if name not in CALL_COLUMNS},
+        "result": Column(pl.String(), "result of a call in another document"),
+    },
+    key=SWAP_KEY,
     settings=settings,
     reads=("heuristic_subset", "loss_deltas"),
     also_reads=("scored_candidates",),

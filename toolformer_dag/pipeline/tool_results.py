@@ -24,7 +24,7 @@ from toolformer_dag.pipeline.stage import (
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.tools.tool import ToolCall
+from toolformer_dag.tools.tool import ToolCall, ToolResult
 
 KEY = ("input", "context")
 RESULTS = pl.Schema(
@@ -52,7 +52,7 @@ def result_settings(lane: Lane) -> dict[str, Any]:
     return {
         "tool": tool.name,
         "version": tool.version,
-        "identity": dict(tool.identity()),
+        "identity": lane.identity(),
         "max_result_characters": lane.limits.max_result_characters,
     }
 
@@ -73,14 +73,16 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
     """Run the tool on a chunk of calls and commit the answers.
 
     A call that was lost (time limit, connection) is remembered until the end of the update and not stored, so the next
-    run tries it again. Raises ToolDown when the tool stops working; earlier chunks stay stored.
+    run tries it again. Raises ToolDown when the tool stops working; the answers before it are stored.
     """
-    calls = [ToolCall(*call) for call in chunk.select(KEY).iter_rows()]
-    answers = zip(calls, worker.runner(output.lane).run(calls), strict=True)
-    rows = [(c.input, c.context, a.result, a.reason, a.seconds, a.cost, a.lost) for c, a in answers]
-    frame = pl.DataFrame(rows, schema={**RESULTS, "lost": pl.Boolean()}, orient="row")
-    _store(worker, output.lane).append(frame.filter(~pl.col("lost")).drop("lost"))
-    worker.lost_calls(output.lane).append(frame.filter("lost").drop("lost"))
+    answers: dict[ToolCall, ToolResult] = {}
+    try:
+        worker.runner(output.lane).run([ToolCall(*call) for call in chunk.select(KEY).iter_rows()], answers)
+    finally:  # what was answered was paid for
+        rows = [(c.input, c.context, a.result, a.reason, a.seconds, a.cost, a.lost) for c, a in answers.items()]
+        frame = pl.DataFrame(rows, schema={**RESULTS, "lost": pl.Boolean()}, orient="row")
+        _store(worker, output.lane).append(frame.filter(~pl.col("lost")).drop("lost"))
+        worker.lost_calls(output.lane).append(frame.filter("lost").drop("lost"))
     return Work()
 
 

@@ -5,14 +5,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer, behind
 from toolformer_dag.pipeline.chunks import InProcess, Progress, Task, Workers
-from toolformer_dag.pipeline.stage import REJECTIONS, RETRY, VIOLATIONS, Claimed, TableOutput, Work
+from toolformer_dag.pipeline.stage import ARITHMETIC, REJECTIONS, RETRY, VIOLATIONS, Claimed, TableOutput, Work
 from toolformer_dag.pipeline.worker import Worker
 
 HASH = re.compile("[0-9a-f]{16,}")
@@ -222,7 +222,10 @@ class _Queue:
         rows = self._output.stage.rows
         while rows is not None and self._waiting and not self._open[self._waiting[0]]:
             part = self._waiting.popleft()
-            self._output.publish(part, rows(self._worker, self._output, part))
+            made = rows(self._worker, self._output, part)
+            if self.work.arithmetic:
+                made = replace(made, facts={**made.facts, ARITHMETIC: sorted(self.work.arithmetic)})
+            self._output.publish(part, made)
 
 
 def _by_chunk(worker: Worker, workers: Workers, output: TableOutput, parts: Sequence[str], progress: Progress) -> Work:

@@ -4,19 +4,23 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from glob import escape
+from os.path import normpath
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 
 from toolformer_dag.files import UserError
@@ -62,15 +66,9 @@ def under(root: Path, path: str | Path) -> Path:
 
 
 def rooted(pattern: str, root: Path) -> str:
-    """Make a glob pattern absolute, against `root` where it is relative; brackets in `root` and `~` match themselves.
-
-    Raises SettingsError as `expanded` does.
-    """
-    start = root
-    if pattern.startswith("~"):
-        home, _, pattern = pattern.partition("/")
-        start = expanded(Path(home))
-    return str(Path(escape(str(start))) / pattern)
+    """Make a glob pattern absolute, against `root` where it is relative. Raises SettingsError as `expanded` does."""
+    home, _, rest = pattern.partition("/")
+    return normpath(expanded(Path(home)) / rest if home.startswith("~") else root / pattern)
 
 
 def _local(value: object) -> object:
@@ -101,12 +99,21 @@ class SettingsTable(BaseModel):
     @classmethod
     def _number(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
         """Refuse true and false for numbers, because Python counts True as 1, and integers that no column holds."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
             raise ValueError("true and false are no values of this key")
         valid = handler(value)
         if isinstance(valid, int) and valid.bit_length() > 63:
             raise ValueError("the number takes more than 64 bits")
         return valid
+
+
+def tables_in(annotation: Any) -> list[type[SettingsTable]]:
+    """Return the tables that a key of this type may hold itself, an optional table or one of several forms included."""
+    if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
+        return [annotation]
+    forms = get_args(annotation) if get_origin(annotation) in (Annotated, Union, UnionType) else ()
+    return [table for form in forms for table in tables_in(form)]
 
 
 class PathSettings(SettingsTable):
@@ -135,11 +142,71 @@ class SmallWebSettings(SettingsTable):
     seed: int = Field(1, description="Seed of the generated documents.")
 
 
+class FieldSettings(SettingsTable):
+    """Name where a corpus keeps what a document needs, in addition to its preset: dotted paths into a record."""
+
+    text: str | None = Field(None, min_length=1, description="Path of the text, such as `body.text`.")
+    id: str | None = Field(
+        None, min_length=1, description="Path of the id that becomes `digest`; without one a hash of the text is taken."
+    )
+    url: str | None = Field(None, min_length=1, description="Path of the URL, from which the date is read.")
+    title: str | None = Field(None, min_length=1, description="Path of the title.")
+    domain: str | None = Field(None, min_length=1, description="Path of the domain; without one the URL's is taken.")
+    language: str | None = Field(
+        None, min_length=1, description="Path of the language; `lang.0` is the first of a list."
+    )
+    date: str | None = Field(
+        None,
+        min_length=1,
+        description="Path of the record's own date, in place of the URL's where it has one. In most corpora such a "
+        "date is that of the crawl, which is not what the calendar needs.",
+    )
+
+    def named(self) -> dict[str, str]:
+        """Return the paths that are given, by field."""
+        return {field: path for field, path in self.model_dump().items() if path is not None}
+
+
 class CorpusSettings(SettingsTable):
-    """Name the shards of CCNet text, and say how a document is cut into texts."""
+    """Name the shards of text and their format, and say how a document is cut into texts."""
 
     shards: Unfingerprinted[tuple[str, ...]] = Field(
-        (), description="Paths or glob patterns of CCNet shards; when empty, the synthetic small web is used."
+        (),
+        description="Files, folders or glob patterns (`**` too) of JSON lines (plain, gzip, zstd) or Parquet. When "
+        "neither these nor `hub` are given, the synthetic small web is used.",
+    )
+    format: Literal[
+        "auto",
+        "ccnet",
+        "redpajama_v2",
+        "fineweb",
+        "c4",
+        "dolma",
+        "dclm",
+        "oscar",
+        "hplt",
+        "datatrove",
+        "plain",
+    ] = Field(
+        "auto",
+        description="Format of the records; `auto` recognizes it by the first records of each shard, `plain` is any "
+        "record with a `text`.",
+    )
+    fields: FieldSettings = Field(FieldSettings(), description="Where the records differ from the format.")
+    hub: Unfingerprinted[str | None] = Field(
+        None,
+        min_length=1,
+        description="Data set of the Hugging Face Hub (`org/name`) or folder of one, read in place of `shards`.",
+    )
+    configuration: Unfingerprinted[str | None] = Field(
+        None, min_length=1, description="Configuration of the data set at `hub`, where it has several."
+    )
+    split: Unfingerprinted[str] = Field("train", min_length=1, description="Split of the data set at `hub`.")
+    revision: Unfingerprinted[str | None] = Field(
+        None,
+        min_length=1,
+        description="Revision of the data set at `hub`: branch, tag or commit. The commit that it is on the first "
+        "use is kept and used from then on.",
     )
     small_web: SmallWebSettings = Field(SmallWebSettings(), description="The synthetic small web.")
     segment_tokens: int = Field(
@@ -154,6 +221,17 @@ class CorpusSettings(SettingsTable):
         None, ge=1, description="Number of shards to use, in the order of their names; shards read before stay."
     )
 
+    @property
+    def named(self) -> bool:
+        """Return whether a corpus is named; the synthetic small web is used otherwise."""
+        return bool(self.shards or self.hub)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "CorpusSettings":
+        if self.hub and self.shards:
+            raise ValueError("`shards` and `hub` are both given; remove one of them")
+        return self
+
 
 class ModelSettings(SettingsTable):
     """Choose the language model M and the device that it runs on."""
@@ -163,8 +241,10 @@ class ModelSettings(SettingsTable):
         description="`embedded`, a model folder (relative to that of toolformer.toml), or a Hugging Face model id.",
     )
     revision: str | None = Field(None, description="Revision of a Hugging Face model: branch, tag or commit.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Data type of the weights when M annotates and answers; finetuning holds float32."
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Data type of the weights when M annotates and answers; `auto` is that of the checkpoint. "
+        "Finetuning has `training.precision`.",
     )
     device: Unfingerprinted[str] = Field(
         "auto", description="Device for the model, such as `cpu` or `cuda`; `auto` takes the GPU where there is one."
@@ -197,6 +277,16 @@ class SamplingSettings(SettingsTable):
     seed: int = Field(0, description="Seed of all samples.")
 
 
+class FilteringSettings(SettingsTable):
+    """Say how calls are judged before tau_f decides (paper, section 2, "Filtering API Calls")."""
+
+    loss_floor: float | None = Field(
+        None,
+        description="L(c) is not computed where L(empty) - L(c, r) is below this, in nats. No tau_f may be smaller, so "
+        "the same calls are kept with fewer tokens. When left out, all three losses are computed.",
+    )
+
+
 class ToolLimits(SettingsTable):
     """Limit how a tool is called: time, retries, rate and concurrency. Seconds are wall-clock."""
 
@@ -207,16 +297,47 @@ class ToolLimits(SettingsTable):
         description="Seconds that a call may take; a batch of n calls may take n times as long.",
     )
     retries: Unfingerprinted[int] = Field(
-        2, ge=0, description="Number of times a batch is tried again after the tool raised RetryableError."
+        2, ge=0, le=1000, description="Number of times a batch is tried again after the tool raised RetryableError."
     )
     backoff_s: Unfingerprinted[float] = Field(
-        0.5, ge=0, description="Seconds before the first retry; doubled before each further retry."
+        0.5,
+        ge=0,
+        le=3600,
+        description="Seconds before the first retry; doubled before each further retry, up to an hour.",
     )
     rate_per_s: Unfingerprinted[float | None] = Field(
-        None, gt=0, description="Maximum calls started per second by one process; unlimited when left out."
+        None, ge=1e-4, description="Maximum calls started per second by one process; unlimited when left out."
     )
-    concurrency: Unfingerprinted[int] = Field(1, ge=1, description="Number of batches that run at once.")
+    concurrency: Unfingerprinted[int] = Field(1, ge=1, le=1000, description="Number of batches that run at once.")
     max_result_characters: int = Field(400, ge=1, description="Length in characters at which a result is cut.")
+
+
+class ChanceThreshold(SettingsTable):
+    """Choose tau_f by the control: as small as the false discovery rate by swapped results allows."""
+
+    by_chance: float = Field(
+        gt=0,
+        lt=1,
+        description="Maximum false discovery rate: by swapped results, the share of the kept calls that are kept by "
+        "chance. The smallest threshold with at most this rate is taken.",
+    )
+    fallback: float | None = Field(
+        None,
+        description="Threshold where none can be certified, in nats; when left out, nothing is kept there.",
+    )
+
+
+NUMBER, TABLE = "[number]", "[table]"
+FORMS = ("[key]", NUMBER, TABLE)
+"""Marks that pydantic puts into the path of a mistake: the key of a table, and the form of a value that has two."""
+
+
+def _form(value: object) -> str:
+    return TABLE if isinstance(value, Mapping | ChanceThreshold) else NUMBER
+
+
+Threshold = Annotated[Annotated[float, Tag(NUMBER)] | Annotated[ChanceThreshold, Tag(TABLE)], Discriminator(_form)]
+"""A number, or the table that says how the number is chosen."""
 
 
 class ToolSettings(SettingsTable):
@@ -230,8 +351,15 @@ class ToolSettings(SettingsTable):
     )
     k: int | None = Field(None, ge=1, description="Maximum positions per text at which calls are sampled.")
     m: int | None = Field(None, ge=1, description="Number of calls sampled per position.")
-    tau_f: float | None = Field(
-        None, description="Filtering threshold: a call is kept when it lowers the loss by at least this much, in nats."
+    tau_f: Threshold | None = Field(
+        None,
+        description="Filtering threshold: a call is kept when it lowers the loss by at least this much, in nats; or "
+        "`{ by_chance = 0.05 }`, which chooses it from the swapped results.",
+    )
+    look_ahead: bool = Field(
+        True,
+        description="Whether a call is rejected, before it is scored, when its input names a number or a name that the "
+        "text has only after the call. The paper's profiles do not.",
     )
     limits: ToolLimits = Field(ToolLimits(), description="Limits on running the tool.")
 
@@ -268,10 +396,38 @@ class TrainingSettings(SettingsTable):
     )
     examples_per_tool: int = Field(25_000, ge=1, description="Maximum texts with calls that one tool adds to C*.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of the sequences.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Data type of the trained weights. `float32`: AdamW, 16 bytes per parameter, divided among the "
+        "GPUs; passes on a GPU run in bfloat16. `bfloat16`: stochastic rounding and AdamW with moments of 8 bits "
+        "(extra `gpu`), 6 bytes per parameter, on one GPU.",
+    )
+    lora_rank: int | None = Field(
+        None,
+        ge=1,
+        description="Rank of LoRA adapters of all linear layers (extra `lora`), merged into the weights before they "
+        "are published; the frozen weights are held in `precision`. When left out, all weights are trained.",
+    )
+    packing: bool = Field(
+        False, description="Whether a sequence holds several texts, none of which attends to another: less padding."
+    )
+    gradient_checkpointing: Unfingerprinted[bool | None] = Field(
+        None,
+        description="Whether activations are computed again in the backward pass instead of kept: a third more time, "
+        "a tenth of the memory. When left out: on a GPU.",
+    )
+    processes: Unfingerprinted[int | None] = Field(
+        None,
+        ge=1,
+        description="Processes that train together, each on a device of its own, with weights, gradients and moments "
+        "divided among them (FSDP). When left out: as many of the GPUs as divide the batch; 1 for what is not divided, "
+        "such as moments of 8 bits and LoRA.",
+    )
 
     def determining(self) -> dict[str, Any]:
         """Return what trained weights depend on beside the texts; two keys only say which texts these are."""
-        return self.model_dump(exclude={"device_batch_size", "heldout_texts", "examples_per_tool"})
+        elsewhere = {"device_batch_size", "gradient_checkpointing", "processes", "heldout_texts", "examples_per_tool"}
+        return self.model_dump(exclude=elsewhere)
 
 
 class DecodingSettings(SettingsTable):
@@ -304,6 +460,28 @@ class EvaluationSettings(SettingsTable):
         return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext})
 
 
+class ExportSettings(SettingsTable):
+    """Say what the card of an exported data set cannot know."""
+
+    license: str = Field(
+        "unknown",
+        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
+        description="Licence of the data set, as the Hugging Face hub names it: `cc-by-4.0`, `odc-by`, `other`.",
+    )
+
+
+class ControlSettings(SettingsTable):
+    """Configure the control by chance: calls that are scored with results of other documents."""
+
+    swaps: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Results of other documents that each call of the control is scored with, one at a time; "
+        "`evaluation.swapped_texts` says how many texts' calls these are.",
+    )
+
+
 class ExecutionSettings(SettingsTable):
     """Say how work is spread over processes and time."""
 
@@ -332,6 +510,7 @@ class SettingsTables(SettingsTable):
     corpus: CorpusSettings = Field(CorpusSettings(), description="The text, and how it is cut.")
     model: ModelSettings = Field(ModelSettings(), description="The language model M.")
     sampling: SamplingSettings = Field(SamplingSettings(), description="How calls are sampled from M.")
+    filtering: FilteringSettings = Field(FilteringSettings(), description="How calls are judged.")
     tools: dict[LaneName, ToolSettings] = Field(
         default_factory=dict,
         description="One table per tool. Thresholds, k and m left out are the tool's own, which are the paper's; "
@@ -340,6 +519,8 @@ class SettingsTables(SettingsTable):
     training: TrainingSettings = Field(TrainingSettings(), description="Finetuning on C*.")
     decoding: DecodingSettings = Field(DecodingSettings(), description="Decoding with tools.")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="What models are measured on.")
+    export: ExportSettings = Field(ExportSettings(), description="What the cards of exported data sets say.")
+    control: ControlSettings = Field(ControlSettings(), description="How the count by chance is measured.")
     execution: ExecutionSettings = Field(ExecutionSettings(), description="How work is spread.")
 
 

@@ -21,7 +21,16 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from toolformer_dag.settings.sections import Settings, SettingsError, SettingsTables, Unfingerprinted, meant, printable
+from toolformer_dag.settings.sections import (
+    FORMS,
+    Settings,
+    SettingsError,
+    SettingsTables,
+    Unfingerprinted,
+    meant,
+    printable,
+    tables_in,
+)
 
 PREFIX = "TOOLFORMER__"
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
@@ -261,24 +270,25 @@ def _explained(origin: Origin) -> Iterator[None]:
     except ValidationError as error:
         lines = []
         for item in error.errors():
-            path = [str(part) for part in item["loc"] if part != "[key]"]  # pydantic's mark for the key of a table
+            path = [str(part) for part in item["loc"] if part not in FORMS]
             key = ".".join(path) or "settings"
-            lines.append(f"{origin(path)}: {key}: {_reason(item['loc'], item['type'], item['msg'])}")
+            lines.append(f"{origin(path)}: {key}: {_reason(path, item['type'], item['msg'])}")
         raise SettingsError("\n".join(lines)) from error
 
 
-def _reason(path: Sequence[int | str], kind: str, message: str) -> str:
+def _reason(path: Sequence[str], kind: str, message: str) -> str:
     if kind == "extra_forbidden":
-        return f"unknown key; {meant(str(path[-1]), _known_keys(path), 'keys')}"
+        return f"unknown key; {meant(path[-1], _known_keys(path), 'keys')}"
     if kind in ("model_type", "dict_type"):
         return f"must be a table; write [{'.'.join(map(str, path))}] and its keys below it"
     reason = message.removeprefix("Value error, ")
     return reason if "; " in reason else f"{reason}; correct the value or remove the key"
 
 
-def _known_keys(path: Sequence[int | str]) -> list[str]:
+def _known_keys(path: Sequence[str]) -> list[str]:
     """Return the keys of the table that holds the last part of `path`."""
     table: Any = WrittenSettings
     for part in path[:-1]:
-        table = get_args(table)[1] if get_origin(table) is dict else table.model_fields[part].annotation
+        kind = get_args(table)[1] if get_origin(table) is dict else table.model_fields[part].annotation
+        table = next(iter(tables_in(kind)), kind)
     return list(table.model_fields)

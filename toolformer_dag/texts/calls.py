@@ -1,7 +1,7 @@
 """Format, parse and clean calls c = (tool name, input), and splice them into texts (paper, section 2)."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from unicodedata import category
@@ -149,12 +149,37 @@ def _check(placed: Sequence[PlacedCall], length: int) -> None:
 def take_out(text: str, tools: Collection[str]) -> str:
     """Remove all closed calls to `tools` from a text, with and without results."""
     kept, at = [], 0
+    for start, end in _closed_calls(text, tools):
+        kept.append(text[at:start])
+        at = end
+    return "".join(kept) + text[at:]
+
+
+def placed_calls(text: str, tools: Collection[str]) -> list[PlacedCall]:
+    """Return the calls with results that `splice` put into a text: `splice(take_out(text), found) == text`.
+
+    Raises MalformedCall for a closed call to one of `tools` that has no result.
+    """
+    found, inserted = [], 0
+    for start, end in _closed_calls(text, tools):
+        body = text[start + len(API_START) : end - len(API_END)]
+        called, arrow, result = body.partition(f") {RESULT_ARROW} ")
+        if not arrow:
+            raise MalformedCall("no_result", body)
+        name, _, given = called.partition("(")
+        found.append(PlacedCall(start - inserted, Call(name, given), result))
+        inserted += end - start
+    return found
+
+
+def _closed_calls(text: str, tools: Collection[str]) -> Iterator[tuple[int, int]]:
+    """Where calls begin, with the leading space, and end."""
+    at = 0
     for opening in call_opening(tools).finditer(text):
         if opening.start() < at:  # inside the input or result of the previous call
             continue
         end = text.find(API_END, opening.end())
         if end < 0:
-            break
-        kept.append(text[at : opening.start()])
+            return
         at = end + len(API_END)
-    return "".join(kept) + text[at:]
+        yield opening.start(), at

@@ -7,7 +7,10 @@ from datetime import date
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A CCNet record with the key `(shard, digest)`; `date` is the day in its URL, None without a date."""
+    """A web page with the key `(shard, digest)`; `date` is the day in its URL, None without a date.
+
+    `url`, `domain` and `title` are empty where the corpus has none, `language` is None.
+    """
 
     shard: str
     digest: str
@@ -15,7 +18,7 @@ class Document:
     domain: str
     title: str
     date: date | None
-    language: str
+    language: str | None
     text: str
 
 

@@ -13,6 +13,7 @@ import langcodes
 
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash
+from toolformer_dag.tools.tool import WorkBudget
 
 ENGLISH_LABEL = "en"
 ENGLISH = "eng_Latn"
@@ -91,12 +92,8 @@ class Identifier:
 
     def identify(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
         """Identify the likeliest language of each text; the label of a text without letters is arbitrary."""
-        lines = [" ".join(text.split()) for text in texts]
-        labels, probabilities = self._loaded().predict(lines) if lines else ((), ())
-        return [
-            IdentifiedLanguage(names[0].removeprefix("__label__"), float(values[0]))
-            for names, values in zip(labels, probabilities, strict=True)
-        ]
+        model = self._loaded() if texts else None
+        return [_identified(model, " ".join(text.split())) for text in texts]
 
     def identity(self) -> str:
         """Return the content hash of the model's file. Raises IdentifierError."""
@@ -126,6 +123,12 @@ class Identifier:
         )
 
 
+def _identified(model: Any, line: str) -> IdentifiedLanguage:
+    """Line by line: of the packages that provide `fasttext`, fasttext-predict takes no list."""
+    labels, probabilities = model.predict(line)
+    return IdentifiedLanguage(labels[0].removeprefix("__label__"), float(probabilities[0]))
+
+
 CHUNK_TOKENS = 10
 STRIDE = 5
 CONFIDENCE = 0.8
@@ -150,23 +153,33 @@ _BETWEEN_UNSPACED = re.compile(f"(?<=[{_UNSPACED}]) (?=[{_UNSPACED}])")
 _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
+MAX_CHARACTERS = 2**22
+"""The most characters per document that fastText is given. A page of Common Crawl has at most 1 MB of text; a token
+stands in two chunks, and a chunk is asked about at most twice where no chunk is English."""
+
+
 def holds_foreign_chunk(text: str, identifier: Identifier) -> bool:
-    """Return whether the text has a foreign chunk with English before and after it."""
+    """Return whether the text has a foreign chunk with English before and after it. Raises OverBudget."""
     return next(foreign_chunks(text, identifier), None) is not None
 
 
 def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
-    """Yield the foreign chunks that have English before and after them, in order (appendix A)."""
+    """Yield the foreign chunks that have English before and after them, in order (appendix A).
+
+    Raises OverBudget where fastText would get more than MAX_CHARACTERS.
+    """
+    budget = WorkBudget(MAX_CHARACTERS)
     chunks = [chunk for paragraph in text.splitlines() for chunk in paragraph_chunks(paragraph)]
     candidates = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
-    languages = identifier.identify([chunk_text(chunks[place]) for place in candidates])
+    asked = [chunk_text(chunks[place]) for place in candidates]
+    budget.spend(sum(map(len, asked)))
     foreign = [
         place
-        for place, found in zip(candidates, languages, strict=True)
+        for place, found in zip(candidates, identifier.identify(asked), strict=True)
         if found.label != ENGLISH_LABEL and found.confidence > CONFIDENCE
     ]
     if foreign:
-        first, last = english_borders(chunks, identifier)
+        first, last = english_borders(chunks, identifier, budget)
         yield from (chunk_text(chunks[place]) for place in foreign if first < place < last)
 
 
@@ -196,16 +209,20 @@ def _holds_letter(chunk: list[str]) -> bool:
     return any(map(str.isalpha, "".join(chunk)))
 
 
-def english_borders(chunks: list[list[str]], identifier: Identifier) -> tuple[int, int]:
+def english_borders(chunks: list[list[str]], identifier: Identifier, budget: WorkBudget) -> tuple[int, int]:
     """Return the indices of the first and last English chunk; `len(chunks)` and -1 where there is none."""
-    first = _first_english(enumerate(chunks), identifier)
-    last = _first_english(((place, chunks[place]) for place in reversed(range(len(chunks)))), identifier)
-    return len(chunks) if first is None else first, -1 if last is None else last
+    first = _first_english(enumerate(chunks), identifier, budget)
+    if first is None:
+        return len(chunks), -1
+    last = _first_english(((place, chunks[place]) for place in reversed(range(len(chunks)))), identifier, budget)
+    return first, -1 if last is None else last
 
 
-def _first_english(placed: Iterable[tuple[int, list[str]]], identifier: Identifier) -> int | None:
+def _first_english(placed: Iterable[tuple[int, list[str]]], identifier: Identifier, budget: WorkBudget) -> int | None:
     for place, chunk in placed:
-        found = identifier.identify([chunk_text(chunk)])[0]
+        text = chunk_text(chunk)
+        budget.spend(len(text))
+        found = identifier.identify([text])[0]
         if found.label == ENGLISH_LABEL and found.confidence >= ENGLISH_CONFIDENCE and _holds_letter(chunk):
             return place
     return None

@@ -3,7 +3,10 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import polars as pl
+from pydantic import AfterValidator
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _CHOICES = ("anyOf", "oneOf", "allOf")
@@ -26,16 +29,45 @@ def placeholders(template: Any) -> set[str]:
     return set().union(*map(placeholders, parts))
 
 
+def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Refuse what Rust's regular expressions lack: they match in linear time, where Python's may take for ever."""
+    try:
+        for form in (pattern.pattern, _whole(pattern)):
+            pl.Series([""]).str.contains(form)
+    except pl.exceptions.PolarsError as error:
+        reason = " ".join(str(error).partition("This error occurred")[0].split())
+        raise ValueError(
+            f"{reason}; write it in the syntax of Rust's regular expressions, which have no look-around, no "
+            "backreferences, and `\\z` for the end of a text"
+        ) from error
+    return pattern
+
+
+LinearPattern = Annotated[re.Pattern[str], AfterValidator(_linear)]
+"""A regular expression that is matched by Rust's engine: in linear time, without look-around and backreferences."""
+
+
+def _whole(pattern: re.Pattern[str]) -> str:
+    return rf"\A(?:{pattern.pattern})\z"
+
+
+def occurs(pattern: re.Pattern[str], text: str) -> bool:
+    """Return whether the pattern matches anywhere in the text."""
+    return bool(pl.Series([text]).str.contains(pattern.pattern)[0])
+
+
 def split_fields(text: str, fields: re.Pattern[str] | None) -> dict[str, str]:
     """Return `input` and the named groups of `fields`; groups are stripped of white space.
 
     Raises BadArgument("does_not_match_fields") where the whole input does not match.
     """
-    match = fields.fullmatch(text) if fields else None
-    if fields and match is None:
+    if fields is None:
+        return {"input": text}
+    whole = _whole(fields)
+    if not pl.Series([text]).str.contains(whole)[0]:
         raise BadArgument("does_not_match_fields")
-    groups = match.groupdict("") if match else {}
-    return {"input": text} | {name: value.strip() for name, value in groups.items()}
+    groups = pl.Series([text]).str.extract_groups(whole)[0] if fields.groups else {}
+    return {"input": text} | {name: (groups[name] or "").strip() for name in fields.groupindex}
 
 
 def fill(template: Mapping[str, Any], values: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Options of an MCP tool, and a session with its server."""
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from toolformer_dag.tools.mcp_arguments import placeholders
-from toolformer_dag.tools.options import OptionPath, ToolOptions
+from toolformer_dag.tools.mcp_arguments import LinearPattern, placeholders
+from toolformer_dag.tools.options import (
+    MAX_SECONDS,
+    OptionPath,
+    ToolOptions,
+    WebAddress,
+    shown_command,
+    shown_url,
+    url_secrets,
+    without,
+)
 from toolformer_dag.tools.tool import ToolDown
 
 if TYPE_CHECKING:
@@ -40,8 +48,10 @@ class McpOptions(ToolOptions):
       the regular expression `fields`, which the whole input must match. By default, the tool's only argument, or its
       only required argument, gets the input.
     - wants: a regular expression that a text must contain; by default every text is annotated.
+    - fields and wants are matched in linear time, so they have no look-around and no backreferences.
     - env: names of environment variables passed to the command. token_env: the variable that holds a bearer token for
-      the url. Values of variables never enter settings or fingerprints.
+      the url. Values of variables never enter settings or fingerprints. Of `command` and `url`, records and messages
+      show the program and the plain address; the rest is told by its hash.
     - start_timeout_s: the limit for each request of the handshake after the first, to which the SDK gives 10 s. It
       includes the start of a command. Listing the tools counts as a single request. The section's timeout_s limits
       calls only.
@@ -53,13 +63,13 @@ class McpOptions(ToolOptions):
     tool: str
     command: tuple[str, ...] | None = Field(None, min_length=1)
     cwd: OptionPath = Field(Path(), validate_default=True)
-    url: str | None = Field(None, pattern=r"^https?://")
+    url: WebAddress | None = None
     arguments: Mapping[str, Any] | None = None
-    fields: re.Pattern[str] | None = None
-    wants: re.Pattern[str] | None = None
+    fields: LinearPattern | None = None
+    wants: LinearPattern | None = None
     env: tuple[str, ...] = ()
     token_env: str | None = None
-    start_timeout_s: float = Field(20.0, gt=0)
+    start_timeout_s: float = Field(20.0, gt=0, le=MAX_SECONDS)
     version: str = "1"
 
     @model_validator(mode="after")
@@ -77,9 +87,20 @@ class McpOptions(ToolOptions):
             )
         return self
 
+    @property
+    def shown(self) -> str:
+        """The server for records and messages, without what may be a secret."""
+        return shown_url(self.url or "") if self.command is None else shown_command(self.command)
 
-def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters | str":
-    """Return the target for `mcp.Client`: a command with its environment, a url, or a url with a bearer token.
+    def public(self, error: BaseException) -> str:
+        """Return the message of an error in a line, without arguments of the command, parts of the url, variables."""
+        variables = [os.environ.get(name, "") for name in (*self.env, *filter(None, [self.token_env]))]
+        secrets = [*(self.command or ())[1:], *url_secrets(self.url or ""), *variables]
+        return " ".join(without(secrets, str(error)).split())[:MESSAGE_CHARACTERS]
+
+
+def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
+    """Return the target for `mcp.Client`: a command with its environment, or a url, with a bearer token or without.
 
     A command gets the variables that the SDK passes on (PATH, HOME, ...) and those in `env`. Raises ToolDown for a
     variable that is not set.
@@ -90,16 +111,44 @@ def transport(key: str, options: McpOptions) -> "Transport | StdioServerParamete
         program, *arguments = options.command
         environment = {name: _variable(key, name) for name in options.env}
         return StdioServerParameters(command=program, args=arguments, env=environment, cwd=options.cwd)
-    url = options.url or ""
-    return url if options.token_env is None else _with_token(url, _variable(key, options.token_env))
+    token = None if options.token_env is None else _variable(key, options.token_env)
+    return _bounded(options.url or "", token)
 
 
-def _with_token(url: str, token: str) -> "Transport":
+MAX_ANSWER_BYTES = 4 << 20
+"""The longest message over HTTP. Not covered: a command, which runs on this machine as its user."""
+TOO_LONG = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
+
+
+def _bounded(url: str, token: str | None) -> "Transport":
+    """Return the transport to a url whose answers are uncompressed and bounded; the SDK bounds events of streams."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    client = httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=httpx2.Timeout(30.0, read=300.0))
-    return streamable_http_client(url, http_client=client)
+    class BoundedStream(httpx2.AsyncByteStream):
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            total = 0
+            async for block in self._stream:
+                total += len(block)
+                if total > MAX_ANSWER_BYTES:
+                    raise httpx2.StreamError(TOO_LONG)
+                yield block
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    async def bound(response: Any) -> None:
+        response.headers.pop("content-encoding", None)  # what is compressed all the same stays so, and does not parse
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            response.stream = BoundedStream(response.stream)
+
+    headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    timeout = httpx2.Timeout(30.0, read=300.0)
+    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [bound]})
+    return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
 
 
 def _variable(key: str, name: str) -> str:
@@ -174,7 +223,7 @@ async def _answered(client: "Client", name: str, arguments: dict[str, Any]) -> "
     except InputRequiredRoundsExceededError:  # the server deferred its answer too often
         raise
     except (ValidationError, RuntimeError) as error:  # violations of the protocol or of the output schema
-        raise MalformedAnswer(_one_line(error)) from error
+        raise MalformedAnswer(str(error)) from error
 
 
 async def _listed(client: "Client", seconds: float) -> "list[Tool]":
@@ -196,24 +245,20 @@ def _no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown
         error = error.exceptions[0]
     if isinstance(error, ValidationError):
         return ToolDown(
-            f"[tools.{key}]: a description from the MCP server {' '.join(options.command or ()) or options.url!r} "
-            f"breaks the protocol ({_one_line(error)}); fix the server, or use another version of it"
+            f"[tools.{key}]: a description from the MCP server {options.shown} breaks the protocol "
+            f"({options.public(error)}); fix the server, or use another version of it"
         )
     return _unreachable(key, options, error)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:MESSAGE_CHARACTERS]
 
 
 def _unreachable(key: str, options: McpOptions, error: BaseException) -> ToolDown:
     patience = f"start_timeout_s above {options.start_timeout_s:g}"
     if options.command is not None:
         return ToolDown(
-            f"[tools.{key}]: the MCP server {' '.join(options.command)!r} does not start in {options.cwd} ({error}); "
-            f"run the command by hand to see its output, or raise {patience}"
+            f"[tools.{key}]: the MCP server {options.shown} does not start in {options.cwd} "
+            f"({options.public(error)}); run the command by hand to see its output, or raise {patience}"
         )
     return ToolDown(
-        f"[tools.{key}]: no MCP server answers at {options.url} ({error}); start it, correct the url, "
-        f"or raise {patience}"
+        f"[tools.{key}]: no MCP server answers at {options.shown} ({options.public(error)}); start it, "
+        f"correct the url, or raise {patience}"
     )

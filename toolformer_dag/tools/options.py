@@ -1,11 +1,14 @@
-"""The keys of a tool's section in toolformer.toml, and loading the models that they name."""
+"""The keys of a tool's section in toolformer.toml: reading them, showing them without secrets, loading their models."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import ModelError, model_identity
 from toolformer_dag.settings.sections import ToolSettings, meant, under
 
@@ -22,10 +25,11 @@ OptionPath = Annotated[Path, AfterValidator(_under_root)]
 class ToolOptions(BaseModel):
     """The options of every tool; a tool with more options subclasses this. Unknown keys are rejected.
 
-    `prompt`: a file that replaces the tool's own prompt, or `embedded` for the synthetic world's short prompt.
+    `prompt`: a file that replaces the tool's own prompt, or `embedded` for the synthetic world's short prompt. A secret
+    is best read from an environment variable; as a key of its own it is a `pydantic.SecretStr`, which no record shows.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     prompt: str | None = None
 
@@ -47,6 +51,75 @@ def _remedy(kind: str, message: str, place: tuple[int | str, ...], options: type
     return f"unknown key; {meant(str(place[-1]), known, 'keys')}"
 
 
+MAX_SECONDS = 86_400.0
+"""The longest time limit of an option: a day."""
+PLAIN_SEGMENT = re.compile(r"[A-Za-z_.-]{1,24}|v[0-9]{1,3}[a-z]*[0-9]*")
+"""A part of a path that is a word or a version, and so no key."""
+SECRET_NAME = re.compile(r"(?i)(?:^|[-_.])(?:key|token|secret|password|passwd|pwd|auth|authorization|credentials?)$")
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)  # a ValueError of its own for a bad host
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise ValueError("the address is none of http:// or https://, such as http://localhost:8000/v1")
+    if parts.port == 0:  # a ValueError of its own above 65535
+        raise ValueError("the address has the port 0, which nothing listens on")
+    return url
+
+
+WebAddress = Annotated[str, AfterValidator(_address)]
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for records and messages: without user, password and query, and without path parts like keys.
+
+    What is left out is told by its hash, so that records of two URLs differ.
+    """
+    parts = urlsplit(url)
+    segments = [segment for segment in parts.path.split("/") if segment]
+    plain = all(PLAIN_SEGMENT.fullmatch(segment) for segment in segments)
+    bare = parts._replace(
+        netloc=parts.netloc.rpartition("@")[2], query="", fragment="", path=parts.path if plain else ""
+    )
+    shown = bare.geturl()
+    return shown if shown == url else f"{shown} (the rest is {fingerprint(url)})"
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """Return a command for records and messages: the program, and the hash of the arguments, which may be secrets."""
+    program, *arguments = command
+    return f"{program} (its arguments are {fingerprint(arguments)})" if arguments else program
+
+
+def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table for records: values whose name is that of a secret are told by their hash."""
+    return {
+        name: f"(hidden, {fingerprint(value)})"
+        if SECRET_NAME.search(name)
+        else shown_values(value)
+        if isinstance(value, Mapping)
+        else value
+        for name, value in values.items()
+    }
+
+
+def url_secrets(url: str) -> list[str]:
+    """Return what of a URL no message may repeat."""
+    parts = urlsplit(url)
+    user, _, _ = parts.netloc.rpartition("@")
+    values = [piece.partition("=")[2] for piece in parts.query.split("&")]
+    keys = [segment for segment in parts.path.split("/") if segment and not PLAIN_SEGMENT.fullmatch(segment)]
+    return [user, *user.split(":"), parts.query, *values, *keys]
+
+
+def without(secrets: Iterable[str], text: str) -> str:
+    """Return a message with every secret of four characters or more replaced by `***`."""
+    for secret in sorted({secret for secret in secrets if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+SHORTEST_SECRET = 4
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -80,7 +153,11 @@ class PretrainedOptions(ToolOptions):
 
 def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
     """Load a tokenizer with a class of transformers. Raises ModelError."""
-    return _load(class_name, options, {})
+    from toolformer_dag.model.sentencepieces import check_sentencepiece
+
+    tokenizer = _load(class_name, options, {})
+    check_sentencepiece(options.model, tokenizer, options.revision)
+    return tokenizer
 
 
 def load_model(class_name: str, options: PretrainedOptions) -> Any:

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import orjson
 import tantivy
 from pydantic import AfterValidator, ValidationInfo
 
-from toolformer_dag.files import locked
+from toolformer_dag.files import FILES, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
 from toolformer_dag.settings.sections import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, passages_digest, read_passages
@@ -64,10 +65,10 @@ def _file_digest(file: Path) -> str:
 def _noted(note: Path) -> dict[str, object]:
     """Read a cached hash; an unreadable file counts as absent."""
     try:
-        noted: dict[str, object] = orjson.loads(note.read_bytes())
+        noted = orjson.loads(note.read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return {}
-    return noted
+    return noted if isinstance(noted, dict) and "digest" in noted else {}
 
 
 def _write(note: Path, value: dict[str, object]) -> None:
@@ -113,6 +114,9 @@ INDEX_VERSION = 1
 HEAP_BYTES = 200_000_000
 WRITER_THREADS = 2
 
+MANIFEST = "manifest.json"
+"""The file of a finished index that holds the hashes of all others, sealed."""
+
 IndexingProgress = Callable[[int], None]
 
 
@@ -124,23 +128,61 @@ def index_folder(source: str, root: Path | None = None) -> Path:
 def ensure_index(
     source: str, root: Path | None = None, progress: IndexingProgress | None = None, commit_every: int = 250_000
 ) -> Path:
-    """Return the folder of the index of `source`; build the index where it is missing.
+    """Return the folder of the index of `source`; build the index where it is missing or damaged.
 
     - Memory is bounded by the writer's 200 MB.
     - Every `commit_every` passages are committed and survive a kill.
     - `progress` gets the number of passages indexed so far.
     - The folder appears only when complete; a single process builds it, others wait.
+    - Its files are compared with their hashes, once for all processes (see `file_hash`). A damaged index is renamed to
+      `.damaged`, in the place of an older one, and built again.
 
     Raises PassageError.
     """
     folder = index_folder(source, root)
-    if not folder.is_dir():
+    if damaged_index_files(folder):
         with _building(folder):
-            if not folder.is_dir():
+            if damaged := damaged_index_files(folder):
+                _set_aside(folder, damaged)
                 partial = folder.with_suffix(".building")
                 write_index(read_passages(source), partial, progress or (lambda done: None), commit_every)
-                partial.replace(folder)
+                _publish(partial, folder)
     return folder
+
+
+def damaged_index_files(folder: Path, again: bool = False) -> list[Path]:
+    """Return the files of an index that are missing or damaged; see `damaged_beside`."""
+    return damaged_beside(folder / MANIFEST, again)
+
+
+def set_aside_damaged_index(folder: Path) -> list[Path]:
+    """Set an index aside where files of it are damaged, and return these; an index that was not built is left alone."""
+    if not folder.is_dir() or not damaged_index_files(folder):
+        return []
+    with _building(folder):
+        damaged = damaged_index_files(folder)
+        if damaged:
+            _set_aside(folder, damaged)
+    return damaged
+
+
+def _set_aside(folder: Path, damaged: list[Path]) -> None:
+    if not folder.is_dir():
+        return
+    aside = folder.with_suffix(".damaged")
+    names = ", ".join(str(path) for path in damaged)
+    _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.replace(aside)
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    """Seal a finished index and rename it."""
+    for lock in partial.glob(".tantivy-*.lock"):
+        lock.unlink()
+    write_whole(partial / MANIFEST, sealed(str(folder), {FILES: hashes_beside(partial / MANIFEST)}))
+    partial.replace(folder)
+    sync(folder.parent)
 
 
 @contextmanager
@@ -254,9 +296,20 @@ class RetrievalOptions(ToolOptions):
     passages: Annotated[str, AfterValidator(_passages_under_root)] = EMBEDDED
     index_folder: OptionPath | None = None
 
+    def folder(self) -> Path:
+        """Return the folder of the index, built or not. Raises PassageError."""
+        return index_folder(self.passages, self.index_folder)
+
     def open_search(self, progress: IndexingProgress | None = None) -> PassageSearch:
         """Open the index; build it where it is missing. Raises PassageError."""
-        return PassageSearch(ensure_index(self.passages, self.index_folder, progress))
+        folder = ensure_index(self.passages, self.index_folder, progress)
+        try:
+            return PassageSearch(folder)
+        except (ValueError, OSError) as error:
+            raise PassageError(
+                f"{folder}: the index of passages is damaged ({error}); remove the folder and run again, which builds "
+                "it anew"
+            ) from error
 
     def retrieval_identity(self) -> Mapping[str, object]:
         """Return the hash of the passages and the search method, without paths. Raises PassageError."""

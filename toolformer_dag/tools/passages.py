@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from toolformer_dag.files import UserError
+from toolformer_dag.files import UserError, require_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ def read_passages(source: str) -> Iterator[Passage]:
 def _file_passages(file: Path) -> Iterator[Passage]:
     number, empty = 0, True
     try:
+        require_regular(file)
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 for passage in _line_passages(line.removeprefix(BOM_UTF8 if number == 1 else b""), number):

@@ -1,15 +1,17 @@
 """Readers that answer from passages: sequence-to-sequence, Fusion-in-Decoder, extractive, HTTP endpoint."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 from numpy.typing import NDArray
 
 from toolformer_dag.tools.built_in.question_answering import NO_ANSWER, QuestionAnsweringOptions
+from toolformer_dag.tools.endpoint import Endpoint, UnreadableAnswer
 from toolformer_dag.tools.options import load_model, load_tokenizer
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.tool import RetryableError, ToolDown, ToolResult
@@ -175,30 +177,33 @@ class HttpReader:
 
     def __init__(self, options: QuestionAnsweringOptions) -> None:
         self._options = options
-        self._client = httpx.Client(timeout=options.request_timeout_s, headers=_headers(options.api_key_variable))
+        parts = urlsplit(str(options.url))
+        url = parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions").geturl()
+        self._endpoint = Endpoint(url, _headers(options.api_key_variable), options.request_timeout_s)
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         """Answer each question. Raises RetryableError for a lost connection or busy server, ToolDown else."""
         return [self._ask(reader_input(question, own)) for question, own in zip(questions, passages, strict=True)]
 
     def _ask(self, text: str) -> ToolResult:
+        shown = self._endpoint.shown
         try:
-            response = self._client.post(
-                f"{str(self._options.url).rstrip('/')}/chat/completions", json=self._body(text)
-            )
-        except httpx.TransportError as error:
-            raise RetryableError(f"{self._options.url}: {type(error).__name__}: {error}") from error
-        if response.status_code in BUSY or response.status_code >= 500:
-            raise RetryableError(f"{self._options.url}: status {response.status_code}")
-        if response.status_code in REFUSED:
+            answer = self._endpoint.post(self._body(text))
+        except UnreadableAnswer as error:
+            return ToolResult(None, error.reason)
+        if answer.status in BUSY or answer.status >= 500:
+            raise RetryableError(f"{shown}: status {answer.status}")
+        if answer.status in REFUSED:
+            told = self._endpoint.public(answer.body[:200].decode("utf-8", "replace"))
             raise ToolDown(
-                f"{self._options.url} answered with status {response.status_code}: {response.text[:200]}; correct url, "
+                f"{shown} answered with status {answer.status}: {told}; correct url, "
                 "model or api_key_variable of [tools.question_answering], or check the account"
             )
-        if response.status_code != 200:
-            return ToolResult(None, f"status_{response.status_code}")
-        if sent := (body := _json(response)).get("error"):  # some gateways send errors with status 200
-            raise RetryableError(f"{self._options.url}: {str(sent)[:200]}")
+        if answer.status != 200:
+            return ToolResult(None, f"status_{answer.status}")
+        body = _json(answer.body)
+        if sent := body.get("error"):  # some gateways send errors with status 200
+            raise RetryableError(f"{shown}: {self._endpoint.public(str(sent)[:200])}")
         return _result(body)
 
     def _body(self, text: str) -> Mapping[str, object]:
@@ -214,27 +219,31 @@ class HttpReader:
 def _headers(variable: str | None) -> Mapping[str, str]:
     if variable is None:
         return {}
-    if not os.environ.get(variable):
+    key = os.environ.get(variable, "").strip()
+    if not key:
         raise ToolDown(f"the environment variable {variable} is empty; set it to the key, or remove api_key_variable")
-    return {"Authorization": f"Bearer {os.environ[variable]}"}
+    if not (key.isascii() and key.isprintable()):
+        raise ToolDown(f"the environment variable {variable} holds characters that no header can; set it to the key")
+    return {"Authorization": f"Bearer {key}"}
 
 
-def _json(response: httpx.Response) -> Mapping[str, Any]:
-    """Return the response's JSON object; empty where it holds none."""
+def _json(content: bytes) -> Mapping[str, Any]:
+    """Return the answer's JSON object; empty where it holds none."""
     try:
-        body = response.json()
-    except ValueError:
+        body = json.loads(content, parse_int=float)  # an integer of thousands of digits is an error of its own
+    except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
 
 
 def _result(body: Mapping[str, Any]) -> ToolResult:
-    """Return the answer, with the cost where the endpoint reports it (`usage.cost`)."""
+    """Return the answer, with the cost where the endpoint reports it (`usage.cost`), in whatever form."""
+    usage = body.get("usage")
+    cost = usage.get("cost") if isinstance(usage, dict) else None
     try:
         answer = body["choices"][0]["message"]["content"].strip()
-        cost = (body.get("usage") or {}).get("cost")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return ToolResult(None, "malformed_response")
+    except (LookupError, TypeError, AttributeError):
+        return ToolResult(None, "malformed_response", cost=cost)
     if not answer or answer.lower().strip(".`") == UNKNOWN:
         return ToolResult(None, NO_ANSWER.reason, cost=cost)
     return ToolResult(answer, cost=cost)

@@ -11,12 +11,12 @@ from types import ModuleType
 
 from pydantic import ValidationError
 
-from toolformer_dag.files import UserError
+from toolformer_dag.files import UserError, require_regular
 from toolformer_dag.settings.sections import under
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call, take_out
 from toolformer_dag.tools.options import ToolOptions, explain_options
-from toolformer_dag.tools.tool import Tool, ToolDefaults
+from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
 EMBEDDED = "embedded"
 _CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
@@ -51,6 +51,7 @@ def read_prompt(key: str, own: Path, option: str | None, root: Path) -> tuple[st
     """
     source = _prompt_file(key, own, option, root)
     try:
+        require_regular(source)
         return source.read_text("utf-8").strip() + "\n", source
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError(f"{source}: the prompt cannot be read ({error}); set prompt = to a UTF-8 file") from error
@@ -173,15 +174,17 @@ def _construct(tool_class: type[Tool], key: str, options: ToolOptions, prompt: s
         return tool_class(key, options, prompt)
     except UserError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ToolError(
-            f"[tools.{key}]: {tool_class.__name__} cannot be constructed ({type(error).__name__}: {error}); "
+            f"[tools.{key}]: {tool_class.__name__} cannot be constructed ({described(error)}); "
             "its __init__ must accept key, options and prompt"
         ) from error
 
 
 def _check_complete(tool: Tool) -> None:
     missing = [name for name, kind in REQUIRED_ATTRIBUTES.items() if not isinstance(getattr(tool, name, None), kind)]
+    if not isinstance(tool.batch_size, int) or tool.batch_size < 1:
+        missing.append("a batch_size of at least 1")
     if missing or fault(Call(tool.name, "")):
         wrong = (
             f"does not set {', '.join(missing)}"
@@ -253,7 +256,7 @@ def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
             f"[tools.{key}]: use = {use!r} cannot be imported ({error}); install the package, or put the module beside "
             "toolformer.toml"
         ) from error
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ToolError(
-            f"[tools.{key}]: use = {use!r} cannot be imported ({type(error).__name__}: {error}); fix {module_name}"
+            f"[tools.{key}]: use = {use!r} cannot be imported ({described(error)}); fix {module_name}"
         ) from error

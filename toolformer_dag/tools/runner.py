@@ -1,20 +1,24 @@
 """Run calls with time limits, retries, a rate and concurrency; check and clean their results."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.texts.calls import clean_result
-from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult
+from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult, blamed, described
+
+_log = logging.getLogger(__name__)
+LONGEST_PAUSE = 3600.0
+"""Seconds between two tries at most, however often the pause was doubled."""
 
 
 class Rate:
@@ -35,18 +39,70 @@ class Rate:
             time.sleep(begin - now)
 
 
+REASON_CHARACTERS = 100
+NOT_A_RESULT = "not_a_result"
+
+
 def check_results(tool: Tool, batch: Sequence[ToolCall], results: object) -> list[ToolResult]:
-    """Return the results of `Tool.run`. Raises ToolDown unless they are a list with a ToolResult per call."""
-    if not (isinstance(results, Sequence) and len(results) == len(batch) and all(map(_is_result, results))):
+    """Return the results of `Tool.run` with plain fields (see `plain_result`).
+
+    Anything else in the list is a lost call, `lost:not_a_result`. Raises ToolDown unless there is one entry per call.
+    """
+    if not isinstance(results, list | tuple) or len(results) != len(batch):
+        told = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
         raise ToolDown(
-            f"[tools.{tool.key}]: {type(tool).__name__}.run returned {results!r:.200} for {len(batch)} calls; it must "
-            "return a list of one ToolResult per call, in order, whose result is a str or None"
+            f"[tools.{tool.key}]: {type(tool).__name__}.run returned {told} for {len(batch)} calls; it must return a "
+            "list of one ToolResult per call, in order"
         )
-    return list(results)
+    return [plain_result(tool.key, result) for result in results]
 
 
-def _is_result(value: object) -> bool:
-    return isinstance(value, ToolResult) and isinstance(value.reason if value.result is None else value.result, str)
+def plain_result(key: str, value: object) -> ToolResult:
+    """Return a result whose fields a table can hold, whatever a backend sent.
+
+    - result: a number becomes text; anything else that is not text has the reason `not_a_text`.
+    - reason: one short line, `no_reason` where nothing of it is left.
+    - cost and seconds: see `amount`; what is no amount is left out, with a warning per tool and type.
+    """
+    if not isinstance(value, ToolResult):
+        _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
+        return ToolResult(None, LOST + NOT_A_RESULT)
+    cost, seconds = amount(value.cost), amount(value.seconds) or 0.0
+    if cost is None and value.cost is not None:
+        _warn_once(key, f"a cost of type {type(value.cost).__name__} is no amount of money; it is left out")
+    if value.result is None:
+        reason = clean_result(_text(value.reason) or "", REASON_CHARACTERS)
+        return ToolResult(None, reason or "no_reason", seconds, cost)
+    text = _text(value.result)
+    return ToolResult(text, "not_a_text" if text is None else None, seconds, cost)
+
+
+def amount(value: Any) -> float | None:
+    """Read an amount, finite and not negative: 0.0004, Decimal("0.0004"), "0.0004", "$0.0004"; None for the rest."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        number = float(value.strip().removeprefix("$") if isinstance(value, str) else value)
+    except Exception:  # noqa: BLE001 - objects of a user's backend may raise anything
+        return None
+    return number if 0 <= number < math.inf else None
+
+
+def _text(value: object) -> str | None:
+    """Return a text or a finite number as text; None for anything else."""
+    if isinstance(value, str):
+        return str.__str__(value)  # without what a subclass may have overridden
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return str(value) if math.isfinite(value) else None
+    except (OverflowError, ValueError):  # an integer of thousands of digits
+        return None
+
+
+@cache
+def _warn_once(key: str, message: str) -> None:
+    _log.warning("%s: %s", key, message)
 
 
 def share_seconds(results: Sequence[ToolResult], seconds: float) -> list[ToolResult]:
@@ -113,9 +169,6 @@ def _serve(jobs: "SimpleQueue[tuple[Callable[[], T], Future[T]] | None]") -> Non
             future.set_exception(error)
 
 
-_log = logging.getLogger(__name__)
-
-
 class Attempts:
     """Runs batches in a worker; a batch returns results or the reason why it failed as a whole."""
 
@@ -129,7 +182,7 @@ class Attempts:
         """
         for retry in range(self._limits.retries + 1):
             if retry:
-                time.sleep(self._limits.backoff_s * 2 ** (retry - 1))
+                time.sleep(min(self._limits.backoff_s * 2.0 ** min(retry - 1, 64), LONGEST_PAUSE))
             outcome = self._once(batch)
             if outcome != "unavailable":
                 break
@@ -138,7 +191,7 @@ class Attempts:
     def _once(self, batch: Sequence[ToolCall]) -> list[ToolResult] | str:
         try:
             self._tool.connect()
-        except Exception as error:  # noqa: BLE001 - a user's tool may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
             return self._raised(batch, error)
         self._rate.wait(len(batch))
         began = time.monotonic()
@@ -156,10 +209,12 @@ class Attempts:
         if isinstance(error, ToolDown):
             raise error
         reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
-        return self._failed(batch, reason, repr(error))
+        return self._failed(batch, reason, described(error))
 
     def _failed(self, batch: Sequence[ToolCall], reason: str, detail: str) -> str:
-        _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, detail[:500])
+        _log.warning(
+            "%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, clean_result(detail, 500)
+        )
         return reason
 
 
@@ -179,76 +234,81 @@ class Runner:
 
     A batch that fails as a whole is run again call by call, so that a bad input loses a single call. The reason of a
     lost call (`ToolResult.lost`) is `lost:timeout`, `lost:unavailable` (no retry succeeded) or `lost:<exception>`.
+    `finished`: calls that were answered or lost so far, equal ones counted once.
     """
 
     def __init__(self, tool: Tool, limits: ToolLimits) -> None:
         self._tool = tool
         self._limits = limits
         self._rate = Rate(limits.rate_per_s)
+        self.finished = 0
+        self._counting = threading.Lock()
         self._lost_in_a_row = 0
         self._prepared = False
 
-    def run(self, calls: CallBatch) -> list[ToolResult]:
+    def run(self, calls: CallBatch, found: dict[ToolCall, ToolResult] | None = None) -> list[ToolResult]:
         """Return a result per call, in order, cleaned for e(c, r); equal calls are run once.
 
         The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool raises it,
-        violates its interface, or loses FAILURES_IN_A_ROW calls in a row; all results of `calls` are then discarded.
-        With a concurrency above 1, running batches are first waited for, at most to their time limit.
+        violates its interface, or loses FAILURES_IN_A_ROW calls in a row. `found` gets each answer as it comes, so that
+        a caller keeps the answers before an error. With a concurrency above 1, running batches are first waited for, at
+        most to their time limit.
         """
+        answers = {} if found is None else found
         if calls and not self._prepared:
-            self._prepare()
-        distinct = list(dict.fromkeys(calls))
-        found = dict(zip(distinct, self._run_distinct(distinct), strict=True))
-        return [found[call] for call in calls]
+            with blamed(self._tool, "prepare"):
+                self._tool.prepare(lambda done: None)
+            self._prepared = True
+        self._run_distinct(list(dict.fromkeys(calls)), answers)
+        return [answers[call] for call in calls]
 
-    def _prepare(self) -> None:
-        try:
-            self._tool.prepare(lambda done: None)
-        except UserError:
-            raise
-        except Exception as error:  # a user's tool may raise anything
-            raise ToolDown(
-                f"[tools.{self._tool.key}]: cannot be prepared, {type(error).__name__}: {error}; fix it and run again"
-            ) from error
-        self._prepared = True
-
-    def _run_distinct(self, calls: CallBatch) -> list[ToolResult]:
-        size, at_once = self._tool.batch_size, self._limits.concurrency
+    def _run_distinct(self, calls: CallBatch, found: dict[ToolCall, ToolResult]) -> None:
+        size = self._tool.batch_size
         batches = [calls[at : at + size] for at in range(0, len(calls), size)]
+        at_once = min(self._limits.concurrency, len(batches))
         with _idle_workers(at_once) as workers:
-            run = partial(self._run_batch, workers)
-            if at_once == 1:  # in this thread, so that an interrupt takes effect immediately
-                return [result for batch in batches for result in run(batch)]
+            run = partial(self._run_batch, workers, found)
+            if at_once <= 1:  # in this thread, so that an interrupt takes effect immediately
+                for batch in batches:
+                    run(batch)
+                return
             with ThreadPoolExecutor(at_once) as pool:
-                return [result for results in pool.map(run, batches) for result in results]
+                list(pool.map(run, batches))  # raises what a batch raised
 
-    def _run_batch(self, workers: IdleWorkers, batch: CallBatch) -> list[ToolResult]:
+    def _run_batch(self, workers: IdleWorkers, found: dict[ToolCall, ToolResult], batch: CallBatch) -> None:
         worker = workers.get()
         try:
-            return list(self._results(batch, Attempts(self._tool, self._limits, self._rate, worker)))
+            for call, result in self._results(batch, Attempts(self._tool, self._limits, self._rate, worker)):
+                found[call] = result
+                with self._counting:
+                    self.finished += 1
         finally:
             workers.put(worker)
 
-    def _results(self, batch: CallBatch, attempts: Attempts) -> Iterator[ToolResult]:
+    def _results(self, batch: CallBatch, attempts: Attempts) -> Iterator[tuple[ToolCall, ToolResult]]:
         began = time.monotonic()
         outcome = attempts.run(batch)
         if not isinstance(outcome, str):
-            self._lost_in_a_row = 0
-            yield from (cleaned_result(result, self._limits.max_result_characters) for result in outcome)
+            for call, result in zip(batch, outcome, strict=True):
+                yield call, cleaned_result(result, self._limits.max_result_characters)
+                self._count(result)
         elif len(batch) > 1:
             for call in batch:
                 yield from self._results([call], attempts)
         else:
-            yield self._lost_call(outcome, time.monotonic() - began)
+            lost = ToolResult(None, LOST + outcome, time.monotonic() - began)
+            yield batch[0], lost
+            self._count(lost)
 
-    def _lost_call(self, why: str, seconds: float) -> ToolResult:
-        self._lost_in_a_row += 1  # concurrent batches may miscount by a few
+    def _count(self, result: ToolResult) -> None:
+        """Count lost calls in a row, which concurrent batches may miscount by a few. Raises ToolDown."""
+        self._lost_in_a_row = self._lost_in_a_row + 1 if result.lost else 0
         if self._lost_in_a_row >= FAILURES_IN_A_ROW:
+            why = str(result.reason).removeprefix(LOST)
             raise ToolDown(
                 f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last with: {why}; "
                 "see the log for details, fix the backend or raise the section's limits, and run again"
             )
-        return ToolResult(None, LOST + why, seconds)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -19,6 +20,26 @@ class ToolDown(UserError):
 
 class RetryableError(RuntimeError):
     """Raised by `Tool.run` when the same batch may succeed later: a lost connection, a busy server."""
+
+
+class OverBudget(Exception):
+    """Raised by `Tool.wants_document` and `Tool.wants` for a text that costs more work than a rule may spend on it.
+
+    The document, or the text, is left out and counted under the reason `over_budget`.
+    """
+
+
+class WorkBudget:
+    """The steps that a rule may take for one text. Steps and not seconds: every machine leaves out the same texts."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def spend(self, steps: int) -> None:
+        """Count steps before they are taken. Raises OverBudget where they are more than what is left."""
+        self._left -= steps
+        if self._left < 0:
+            raise OverBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +97,11 @@ class Tool(ABC):
     """Instruction and examples of P(x) (appendix A.2), without the last `Input: x / Output:`."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The keys that the tool's section may hold besides thresholds and limits."""
+    asks_language: ClassVar[bool] = False
+    """Whether `wants` uses `document.language`: fastText then identifies it (`en`) where the corpus names none.
+
+    A corpus' own label is given as it is: `en`, `eng_Latn`.
+    """
     batch_size: int = 32
     """The most calls that `run` gets; 1 for a backend without batches."""
 
@@ -85,11 +111,11 @@ class Tool(ABC):
         self.prompt = prompt
 
     def wants_document(self, document: Document) -> str | None:
-        """Return why the document is selected, or None to skip it; must be cheap."""
+        """Return why the document is selected, or None to skip it; must be cheap. Raises OverBudget."""
         return "every_text"
 
     def wants(self, text: str, document: Document) -> str | None:
-        """Return why a segment of a selected document is selected, or None to skip it."""
+        """Return why a segment of a selected document is selected, or None to skip it. Raises OverBudget."""
         return "every_text"
 
     def context(self, document: Document) -> str:
@@ -133,6 +159,31 @@ class Tool(ABC):
         Override this where `wants` uses an option that the results do not depend on.
         """
         return self.identity()
+
+
+@contextmanager
+def blamed(tool: Tool, member: str) -> Iterator[None]:
+    """Raise ToolDown, which names the tool and its member, where the block raises or exits the process.
+
+    UserError and OverBudget pass: they are what a tool may raise.
+    """
+    try:
+        yield
+    except (UserError, OverBudget):
+        raise
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise ToolDown(
+            f"[tools.{tool.key}]: {type(tool).__name__}.{member} raised {described(error)}; fix it and run again"
+        ) from error
+
+
+def described(error: BaseException) -> str:
+    """Return the type and message of an exception in a line, also where its own `__str__` fails."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        message = "its message cannot be shown"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"))

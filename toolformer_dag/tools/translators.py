@@ -10,7 +10,8 @@ from pydantic import Field
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, holds_foreign_chunk
-from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
+from toolformer_dag.tools.nllb_tokenizer import encode, knows, load_nllb_tokenizer
+from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model
 from toolformer_dag.tools.tool import ToolResult
 
 
@@ -29,32 +30,6 @@ class TranslationOptions(PretrainedOptions):
     identifier: OptionPath | None = None
     max_input_tokens: int = Field(128, ge=1)
     max_output_tokens: int = Field(128, ge=1)
-
-
-def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
-    """Load NLLB's tokenizer. Raises ModelError, also where transformers silently read no vocabulary."""
-    tokenizer = load_tokenizer("NllbTokenizer", options)
-    pieces = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
-    if set(pieces) <= {tokenizer.unk_token_id} or not knows(tokenizer, ENGLISH):
-        raise ModelError(
-            f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH}; add the tokenizer.json of "
-            "an NLLB checkpoint to the folder"
-        )
-    return tokenizer
-
-
-def knows(tokenizer: Any, code: str) -> bool:
-    """Return whether a FLORES code is a token; the tokenizer silently maps other codes to <unk>."""
-    return bool(tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id)
-
-
-def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[list[int]]:
-    """Tokenize each text with the marker of its language."""
-    ids = []
-    for text, code in zip(texts, codes, strict=True):
-        tokenizer.src_lang = code
-        ids.append(tokenizer(text).input_ids)
-    return ids
 
 
 class Nllb:

@@ -1,16 +1,21 @@
 """Finetune with plain language modelling on C* (paper, section 2 "Model Finetuning", section 4.1, appendix B)."""
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from safetensors import SafetensorError
+from transformers import AutoConfig
 
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.model.loading import from_hub
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
-from toolformer_dag.training.trainer import Prepared, StepProgress, prepare, set_cache
+from toolformer_dag.training.recipe import check_recipe, is_divided, merged
+from toolformer_dag.training.trainer import Measured, Prepared, StepProgress, prepare, world_size
 from toolformer_dag.training.training_report import (
     TrainingReport,
     curves,
@@ -20,9 +25,9 @@ from toolformer_dag.training.training_report import (
     write_record,
 )
 from toolformer_dag.training.training_run import (
+    NOT_WEIGHTS,
     TrainingError,
     claim,
-    last_complete_checkpoint,
     library_versions,
     partial_folder,
     run_identity,
@@ -36,14 +41,15 @@ def finetune(
     settings: TrainingSettings,
     out: Path,
     progress: StepProgress | None = None,
+    measured: Measured | None = None,
 ) -> TrainingReport:
-    """Train `base` on `texts` and publish the checkpoint with the lowest perplexity on `heldout` to `out`.
+    """Train `base` on `texts` in this process and publish the checkpoint with the lowest perplexity on `heldout`.
 
     - `out` gets safetensors, tokenizer and training.json.
     - A run that `out` already holds is not repeated. A killed run resumes from its last checkpoint.
     - Another run replaces `out` once it is finished.
     - On a CPU with the same number of threads, an interrupted run ends in the same weights as an uninterrupted run.
-    - Under torchrun, every process calls this, and process 0 publishes.
+    - Under torchrun, every process calls this, and process 0 publishes; `train` starts them.
     - The dtype and token budget of `base` have no effect; its device only matters if it is `cpu`, which avoids GPUs.
 
     Raises TrainingError, and ModelError where `base` cannot be loaded.
@@ -52,25 +58,49 @@ def finetune(
         raise TrainingError(
             f"nothing to finetune on: {len(texts)} texts, {len(heldout)} held-out texts; lower tau_f or add shards"
         )
+    check_recipe(base, settings, world_size())
     identity = run_identity(base, texts, heldout, settings)
     name = fingerprint(identity)
-    finished = read_report(out)
-    if finished and finished.fingerprint == name:
-        return replace(finished, reused=True)
+    if finished := finished_run(name, out):
+        return finished
     folder = partial_folder(out, name)
     claim(folder, identity)
     began = time.monotonic()
-    prepared = prepare(base, texts, heldout, settings, folder, progress)
-    checkpoint = last_complete_checkpoint(folder)
+    prepared = prepare(base, texts, heldout, settings, folder, progress, measured)
+    checkpoint = prepared.checkpoint
     try:
         prepared.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         report = _report(prepared, name, time.monotonic() - began)
-        _finish(prepared.trainer, folder / "final", out, report, {"fingerprint": name, **identity})
-    except SafetensorError as error:
-        raise TrainingError(
-            f"weights in {folder} cannot be written or read ({error}); free disk space and run again"
-        ) from error
+        _finish(prepared.trainer, base, settings, folder / "final", out, report, {"fingerprint": name, **identity})
+    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        told = _of_the_disk(folder, checkpoint, error)
+        if told is None:
+            raise
+        raise told from error
     return report
+
+
+def finished_run(name: str, out: Path) -> TrainingReport | None:
+    """Return the report of the run with the fingerprint `name` where `out` holds it, marked as reused."""
+    finished = read_report(out)
+    return replace(finished, reused=True) if finished and finished.fingerprint == name else None
+
+
+def _of_the_disk(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
+    """Return what to tell of an error in writing or reading a checkpoint; None for any other error."""
+    reason = " ".join(str(error).split())[:200]
+    if isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in reason:
+        return TrainingError(
+            f"the checkpoint {checkpoint} is damaged ({reason}); remove it and run again, which goes on from the one "
+            "before"
+        )
+    if "PytorchStreamWriter" in reason or "inline_container" in reason:
+        reason = "the disk took less than was written"
+    elif isinstance(error, OSError) and error.errno is not None:
+        reason = error.strerror or reason
+    elif not isinstance(error, SafetensorError | shutil.Error):
+        return None
+    return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
 
 
 def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
@@ -91,18 +121,42 @@ def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
         tokens=prepared.train.tokens,
         seconds=seconds,
         device=str(prepared.trainer.args.device),
+        processes=world_size(),
+        divided=is_divided(list(prepared.trainer.model.parameters())),
         losses=losses,
         heldout=heldout,
     )
 
 
-def _finish(trainer: Any, final: Path, out: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    set_cache(trainer.model, True)
-    trainer.accelerator.wait_for_everyone()  # each process reads the best checkpoint, which process 0 then removes
+def _finish(
+    trainer: Any,
+    base: ModelSettings,
+    settings: TrainingSettings,
+    final: Path,
+    out: Path,
+    report: TrainingReport,
+    identity: Mapping[str, object],
+) -> None:
+    """Publish the best checkpoint as a folder that transformers loads, with its record."""
+    trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
-        trainer.save_model(str(final))
-        (final / "training_args.bin").unlink(missing_ok=True)  # a pickle that loading the model does not need
+        best = Path(trainer.state.best_model_checkpoint)
+        shutil.rmtree(final, ignore_errors=True)
+        if settings.lora_rank is None:
+            _copy_weights(best, final, base)
+        else:
+            merged(base, settings, best).save_pretrained(final)
+            trainer.processing_class.save_pretrained(final)
         write_record(final, report, {**identity, "versions": library_versions()})
         publish(final, out)
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()
+
+
+def _copy_weights(best: Path, final: Path, base: ModelSettings) -> None:
+    """Copy weights, config, tokenizer and code; the config says again that passes return keys and values."""
+    shutil.copytree(best, final, ignore=shutil.ignore_patterns(*NOT_WEIGHTS))
+    config = from_hub(AutoConfig, str(final), {"trust_remote_code": base.trust_remote_code})
+    for each in (config, config.get_text_config()):
+        each.use_cache = True
+    config.save_pretrained(final)

@@ -1,5 +1,6 @@
 """Convert texts to training sequences, and fix the order of batches before training starts."""
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
@@ -14,31 +15,33 @@ from toolformer_dag.model.encoding import Encoding
 class Examples:
     """Training sequences of `texts` texts, with `tokens` tokens in total.
 
-    `split`: the number of texts longer than a sequence. `empty`: the number of texts with nothing to predict.
+    `sequences`: each one or, packed, several lists of token ids. `split`: the number of texts longer than a sequence.
+    `empty`: the number of texts with nothing to predict.
     """
 
-    sequences: tuple[list[int], ...]
+    sequences: tuple[tuple[list[int], ...], ...]
     texts: int
     split: int
     empty: int
     tokens: int
 
 
-def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int) -> Examples:
-    """Tokenize texts to sequences, with BOS and EOS where the tokenizer has them; texts are not packed or truncated.
+def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, packing: bool = False) -> Examples:
+    """Tokenize texts to sequences, with BOS and EOS where the tokenizer has them; texts are not truncated.
 
     The paper only gives the sequence length. A longer text becomes several sequences that each begin with the last
-    token of the sequence before, so that every token is predicted exactly once.
+    token of the sequence before, so that every token is predicted exactly once. `packing` puts several of these into
+    a sequence; `collate` keeps them apart.
     """
     ends = [] if encoding.tokenizer.eos_token_id is None else [int(encoding.tokenizer.eos_token_id)]
     whole = [encoding.bos + text.ids + ends for text in encoding.texts(texts) if text.ids]
-    sequences = tuple(window for ids in whole for window in windows(ids, sequence_length))
+    parts = [window for ids in whole for window in windows(ids, sequence_length)]
     return Examples(
-        sequences,
+        tuple(packed(parts, sequence_length) if packing else ((part,) for part in parts)),
         texts=len(texts),
         split=sum(len(ids) > sequence_length for ids in whole),
         empty=len(texts) - sum(len(ids) > 1 for ids in whole),
-        tokens=sum(map(len, sequences)),
+        tokens=sum(map(len, parts)),
     )
 
 
@@ -48,17 +51,44 @@ def windows(ids: list[int], length: int) -> Iterator[list[int]]:
         yield ids[start : start + length]
 
 
+def packed(parts: Sequence[list[int]], length: int) -> list[tuple[list[int], ...]]:
+    """Fill sequences of at most `length` tokens with whole parts, the longest first, each where it fits best."""
+    sequences: list[list[list[int]]] = []
+    by_room: list[tuple[int, int]] = []  # (free tokens, sequence), ascending
+    for part in sorted(parts, key=len, reverse=True):
+        at = bisect_left(by_room, (len(part), 0))
+        free, number = by_room.pop(at) if at < len(by_room) else (length, len(sequences))
+        if number == len(sequences):
+            sequences.append([])
+        sequences[number].append(part)
+        insort(by_room, (free - len(part), number))
+    return [tuple(sequence) for sequence in sequences]
+
+
 IGNORED = -100
 
 
-def collate(rows: Sequence[Mapping[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Return `input_ids`, `attention_mask` and `labels` [rows, longest]; padding on the right is not predicted."""
-    sequences = [torch.tensor(row["input_ids"]) for row in rows]
-    return {
-        "input_ids": _padded(sequences, 0),
-        "attention_mask": _padded([torch.ones_like(ids) for ids in sequences], 0),
-        "labels": _padded(sequences, IGNORED),
-    }
+def collate(rows: Sequence[Mapping[str, list[list[int]]]]) -> dict[str, torch.Tensor]:
+    """Return tensors [rows, longest] of `input_ids`, `labels` and how texts are kept apart.
+
+    Padding on the right and the first token of each text are not predicted. Rows of one text get an
+    `attention_mask`; packed rows get `position_ids` that begin at 0 with each text, from which transformers' masks
+    follow: no token attends to another text.
+    """
+    sequences = [row["input_ids"] for row in rows]
+    ids = _padded([torch.tensor(list(chain.from_iterable(parts))) for parts in sequences], 0)
+    starts = [
+        torch.tensor([IGNORED if at == 0 else part[at] for part in parts for at in range(len(part))])
+        for parts in sequences
+    ]
+    labels = _padded(starts, IGNORED)
+    if all(len(parts) == 1 for parts in sequences):
+        mask = _padded([torch.ones(len(parts[0]), dtype=torch.long) for parts in sequences], 0)
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    longest = ids.shape[1]
+    filled = [[*map(len, parts), longest - sum(map(len, parts))] for parts in sequences]  # padding is a text of its own
+    positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in filled])
+    return {"input_ids": ids, "position_ids": positions, "labels": labels}
 
 
 def _padded(sequences: list[torch.Tensor], value: int) -> torch.Tensor:

@@ -1,21 +1,24 @@
-"""Build the Trainer of a run: arguments, model and held-out perplexity."""
+"""Build the Trainer of a run: its arguments, the model under a recipe that fits, and held-out perplexity."""
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.model.loading import fit_threads, from_hub, load_tokens
+from toolformer_dag.model.loading import load_tokens
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.training.recipe import optimizer, trained_model
 from toolformer_dag.training.sequences import IGNORED, Examples, batch_order, collate, examples, training_steps
+from toolformer_dag.training.sharded_state import RestoredShares, save_shares
 from toolformer_dag.training.training_run import TrainingError, last_complete_checkpoint
 
 POINTS = 200  # points of the loss curve
@@ -23,21 +26,25 @@ POINTS = 200  # points of the loss curve
 
 def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool) -> Any:
     """Return the Trainer's arguments; bfloat16 where the GPU supports it, else float32. Raises TrainingError."""
-    world = world_size(on_cpu)
+    world = world_size()
     each = device_batch(settings, world)
     every = min(settings.eval_steps, steps)
+    supported = not on_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    checkpointing = settings.gradient_checkpointing
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=each,
         per_device_eval_batch_size=each,
         gradient_accumulation_steps=settings.batch_size // (each * world),
+        gradient_checkpointing=not on_cpu if checkpointing is None else checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},  # with it, adapters before frozen layers learn nothing
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup if settings.warmup < 1 else steps,  # below 1: a share of the steps
         lr_scheduler_type="linear",
         weight_decay=0.0,
         max_grad_norm=1.0,
-        bf16=not on_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        bf16=supported and settings.precision == "float32",
         use_cpu=on_cpu,  # without it, torchrun on a CPU trains independent copies
         ddp_find_unused_parameters=False,
         seed=settings.seed,
@@ -47,8 +54,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         eval_steps=every,
         eval_on_start=not resumed,
         save_steps=every,
-        save_total_limit=2,
-        load_best_model_at_end=True,
+        save_total_limit=2,  # the last and the best
+        save_only_model=sharded(settings),  # save_shares writes the rest: the Trainer would save one process's share
         metric_for_best_model="perplexity",
         greater_is_better=False,
         logging_steps=max(1, steps // POINTS),
@@ -59,9 +66,14 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
     )
 
 
-def world_size(on_cpu: bool) -> int:
-    """Return the number of parts of a batch: the processes of torchrun, or the GPUs of a single process."""
-    return int(os.environ.get("WORLD_SIZE", "0")) or (1 if on_cpu else max(1, torch.cuda.device_count()))
+def world_size() -> int:
+    """Return the number of processes that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def sharded(settings: TrainingSettings) -> bool:
+    """Return whether each process holds a share of the weights: not one alone, and not beside LoRA's frozen weights."""
+    return world_size() > 1 and settings.lora_rank is None
 
 
 def device_batch(settings: TrainingSettings, world: int) -> int:
@@ -73,7 +85,7 @@ def device_batch(settings: TrainingSettings, world: int) -> int:
     if rest or not share:
         raise TrainingError(
             f"a batch of {settings.batch_size} cannot be shared by {world} processes; set training.batch_size to a "
-            f"multiple of {world}"
+            f"multiple of {world}, or training.processes"
         )
     return max(size for size in range(1, min(settings.device_batch_size, share) + 1) if share % size == 0)
 
@@ -84,6 +96,16 @@ def row_losses(logits: Any, labels: torch.Tensor) -> torch.Tensor:
     targets = labels[:, 1:]
     losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
     return torch.stack([losses.view_as(targets).sum(-1), (targets != IGNORED).sum(-1)], -1)
+
+
+def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+    """Return the mean loss per predicted token of a step, over all passes and processes.
+
+    Some models (Gemma 3) compute the mean of each pass instead, so that it depends on how a batch is spread.
+    """
+    logits = outputs["logits"]
+    loss: torch.Tensor = ForCausalLMLoss(logits, labels, logits.shape[-1], num_items_in_batch)
+    return loss
 
 
 def token_perplexity(evaluated: Any) -> dict[str, float]:
@@ -97,13 +119,15 @@ def token_perplexity(evaluated: Any) -> dict[str, float]:
 
 StepProgress = Callable[[int, int], None]
 """(steps done, total steps) -> None."""
+Measured = Callable[[int, Mapping[str, float]], None]
+"""(step, {"loss": ...} or {"perplexity": ...}) -> None: a point of a curve as soon as it is known."""
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
-    """Reports progress, and evaluates and saves the last step even if it is not a multiple of `eval_steps`."""
+    """Reports steps and curves, and evaluates and saves the last step even if it is not a multiple of `eval_steps`."""
 
-    def __init__(self, progress: StepProgress | None) -> None:
-        self.progress = progress
+    def __init__(self, progress: StepProgress | None, measured: Measured | None) -> None:
+        self.progress, self.measured = progress, measured
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Report an optimizer step; request evaluation and saving at the last step."""
@@ -113,13 +137,35 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not 
             self.progress(state.global_step, state.max_steps)
         return control
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
+        """Report the training loss or the held-out perplexity."""
+        for key, name in (("loss", "loss"), ("eval_perplexity", "perplexity")):
+            if self.measured and logs and key in logs and state.is_world_process_zero:
+                self.measured(state.global_step, {name: float(logs[key])})
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A Trainer that is ready to start, and its training sequences."""
+    """A Trainer that is ready to start, its training sequences, and the checkpoint that it goes on from."""
 
     trainer: Any
     train: Examples
+    checkpoint: Path | None
+
+
+class _Trainer(Trainer):  # type: ignore[misc]
+    """Saves shares beside divided weights, which are loaded from their checkpoint before a run goes on."""
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights, and the shares before the Trainer's state, which makes a checkpoint count."""
+        super().save_model(output_dir, _internal_call)
+        if self.is_distributed_loading_by_transformers:
+            folder = Path(output_dir or self.args.output_dir)
+            save_shares(self.args, folder, self.model, self.optimizer, self.lr_scheduler)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.is_distributed_loading_by_transformers:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 def prepare(
@@ -128,70 +174,50 @@ def prepare(
     heldout: Sequence[str],
     settings: TrainingSettings,
     folder: Path,
-    progress: StepProgress | None,
+    progress: StepProgress | None = None,
+    measured: Measured | None = None,
 ) -> Prepared:
-    """Build the Trainer of a run. Weights are float32, even where passes run in bfloat16.
+    """Build the Trainer of a run, which goes on from the last checkpoint in `folder`.
 
     Raises TrainingError, ModelError.
     """
     set_seed(settings.seed)
     disable_progress_bar()
     tokens = load_tokens(model_name(base), revision=base.revision, trust_remote_code=base.trust_remote_code)
-    length = min(settings.sequence_length, tokens.positions)
-    train, held = examples(tokens.encoding, texts, length), examples(tokens.encoding, heldout, length)
+    length = min(settings.sequence_length, tokens.context_length)
+    train = examples(tokens.encoding, texts, length, settings.packing)
+    held = examples(tokens.encoding, heldout, length)
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
     steps = training_steps(len(train.sequences), settings.batch_size, settings.max_steps, settings.epochs)
-    order = batch_order([len(ids) for ids in train.sequences], settings.batch_size, steps, settings.seed)
+    lengths = [sum(map(len, parts)) for parts in train.sequences]
+    order = batch_order(lengths, settings.batch_size, steps, settings.seed)
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
-    resumed = last_complete_checkpoint(folder) is not None
-    arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=resumed)
-    model = _model(base)
+    checkpoint = last_complete_checkpoint(folder, sharded(settings))
+    arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
+    divided = sharded(settings)
+    world = world_size() if divided else 1
+    assert arguments.device is not None  # asking for it joins the processes, before weights are divided among them
+    model = trained_model(base, settings, world, checkpoint)
     _remove_invalid_padding(tokens.encoding.tokenizer, model)
-    trainer = Trainer(
+    trainer = _Trainer(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"input_ids": train.sequences}).select(order),
-        eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=len)}),
+        eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=lambda parts: len(parts[0]))}),
         data_collator=collate,
         processing_class=tokens.encoding.tokenizer,
+        compute_loss_func=mean_loss,
         preprocess_logits_for_metrics=row_losses,
         compute_metrics=token_perplexity,
-        callbacks=[ProgressCallback(progress)],
+        callbacks=[ProgressCallback(progress, measured), *([RestoredShares()] if divided else [])],
+        optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
-    return Prepared(trainer, train)
-
-
-def _model(base: ModelSettings) -> Any:
-    source = {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
-    options = {**source, "dtype": torch.float32, "use_safetensors": True}
-    model = from_hub(AutoModelForCausalLM, model_name(base), options)
-    set_cache(model, False)
-    _fix_generation(model.generation_config)
-    if tied := getattr(model, "all_tied_weights_keys", None):
-        model._keys_to_ignore_on_save = set(tied)  # the Trainer warns if its best checkpoint lacks them
-    if getattr(model.config, "output_router_logits", False):
-        model.config.output_router_logits = False  # disables the auxiliary loss of experts
-    fit_threads(model)
-    return model
-
-
-def _fix_generation(generation: Any) -> None:
-    """Set `do_sample` where the config is invalid without it and could not be saved."""
-    try:
-        generation.validate(strict=True)
-    except ValueError:
-        generation.do_sample = True
+    return Prepared(trainer, train, checkpoint)
 
 
 def _remove_invalid_padding(tokenizer: Any, model: Any) -> None:
     """Remove a padding token beyond the embedding: in the config, it would make the checkpoint unloadable."""
     if (tokenizer.pad_token_id or 0) >= model.get_input_embeddings().num_embeddings:
         tokenizer.pad_token = None
-
-
-def set_cache(model: Any, enabled: bool) -> None:
-    """Set whether passes return keys and values, also in the text config of a model of text and images."""
-    for config in (model.config, model.config.get_text_config()):
-        config.use_cache = enabled

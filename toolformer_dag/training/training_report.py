@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.files import sealed, sync, unsealed
-from toolformer_dag.identity import file_hash
+from toolformer_dag.files import FILES, damaged_beside, hashes_beside, sealed, sync, unsealed
 from toolformer_dag.model.weights import model_identity, model_name
 from toolformer_dag.settings.sections import Settings
 
@@ -38,6 +37,7 @@ class TrainingReport:
     - `texts`: all training texts; `split_texts`: texts longer than a sequence; `empty_texts`: texts left out.
     - `examples`: the number of sequences; `tokens`: their total tokens.
     - `seconds`: the duration since the last start.
+    - `processes`: how many trained together. `divided`: whether each held only a share of the weights.
     - `reused`: whether the run was finished before, so that nothing was trained.
     """
 
@@ -51,6 +51,8 @@ class TrainingReport:
     tokens: int
     seconds: float
     device: str
+    processes: int
+    divided: bool
     losses: tuple[LossPoint, ...]
     heldout: tuple[HeldoutPoint, ...]
     reused: bool = False
@@ -73,8 +75,7 @@ def curves(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[LossPoint, ...], tup
 
 def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
     """Write training.json: the report and the identity of the run (settings, base, texts, versions)."""
-    files = {path.name: file_hash(path) for path in _files(folder)}
-    record = {"report": asdict(report), **identity, "files": files}
+    record = {"report": asdict(report), **identity, FILES: hashes_beside(folder / RECORD)}
     (folder / RECORD).write_bytes(sealed(str(folder), record))
 
 
@@ -89,10 +90,13 @@ def read_report(folder: Path) -> TrainingReport | None:
     record = _whole_record(folder)
     if record is None:
         return None
-    values = record["report"]
-    losses = tuple(LossPoint(**point) for point in values.pop("losses"))
-    heldout = tuple(HeldoutPoint(**point) for point in values.pop("heldout"))
-    return TrainingReport(**values, losses=losses, heldout=heldout)
+    try:
+        values = dict(record["report"])
+        losses = tuple(LossPoint(**point) for point in values.pop("losses"))
+        heldout = tuple(HeldoutPoint(**point) for point in values.pop("heldout"))
+        return TrainingReport(**values, losses=losses, heldout=heldout)
+    except (TypeError, KeyError):  # the record of another release
+        return None
 
 
 def _whole_record(folder: Path) -> dict[str, Any] | None:
@@ -101,32 +105,7 @@ def _whole_record(folder: Path) -> dict[str, Any] | None:
         record = unsealed((folder / RECORD).read_bytes())
     except (OSError, ValueError):
         return None
-    return record if "report" in record and not damaged_checkpoint_files(folder) else None
-
-
-def damaged_checkpoint_files(folder: Path, again: bool = False) -> list[Path]:
-    """Return the files of a published checkpoint that are missing, or whose content is not what was written.
-
-    A file whose size and times did not change since it was hashed is read again only with `again`. The record itself
-    is the only file named where it is damaged.
-    """
-    try:
-        files = unsealed((folder / RECORD).read_bytes())["files"]
-    except (OSError, ValueError, KeyError):
-        return [folder / RECORD]
-    return [folder / name for name, found in files.items() if _hash(folder / name, again) != found]
-
-
-def _hash(file: Path, again: bool) -> str | None:
-    try:
-        return file_hash(file, again)
-    except OSError:
-        return None
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the files besides the record."""
-    return [path for path in sorted(folder.iterdir()) if path.name != RECORD]
+    return record if "report" in record and not damaged_beside(folder / RECORD) else None
 
 
 def publish(folder: Path, out: Path) -> None:

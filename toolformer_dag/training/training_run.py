@@ -1,6 +1,7 @@
 """A finetuning run: its identity, and the folder of an unfinished run. Imports no torch."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -10,6 +11,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import model_identity, model_name
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+
+_log = logging.getLogger(__name__)
 
 
 class TrainingError(UserError):
@@ -53,7 +56,12 @@ def claim(folder: Path, identity: Mapping[str, object]) -> None:
         whole = file.with_name(f"{RUN}.{os.getpid()}")  # torchrun's processes write at the same time
         whole.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
         whole.replace(file)
-    found = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        found = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TrainingError(
+            f"{file} is damaged ({error}); remove its folder and run again, which starts the finetuning anew"
+        ) from error
     if differing := [name for name in identity if found.get(name) != json.loads(json.dumps(identity[name]))]:
         raise TrainingError(
             f"{folder} holds checkpoints of another run, which differs in {', '.join(differing)}; remove the folder, "
@@ -61,21 +69,39 @@ def claim(folder: Path, identity: Mapping[str, object]) -> None:
         )
 
 
-STATE = "trainer_state.json"
+STATE, OPTIMIZER = "trainer_state.json", "optimizer.pt"
+SHARES = "shares"
+"""Folder within a checkpoint of what its processes hold shares of."""
+NOT_WEIGHTS = (
+    SHARES,
+    "trainer_state.json",
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*",
+)
+"""What a checkpoint of the Trainer holds for resuming alone."""
 
 
-def last_complete_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint; None without any.
+def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
+    """Return the newest complete checkpoint of a run whose weights are divided, or are not; None without any.
 
-    The Trainer writes the state last. A run killed while saving leaves a checkpoint without a readable state, which is
-    skipped.
+    The Trainer writes its state last. A run killed while saving leaves a checkpoint that is not whole, which is
+    skipped; so is one with the other kind of optimizer state, with a warning.
     """
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    return next((path for path in found if _complete(path)), None)
+    named = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    found = sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    kind = Path(SHARES, ".metadata") if sharded else Path(OPTIMIZER)
+    for checkpoint in filter(_complete, found):
+        if (checkpoint / kind).is_file():
+            return checkpoint
+        _log.warning("%s was written by one process or by several, the other way round: not gone on from", checkpoint)
+    return None
 
 
 def _complete(checkpoint: Path) -> bool:
     try:
         return bool(json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False

@@ -1,18 +1,24 @@
-"""Verify the files that runs rely on: the lake, its shards, the checkpoints and the warehouse."""
+"""Verify the files that runs rely on: the lake, its shards, the checkpoints, the warehouse, the tools' indexes."""
 
+import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolformer_dag.files import damaged_beside
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake import warehouse
-from toolformer_dag.lake.verification import DamagedFile, damaged_files
+from toolformer_dag.lake.verification import DamagedFile, damaged_files, set_aside_damaged
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME
-from toolformer_dag.pipeline.shards import stamps
+from toolformer_dag.pipeline.shards import ShardFile, stamps
+from toolformer_dag.tools.passage_search import RetrievalOptions, damaged_index_files, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import checkpoint_folder, damaged_checkpoint_files
+from toolformer_dag.training.training_report import RECORD, checkpoint_folder
+
+NOT_WRITTEN = "is missing, or its content is not what was written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +31,56 @@ class Verification:
 
 
 def verified(plan: Plan) -> Verification:
-    """Read every published file, computed row, record, checkpoint, the warehouse and the shards; change nothing.
+    """Read every published file, computed row, record, checkpoint, index, the warehouse and the shards.
 
-    Not covered: indexes of passages, which lie outside the lake; tantivy checks them when it reads them.
+    What is damaged stays where it is; files that the project wrote are touched, so that the next run looks at them.
+    Not covered: models, passages and other files that were given to the project; their hashes are part of identities.
     """
     began = time.monotonic()
-    damaged = (*damaged_files(plan.lake), *_checkpoints(plan), *_warehouse(plan), *_shards(plan))
-    lake = plan.lake.root
-    inside = sum(path.stat().st_size for path in lake.rglob("*") if path.is_file()) if lake.is_dir() else 0
-    outside = sum(stamp.get("bytes", 0) for stamp in stamps(plan.shards).values()) if plan.settings.corpus.shards else 0
-    return Verification(damaged, inside + outside, time.monotonic() - began)
+    indexes = _indexes(plan)
+    written = (
+        *damaged_files(plan.lake),
+        *_checkpoints(plan),
+        *_warehouse(plan),
+        *(DamagedFile(file, NOT_WRITTEN) for index in indexes for file in damaged_index_files(index, again=True)),
+    )
+    for one in written:
+        with suppress(OSError):  # it is missing, or somebody else's: it is named all the same
+            os.utime(one.path)
+    inside = sum(map(_bytes, (plan.lake.root, *indexes)))
+    outside = sum(stamp.get("bytes", 0) for stamp in stamps(plan.shards).values()) if plan.settings.corpus.named else 0
+    return Verification((*written, *_shards(plan)), inside + outside, time.monotonic() - began)
+
+
+def set_aside(plan: Plan) -> list[DamagedFile]:
+    """Set aside the damaged rows, published files and indexes of a plan that changed since the last run looked.
+
+    Checkpoints and the warehouse are compared by their own steps.
+    """
+    found = set_aside_damaged(plan.lake)
+    options = [lane.tool.options for lane in plan.lanes]
+    for one in (one for one in options if isinstance(one, RetrievalOptions)):
+        found += [DamagedFile(file, NOT_WRITTEN) for file in set_aside_damaged_index(one.folder())]
+    return found
 
 
 def _checkpoints(plan: Plan) -> Iterator[DamagedFile]:
     for name in CHECKPOINTS:
         folder = checkpoint_folder(plan.settings, name)
         if folder.exists():
-            for file in damaged_checkpoint_files(folder, again=True):
-                yield DamagedFile(file, "is missing, or its content is not what was written")
+            for file in damaged_beside(folder / RECORD, again=True):
+                yield DamagedFile(file, NOT_WRITTEN)
+
+
+def _indexes(plan: Plan) -> list[Path]:
+    """Return the folders of the tools' indexes, each once; an index that was not built yet is left out."""
+    options = [lane.tool.options for lane in plan.lanes]
+    folders = [one.folder() for one in options if isinstance(one, RetrievalOptions)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
 
 
 def _warehouse(plan: Plan) -> Iterator[DamagedFile]:
@@ -56,7 +94,7 @@ def _shards(plan: Plan) -> Iterator[DamagedFile]:
     raw = plan.lake.table(NAME)
     for name, file in plan.shards.items():
         pointer = raw.whole_pointer(name)
-        if pointer is None or CONTENT not in pointer.record:
+        if pointer is None or not isinstance(file, ShardFile) or CONTENT not in pointer.record:
             continue
         same_stamp = pointer.record["inputs"] == stamps({name: file})[name]
         if same_stamp and _differs(file.path, pointer.record[CONTENT]):

@@ -8,8 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.mcp_arguments import BadArgument, argument_names, fill, only_argument, split_fields
-from toolformer_dag.tools.mcp_session import MalformedAnswer, McpOptions, Session, open_session
+from toolformer_dag.tools.mcp_arguments import (
+    BadArgument,
+    argument_names,
+    fill,
+    occurs,
+    only_argument,
+    split_fields,
+)
+from toolformer_dag.tools.mcp_session import TOO_LONG, MalformedAnswer, McpOptions, Session, open_session
+from toolformer_dag.tools.options import shown_values
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
 
 if TYPE_CHECKING:
@@ -75,12 +83,14 @@ class Connection:
         try:
             return session.call(arguments)
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
-            raise RetryableError(f"MCP server: {error}") from error
+            raise RetryableError(f"MCP server: {self._options.public(error)}") from error
         except MCPError as error:
+            if TOO_LONG in str(error):
+                raise MalformedAnswer(TOO_LONG) from error
             if lost := error.code in _session_lost():
                 self.close(session)
             if lost or error.code in (INTERNAL_ERROR, REQUEST_TIMEOUT):
-                raise RetryableError(f"MCP server: {error}") from error
+                raise RetryableError(f"MCP server: {self._options.public(error)}") from error
             raise
 
     def close(self, session: Session | None = None) -> None:
@@ -126,7 +136,7 @@ class McpTool(Tool):
     def wants(self, text: str, document: Document) -> str | None:
         if self.options.wants is None:
             return "every_text"
-        return "matches" if self.options.wants.search(text) else None
+        return "matches" if occurs(self.options.wants, text) else None
 
     def connect(self) -> None:
         """Connect to the server, starting a command. Raises ToolDown."""
@@ -141,8 +151,10 @@ class McpTool(Tool):
 
     def identity(self) -> Mapping[str, object]:
         """Return the server's address or command, its tool and its arguments; no secret, no folder."""
-        kept = {"command", "url", "tool", "arguments", "fields"}
-        return self.options.model_dump(mode="json", include=kept)
+        shown = "url" if self.options.command is None else "command"
+        kept = self.options.model_dump(mode="json", include={"tool", "arguments", "fields"})
+        arguments = kept["arguments"] and shown_values(kept["arguments"])
+        return {"command": None, "url": None, **kept, "arguments": arguments, shown: self.options.shown}
 
     def selection(self) -> Mapping[str, object]:
         """Return only the regular expression: changing it selects other texts but keeps stored results."""
@@ -171,7 +183,7 @@ class McpTool(Tool):
         return result_of(answer)
 
     def _no_result(self, text: str, reason: str, error: Exception) -> ToolResult:
-        _log.warning("%s(%.80s): %s; MCP client: %s", self.name, text, reason, error)
+        _log.warning("%s(%.80s): %s; MCP client: %s", self.name, text, reason, self.options.public(error))
         return ToolResult(None, reason)
 
     def _template(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from toolformer_dag.model.weights import ModelError
-from toolformer_dag.tools.options import PretrainedName, PretrainedOptions
+from toolformer_dag.tools.options import MAX_SECONDS, PretrainedName, PretrainedOptions, WebAddress, shown_url
 from toolformer_dag.tools.passage_search import PassageSearch, RetrievalOptions
 from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
@@ -24,7 +24,9 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
     - passages_read: how many passages the reader gets; 0 only for `seq2seq` and `http`, which then use no passages.
     - max_input_tokens: the limit of an input, for `fid` and `extractive` of a passage.
     - max_answer_tokens: the limit of an answer.
-    - For `http` only: url, including `/v1`; api_key_variable, the environment variable with the key; request_timeout_s.
+    - For `http` only: url, including `/v1`; api_key_variable, the environment variable with the key;
+      request_timeout_s, the deadline of a whole answer. A URL with a user, a query or a key in its path is recorded by
+      its hash.
     """
 
     reader: ReaderName = "seq2seq"
@@ -32,9 +34,9 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
     passages_read: int = Field(5, ge=0)
     max_input_tokens: int = Field(512, ge=16)
     max_answer_tokens: int = Field(32, ge=1)
-    url: str | None = Field(None, pattern=r"^https?://")
+    url: WebAddress | None = None
     api_key_variable: str | None = None
-    request_timeout_s: float = Field(60.0, gt=0)
+    request_timeout_s: float = Field(60.0, gt=0, le=MAX_SECONDS)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -144,5 +146,5 @@ class QuestionAnswering(Tool):
             return {}
         answers = {"max_answer_tokens": self.options.max_answer_tokens}
         if self.options.reader == "http":
-            return {"model": self.options.model, "url": self.options.url, **answers}
+            return {"model": self.options.model, "url": shown_url(str(self.options.url)), **answers}
         return {**self.options.weights_identity(), "max_input_tokens": self.options.max_input_tokens, **answers}

@@ -13,11 +13,19 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache
 
-from toolformer_dag.model.loading import CHECK_TOKENS, TOLERANCES, LanguageModel, agrees, logits_or_none, own_logits
+from toolformer_dag.model.loading import (
+    CHECK_TOKENS,
+    TOLERANCES,
+    LanguageModel,
+    agrees,
+    exact_products,
+    logits_or_none,
+    own_logits,
+)
 
 
 class DecodingBatch(ABC):
-    """Sequences of different lengths; use it in inference mode.
+    """Sequences of different lengths.
 
     `scores` [rows, V], float32: the logits of each row's next token.
     """
@@ -45,19 +53,33 @@ class DecodingBatch(ABC):
         ranks: list[int] = (self.scores > self.scores[:, token, None]).sum(-1).tolist()
         return ranks
 
+    @torch.inference_mode()
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
         """Forbid pairs of a row and its next token."""
         if places:
             rows, tokens = zip(*places, strict=True)
             self.scores[list(rows), list(tokens)] = -torch.inf
 
+    @torch.inference_mode()
     def permit(self, row: int, tokens: Sequence[int]) -> None:
         """Forbid all but these next tokens in a row."""
         permitted = self.scores[row, list(tokens)]
         self.scores[row] = -torch.inf
         self.scores[row, list(tokens)] = permitted
 
-    def log_probability(self, row: int, tokens: Sequence[int]) -> float:
+    def best(self) -> list[int]:
+        """Return the most likely next token of each row."""
+        best: list[int] = self.scores.argmax(-1).tolist()
+        return best
+
+    @torch.inference_mode()
+    def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
+        """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
+        others = self.scores[row].log_softmax(-1)
+        others[tokens[0]] = -torch.inf
+        return int((others > self._log_probability(row, tokens)).sum())
+
+    def _log_probability(self, row: int, tokens: Sequence[int]) -> float:
         """Compute the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
         branch = self.branch(row)
         total = 0.0
@@ -80,11 +102,13 @@ class CachedBatch(DecodingBatch):
         self._cache: Any = DynamicCache(config=self._model.config)
         self.scores = self._forward(self._rows([[0] * (longest - len(ids)) + list(ids) for ids in sequences]))
 
+    @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> None:
         """Append a token to each row."""
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         self.scores = self._forward(self._rows([[token] for token in tokens]))
 
+    @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all other rows and their part of the cache."""
         index = torch.tensor(rows, device=self._device)
@@ -125,6 +149,7 @@ class RecomputedBatch(DecodingBatch):
         self._sequences = [list(ids) for ids in sequences]
         self.scores = self._forward()
 
+    @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> None:
         """Append a token to each row."""
         self._sequences = [[*ids, token] for ids, token in zip(self._sequences, tokens, strict=True)]
@@ -159,7 +184,7 @@ class BatchMethod:
     rows: int
 
 
-_METHODS: WeakKeyDictionary[LanguageModel, BatchMethod] = WeakKeyDictionary()
+_METHODS: WeakKeyDictionary[Any, BatchMethod] = WeakKeyDictionary()
 
 
 def choose_batch_method(language_model: LanguageModel) -> BatchMethod:
@@ -167,14 +192,16 @@ def choose_batch_method(language_model: LanguageModel) -> BatchMethod:
 
     Tried in order: cached rows of different length together, cached rows alone, recomputed rows.
     """
-    if language_model not in _METHODS:
-        _METHODS[language_model] = _choose_batch_method(language_model)
-    return _METHODS[language_model]
+    if language_model.model not in _METHODS:
+        _METHODS[language_model.model] = _choose_batch_method(language_model)
+    return _METHODS[language_model.model]
 
 
+@exact_products()
 @torch.inference_mode()
 def _choose_batch_method(language_model: LanguageModel) -> BatchMethod:
-    if _reproduces_logits(language_model, CHECK_SEQUENCES):
+    chunked = getattr(language_model.model.config.get_text_config(), "attention_chunk_size", None)
+    if not chunked and _reproduces_logits(language_model, CHECK_SEQUENCES):  # padding would move the ends of chunks
         return BatchMethod(CachedBatch, BATCH_ROWS)
     if all(_reproduces_logits(language_model, [sequence]) for sequence in CHECK_SEQUENCES):
         return BatchMethod(CachedBatch, 1)

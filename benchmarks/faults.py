@@ -1,0 +1,166 @@
+"""Faults of processes, disks and clocks: each is tried on a world of its own, whose runs then have to end as if nothing
+had happened."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from benchmarks.soak_world import Ended, SoakWorld, Tables, differing
+
+
+class Skipped(Exception):
+    """This machine cannot make the fault; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """The world in which everything ran once, its tables, its tokens and the seconds of a run in a new process."""
+
+    fresh: SoakWorld
+    tables: Tables
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One world: how many faults it met, what was wrong after them, and its tokens over those of an undisturbed run."""
+
+    faults: int
+    wrong: tuple[str, ...]
+    extra: float = 0.0
+
+
+def killed_groups(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+    """Kill a run with all its processes at random times, three times, then let it finish."""
+    faults, before = 0, 0
+    for workers in (1, 1, 2):
+        run = world.start(f"execution.workers={workers}")
+        run.join(draw.uniform(0.05, 0.9) * whole.seconds)
+        if run.is_alive() and run.pid:
+            os.killpg(run.pid, signal.SIGKILL)
+            faults += 1
+            run.join()
+        else:
+            before += world.ended().tokens
+    ended = world.finish()
+    return _judged(whole, world, faults, ended, before + ended.tokens)
+
+
+def killed_workers(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+    """Kill single workers of a run with two or three, which goes on."""
+    faults, workers = 0, draw.choice((2, 3))
+    run = world.start(f"execution.workers={workers}")
+    while run.is_alive() and faults < 2:
+        run.join(draw.uniform(0.1, 1) * whole.seconds)
+        if (found := _workers(run.pid or 0)) and run.is_alive():
+            os.kill(draw.choice(found), signal.SIGKILL)
+            faults += 1
+    run.join()
+    ended = world.ended()
+    spent = ended.tokens
+    if ended.error and "workers died over one chunk" in ended.error:  # twice the same chunk: it says so and stops
+        ended = world.finish()
+        spent += ended.tokens
+    return _judged(whole, world, faults, ended, spent)
+
+
+def full_disks(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+    """Let runs fill a disk that is too small, make it larger twice, then large enough."""
+    wrong, faults, size, spent = [], 0, 0, 0
+    with _small_disk(world.folder / "disk"):
+        for _ in range(3):
+            size += draw.randrange(64, 768)
+            _mount("remount", f"size={size}k", world.folder / "disk")
+            ended = world.finish()
+            spent += ended.tokens
+            if ended.error is not None:
+                faults += 1
+                if ended.unexpected or "Traceback" in ended.error or "free " not in ended.error:
+                    wrong.append(f"{size} KiB: {ended.error}")
+        _mount("remount", "size=1g", world.folder / "disk")
+        ended = world.finish()
+        trial = _judged(whole, world, faults, ended, spent + ended.tokens)
+    return Trial(faults, (*wrong, *trial.wrong), trial.extra)
+
+
+def moved_clocks(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+    """Kill a run whose clock is off, and finish it under another clock; under the right one nothing is stale.
+
+    The clock is Python's: times of files are the system's, as on a disk that another machine writes too.
+    """
+    first, second = (timedelta(days=days) for days in draw.sample((-7300, -400, 1, 3300), 2))
+    run = world.start(clock=first)
+    run.join(draw.uniform(0.3, 0.9) * whole.seconds)
+    before, faults = 0, 2
+    if run.is_alive() and run.pid:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.join()
+        faults += 1
+    else:
+        before = world.ended().tokens
+    run = world.start(clock=second)
+    run.join()
+    ended = world.ended()
+    wrong = [f"clock off by {first}, {second}: {ended.error}"] if ended.error else []
+    right = world.finish()
+    if right.tokens:
+        wrong.append(f"clock off by {first}, {second}: {right.tokens:,} tokens under the right clock")
+    trial = _judged(whole, world, faults, right, before + ended.tokens)
+    return Trial(faults, (*wrong, *trial.wrong), trial.extra)
+
+
+def _judged(whole: Undisturbed, world: SoakWorld, faults: int, ended: Ended, spent: int) -> Trial:
+    """Compare the world with the undisturbed one; `wrong` is empty where they agree and nothing is stale.
+
+    `spent`: the tokens that all its runs have told, killed ones included.
+    """
+    if ended.error is not None:
+        return Trial(faults, (ended.error,))
+    wrong = [f"{name} differs" for name in differing(whole.tables, world.tables())]
+    wrong += [f"{one.name} is stale: {one.reasons.lines}" for one in world.project().stale() if not one.by_hand]
+    wrong += [f"{path} is damaged" for path in world.named()]
+    return Trial(faults, tuple(wrong), spent / whole.tokens - 1)
+
+
+def _workers(process: int) -> list[int]:
+    """The processes that a run has started to compute in."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    found = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [child for child in found if b"spawn_main" in _command(child)]
+
+
+def _command(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    done = _mount("size=64k", "", folder)
+    if done.returncode:
+        raise Skipped(f"a small disk cannot be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _mount(one: str, other: str, folder: Path) -> "subprocess.CompletedProcess[bytes]":
+    options = ",".join(filter(None, (one, other)))
+    return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+
+
+def seconds_of(world: SoakWorld) -> tuple[Ended, float]:
+    """Run a world in a new process; return how it ended and how long that took."""
+    begin = time.monotonic()
+    return world.finish(), time.monotonic() - begin

@@ -1,0 +1,102 @@
+"""Kills, damage, full disks and moved clocks: every run has to end with the tables of an undisturbed one.
+
+python -m benchmarks.soak [--minutes 20] [--flips 2000] [--documents 14] [--seed 0] [--work FOLDER]
+
+Each fault is tried on worlds of its own until its share of the time is over, at least once. First, single bits are
+flipped, and `verify` has to name each file. The exit status is 1 where anything was wrong.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.faults import (
+    Skipped,
+    Trial,
+    Undisturbed,
+    full_disks,
+    killed_groups,
+    killed_workers,
+    moved_clocks,
+    seconds_of,
+)
+from benchmarks.flips import mended_flips, named_flips
+from benchmarks.soak_world import SoakWorld
+
+Fault = Callable[[Undisturbed, SoakWorld, random.Random], Trial]
+FAULTS: dict[str, tuple[Fault, bool, float]] = {
+    "flipped bits mended": (mended_flips, True, 0.2),
+    "process groups killed": (killed_groups, False, 0.3),
+    "single workers killed": (killed_workers, False, 0.25),
+    "disks filled": (full_disks, False, 0.1),
+    "clocks moved": (moved_clocks, False, 0.15),
+}
+"""What is tried, whether on a world in which everything ran, and its share of the time."""
+
+
+def undisturbed(folder: Path, documents: int) -> tuple[Undisturbed, SoakWorld]:
+    """Run a world once, and measure it; return it with one in which finetuning and evaluation ran too."""
+    fresh = SoakWorld.make(folder / "fresh", documents)
+    whole = fresh.copy(folder / "whole")
+    ended, seconds = seconds_of(whole)
+    if ended.error:
+        raise SystemExit(f"the undisturbed run failed: {ended.error}")
+    made = Undisturbed(fresh, whole.tables(), ended.tokens, seconds)
+    if error := whole.run(training=True).error:
+        raise SystemExit(f"the undisturbed run failed: {error}")
+    print(f"undisturbed: {seconds:.1f} s, {ended.tokens:,} tokens, {len(made.tables)} parts of tables", flush=True)
+    return made, whole
+
+
+def tried(name: str, made: Undisturbed, whole: SoakWorld, folder: Path, seconds: float, draw: random.Random) -> bool:
+    """Try one fault until the seconds are over and print its row; return whether nothing was wrong."""
+    fault, on_whole, _ = FAULTS[name]
+    trials: list[Trial] = []
+    end = time.monotonic() + seconds
+    while not trials or time.monotonic() < end:
+        world = (whole if on_whole else made.fresh).copy(folder / name.replace(" ", "-") / str(len(trials)))
+        try:
+            trials.append(fault(made, world, draw))
+        except Skipped as reason:
+            print(f"{name}: skipped, {reason}", flush=True)
+            return True
+    wrong = [what for trial in trials for what in trial.wrong]
+    extra = [trial.extra for trial in trials]
+    print(
+        f"{name}: {sum(trial.faults for trial in trials)} in {len(trials)} worlds, {len(wrong)} wrong, "
+        f"tokens {min(extra):+.1%} to {max(extra):+.1%}",
+        *wrong,
+        sep="\n    ",
+        flush=True,
+    )
+    return not wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--flips", type=int, default=2000)
+    parser.add_argument("--documents", type=int, default=14)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, help="a folder that does not exist yet; default: a temporary one")
+    options = parser.parse_args()
+    end, draw = time.monotonic() + 60 * options.minutes, random.Random(options.seed)
+    with TemporaryDirectory() as temporary:
+        folder = options.work or Path(temporary)
+        made, whole = undisturbed(folder, options.documents)
+        found = named_flips(whole, options.flips, draw)
+        for kind, (flips, named) in found.items():
+            print(f"flipped bits, {kind}: {named} of {flips} named by verify", flush=True)
+        right = all(flips == named for flips, named in found.values())
+        left = max(0.0, end - time.monotonic())
+        for name, (*_, share) in FAULTS.items():
+            right &= tried(name, made, whole, folder, share * left, draw)
+    sys.exit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""A small project that faults are tried on, and runs of it in processes of their own."""
+
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import polars as pl
+import time_machine
+import torch  # noqa: F401 - loaded once, for every run that is forked from here
+from polars.testing import assert_frame_equal
+
+import toolformer_dag.model.engine  # noqa: F401
+from benchmarks.pipeline_world import MEASURED
+from toolformer_dag.cli.project import Project
+from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
+from toolformer_dag.synthetic.web import write_shards
+from toolformer_dag.training.verify_project import verified
+
+SETTINGS = """
+[paths]
+lake = "disk/lake"
+warehouse = "disk/lake/toolformer.duckdb"
+[corpus]
+shards = ["web/*.json.gz"]
+[model]
+name = "model"
+[tools.calculator]
+tau_f = 0.0
+prompt = "calculator.txt"
+[tools.wiki_search]
+tau_f = 0.0
+prompt = "embedded"
+index_folder = "disk/indexes"
+[training]
+max_steps = 1
+eval_steps = 1
+batch_size = 2
+[evaluation]
+questions = 1
+[decoding]
+max_new_tokens = 4
+[execution]
+chunk_texts = 4
+workers = 1
+"""
+NOT_AGAIN = 3600.0
+"""Seconds after which a run counts as hanging."""
+Tables = Mapping[str, pl.DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended: `error` where it failed, and the tokens that it and killed runs before it had spent.
+
+    `unexpected`: the error is none that a user should see.
+    """
+
+    error: str | None
+    tokens: int
+    unexpected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SoakWorld:
+    """The folder of a toolformer.toml; everything that runs write but Dagster's history lies in `disk`."""
+
+    folder: Path
+
+    @staticmethod
+    def make(folder: Path, documents: int) -> "SoakWorld":
+        """Lay out a world in which nothing ran yet."""
+        folder.mkdir(parents=True)
+        (folder / "toolformer.toml").write_text(SETTINGS)
+        shutil.copytree(SMALL_MODEL, folder / "model")
+        shutil.copy(PROMPTS / "calculator.txt", folder)
+        write_shards(folder / "web", 2, documents, seed=1)
+        (folder / "disk").mkdir()
+        return SoakWorld(folder)
+
+    def copy(self, folder: Path) -> "SoakWorld":
+        """Copy the world, with what ran in it, to another folder."""
+        return SoakWorld(shutil.copytree(self.folder, folder))
+
+    def project(self, *overrides: str) -> Project:
+        """Load the settings and open the instance, for this process."""
+        os.environ["DAGSTER_HOME"] = str(self.folder / ".dagster")
+        return Project.of(load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides))
+
+    def run(self, *overrides: str, training: bool = False) -> Ended:
+        """Run in this process; an error that the command line would show is returned."""
+        try:
+            report = self.project(*overrides).run(training)
+        except UserError as error:
+            return Ended(str(error), 0)
+        told = "\n".join(f"{name}: {reason}" for name, reason in report.failed.items())
+        return Ended(told or None, (report.spent + report.unfinished).tokens)
+
+    def start(self, *overrides: str, clock: timedelta = timedelta(0)) -> "ForkServerProcess":
+        """Start a run in a process group of its own, in which Python's clock is off by `clock`."""
+        (self.folder / "ended.json").unlink(missing_ok=True)
+        process = FORKS.Process(target=_alone, args=(self.folder, overrides, clock))
+        process.start()
+        return process
+
+    def ended(self) -> Ended:
+        """Return how the last started run ended. Raises FileNotFoundError for one that was killed."""
+        return Ended(**json.loads((self.folder / "ended.json").read_text()))
+
+    def finish(self, *overrides: str) -> Ended:
+        """Start a run and wait for it."""
+        process = self.start(*overrides)
+        process.join(NOT_AGAIN)
+        return self.ended()
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return all rows of all tables without what measures time; nothing damaged is read."""
+        return {
+            f"{output.name} {part}": output.table.read(part).drop(MEASURED, strict=False)
+            for output in table_outputs(self.project().plan)
+            for part in output.table.parts()
+        }
+
+    def named(self) -> set[Path]:
+        """Return the files that `verify` names."""
+        return {one.path for one in verified(self.project().plan).damaged}
+
+
+def differing(one: Tables, other: Tables) -> list[str]:
+    """Return the names of tables that differ by more than the rounding of another batch."""
+    names = [*(one.keys() ^ other.keys())]
+    for name in one.keys() & other.keys():
+        try:
+            assert_frame_equal(one[name], other[name], rel_tol=1e-4, abs_tol=1e-5)
+        except AssertionError:
+            names.append(name)
+    return sorted(names)
+
+
+def _alone(folder: Path, overrides: tuple[str, ...], clock: timedelta) -> None:
+    os.setsid()
+    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    try:
+        with time_machine.travel(datetime.now(UTC) + clock) if clock else nullcontext():
+            ended = SoakWorld(folder).run(*overrides)
+    except Exception as error:  # noqa: BLE001 - told as what nobody should see
+        ended = Ended(f"{type(error).__name__}: {error}", 0, unexpected=True)
+    (folder / "ended.json").write_text(json.dumps({name: getattr(ended, name) for name in Ended.__slots__}))
+
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__])

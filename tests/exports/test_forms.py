@@ -1,0 +1,162 @@
+"""Each form against what it promises: nothing of a text is lost, masks cover results, pairs are those of the losses."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from datasets import load_dataset
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.conftest import make_llama_tokenizer, make_tiny_tokenizer
+from tests.runs.conftest import World
+from toolformer_dag.exports.corpus_export import export_corpus
+from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall, corpus_texts
+from toolformer_dag.exports.forms import (
+    IGNORED,
+    INSTRUCTION,
+    chat_form,
+    conversation,
+    masked_form,
+    preference_form,
+    result_spans,
+    text_form,
+)
+from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
+
+NAMES = ["Calculator", "QA"]
+PIECES = [" [", "]", "QA(", "->", " ", "\n", "é", "e\u0301", "😀", "\u202e", "東", "x", "\x00", "1", " 12", "ﬁ"]
+TEXTS = st.text() | st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
+VALUES = TEXTS.map(lambda text: clean_result(text, 40))
+
+
+def scored(offset: int, name: str, given: str, result: str, **values: float) -> ScoredCall:
+    losses = {"delta": 1.0, "loss_empty": 2.0, "loss_call": 2.5, "loss_result": 1.0, **values}
+    return ScoredCall(name.lower(), name, "one", 0, offset, 0, offset, given, result, **losses)
+
+
+def text_of(plain: str, calls: Sequence[ScoredCall], rivals: Sequence[ScoredCall] = ()) -> CorpusText:
+    placed = [PlacedCall(call.offset, Call(call.name, call.input), call.result) for call in calls]
+    return CorpusText("d", 0, "one", None, "train", splice(plain, placed), plain, tuple(calls), tuple(rivals))
+
+
+@st.composite
+def hostile_texts(draw: st.DrawFn) -> CorpusText:
+    """A text that no tool refuses, with one to four calls, with whatever a result may hold."""
+    plain = draw(TEXTS)
+    assume(not holds_call(plain, NAMES) and plain)
+    offsets = draw(st.lists(st.integers(0, len(plain) - 1), min_size=1, max_size=4, unique=True))
+    calls = [scored(at, draw(st.sampled_from(NAMES)), draw(VALUES), draw(VALUES)) for at in sorted(offsets)]
+    return text_of(plain, calls)
+
+
+@given(hostile_texts())
+def test_no_form_loses_a_character(text: CorpusText) -> None:
+    [row] = text_form().rows(text)
+    assert take_out(row["text"], NAMES) == row["plain"] == text.plain
+    assert [call.offset for call in placed_calls(row["text"], NAMES)] == [call["offset"] for call in row["calls"]]
+    for begin, end in result_spans(text):
+        assert text.text[end] == "]" and text.text[begin - 4 : begin] == ") -> "[1:]
+    assert [text.text[begin:end] for begin, end in result_spans(text)] == [call.result for call in text.calls]
+    messages = list(conversation(text))
+    spoken = [message["content"] for message in messages if message["role"] != "tool"]
+    assert "".join(spoken) == INSTRUCTION + text.plain
+    asked = [message["tool_calls"][0]["function"]["arguments"] for message in messages if "tool_calls" in message]
+    assert asked == [{"input": call.input} for call in text.calls]
+    assert [message["content"] for message in messages if message["role"] == "tool"] == [c.result for c in text.calls]
+
+
+ENCODINGS = [
+    Encoding(make_tiny_tokenizer(one_token_start=True, bos=True)),
+    Encoding(make_tiny_tokenizer(one_token_start=False, bos=False)),
+    Encoding(make_llama_tokenizer("first")),
+]
+
+
+@given(hostile_texts(), st.sampled_from(ENCODINGS), st.integers(16, 60))
+def test_masked_tokens_are_those_of_the_text_and_labels_leave_out_results_alone(
+    text: CorpusText, encoding: Encoding, length: int
+) -> None:
+    rows = list(masked_form(encoding, length, "tiny").rows(text))
+    [tokens] = encoding.texts([text.text])
+    ids = rows[0]["input_ids"] + [token for row in rows[1:] for token in row["input_ids"][1:]]
+    labels = rows[0]["labels"] + [label for row in rows[1:] for label in row["labels"][1:]]
+    assert ids == [*encoding.bos, *tokens.ids, encoding.tokenizer.eos_token_id]
+    assert all(label in (token, IGNORED) for token, label in zip(ids, labels, strict=True))
+    assert all(len(row["input_ids"]) == len(row["labels"]) <= length for row in rows)
+    starts = tokens.offsets.tolist()
+    ends = [max(end, start + 1) for start, end in zip(starts, [*starts[1:], len(text.text)], strict=True)]
+    held = {place for begin, end in result_spans(text) for place in range(begin, end)}
+    for start, end, label in zip(starts, ends, labels[len(encoding.bos) :], strict=False):
+        assert (label == IGNORED) == bool(held & set(range(start, end)))  # character by character: the obvious way
+
+
+def test_the_paper_s_example_masked() -> None:
+    encoding = Encoding(make_tiny_tokenizer(one_token_start=True, bos=False))
+    text = text_of("there were 42 apples.", [scored(10, "Calculator", "17 + 25", "42")])
+    [row] = masked_form(encoding, 1024, "tiny").rows(text)
+    read = encoding.tokenizer.decode(
+        [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
+    )
+    assert read == "there were [Calculator(17 + 25) -> ] 42 apples.<end>"  # the space is a token of its own
+
+
+def test_pairs_are_a_kept_call_against_a_rejected_one_and_no_call_against_one_that_hurts() -> None:
+    kept = scored(5, "QA", "a?", "b")
+    rivals = [
+        scored(5, "QA", "c?", "d", delta=0.2, loss_result=2.2),  # rejected
+        scored(5, "Calculator", "1", "2", delta=-3.0, loss_result=9.0),  # of another tool, where a call was kept
+        scored(7, "QA", "e?", "f", delta=-2.0, loss_result=4.0),  # hurts by 2
+        scored(8, "QA", "g?", "h", delta=-0.1, loss_result=2.1),  # hurts by less than tau_f
+        scored(9, "QA", "i?", "j", delta=-1.0, loss_empty=4.0, loss_call=0.5, loss_result=1.5),  # better than no call
+    ]
+    text = text_of("He is in the house.", [kept], rivals)
+    found = list(preference_form({"qa": 0.5, "calculator": 0.5}).rows(text))
+    assert [(row["kind"], row["margin"]) for row in found] == [("rejected_call", pytest.approx(1.2)), ("no_call", 2.0)]
+    assert found[0]["prompt"] == "He is" and found[1]["prompt"] == "He is i"
+    assert (
+        found[0]["chosen"] == " [QA(a?) -> b] in the house." and found[0]["rejected"] == " [QA(c?) -> d] in the house."
+    )
+    assert found[1]["chosen"] == "n the house." and found[1]["rejected"] == " [QA(e?) -> f]n the house."
+    assert found[1]["chosen_call"] is None and found[0]["chosen_call"]["delta"] == 1.0
+    same = text_of("He is in the house.", [kept], [scored(5, "QA", "a?", "b", delta=0.2)])
+    above = text_of("He is in the house.", [kept], [scored(5, "QA", "c?", "d", delta=0.9)])
+    assert not list(preference_form({"qa": 0.5}).rows(same)) + list(preference_form({"qa": 0.5}).rows(above))
+
+
+def test_exported_pairs_are_those_that_sql_finds(exported_world: World, plan: Plan, tmp_path: Path) -> None:
+    export_corpus(plan, tmp_path / "pairs", preference_form({lane.key: lane.tau_f for lane in plan.lanes}))
+    rows = [row for split in load_dataset(str(tmp_path / "pairs")).values() for row in split]
+    key = ("tool", "shard", "segment", "position", "sample")
+    for kind in ("rejected_call", "no_call"):
+        found = {(row["digest"], *(row["rejected_call"][k] for k in key)) for row in rows if row["kind"] == kind}
+        exists = "" if kind == "rejected_call" else "NOT"
+        same_tool = "AND k.tool = l.tool AND l.delta < 0.0 AND (k.input, k.result) <> (l.input, l.result)"
+        hurts = "AND l.loss_result > l.loss_empty" if kind == "no_call" else ""
+        expected = exported_world.sql(
+            "WITH least AS (SELECT * FROM loss_deltas WHERE reason IS NULL "
+            "QUALIFY row_number() OVER (PARTITION BY tool, digest, segment, position ORDER BY delta, sample) = 1), "
+            "best AS (SELECT * FROM filtered_calls "
+            "QUALIFY row_number() OVER (PARTITION BY digest, char_offset ORDER BY delta DESC, tool DESC) = 1) "
+            "SELECT digest, tool, l.shard, l.segment, position, sample FROM least AS l "
+            "WHERE EXISTS (SELECT 1 FROM augmented_corpus AS c WHERE c.digest = l.digest AND char_offset >= c.offset "
+            f"AND char_offset < c.offset + length(c.text)) {hurts} AND {exists} EXISTS (SELECT 1 FROM best AS k "
+            f"WHERE k.digest = l.digest AND k.char_offset = l.char_offset {same_tool if not exists else ''})"
+        )
+        assert found == set(expected)
+        assert found, kind
+    assert all(row["rejected"].endswith(row["chosen"][-1:]) for row in rows)
+
+
+def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
+    export_corpus(plan, tmp_path / "chat", chat_form(plan.lanes))
+    assert "not filtered in this form" in (tmp_path / "chat" / "README.md").read_text("utf-8")
+    names = {"calculator": "Calculator", "sums": "Search"}
+    texts = {(text.digest, text.segment): text for text in corpus_texts(plan.settings.paths.warehouse, names)}
+    for row in load_dataset(str(tmp_path / "chat"), split="train"):
+        assert row["messages"] == json.loads(json.dumps(list(conversation(texts[row["digest"], row["segment"]]))))
+        assert [tool["function"]["name"] for tool in row["tools"]] == ["Calculator", "Search"]
+        assert "such as 1+2" in row["tools"][0]["function"]["parameters"]["properties"]["input"]["description"]

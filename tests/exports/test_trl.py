@@ -1,0 +1,99 @@
+"""Others' trainers take each form as it is: one step of TRL's SFT and DPO on a model made on the spot."""
+
+import copy
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_dataset
+from transformers import AutoTokenizer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from tests.command_line import cli
+from tests.runs.conftest import World
+from toolformer_dag.exports.corpus_export import export_corpus
+from toolformer_dag.exports.forms import IGNORED, Form, chat_form, masked_form, preference_form, text_form
+from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.pipeline.plan import Plan
+
+pytestmark = pytest.mark.long
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
+FENCED_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TEMPLATE = """\
+{%- for tool in tools or [] %}{{ tool.function.name }}({{ tool.function.parameters.properties | list | first }})
+{% endfor %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{%- for call in message.tool_calls or [] %} {{ call.function.name }}({{ call.function.arguments.input }}){% endfor %}
+{% endfor %}"""
+ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "save_strategy": "no"}
+
+
+@pytest.fixture
+def loaded(exported_world: World) -> LanguageModel:
+    model = load_language_model(str(exported_world.folder / "model"), device="cpu")
+    model.tokenizer.pad_token = model.tokenizer.eos_token
+    return model
+
+
+def rows_of(plan: Plan, folder: Path, form: Form) -> Any:
+    export_corpus(plan, folder, form)
+    return load_dataset(str(folder), split="train")
+
+
+def changed(model: LanguageModel, before: dict[str, Any]) -> bool:
+    return any(not weight.equal(before[name]) for name, weight in model.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["text", "masked", "chat"])
+def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path: Path) -> None:
+    forms = {"text": text_form(), "masked": masked_form(loaded.encoding, 128, "tiny"), "chat": chat_form(plan.lanes)}
+    rows = rows_of(plan, tmp_path / "data", forms[name])
+    loaded.tokenizer.chat_template = TEMPLATE
+    before = copy.deepcopy(loaded.model.state_dict())
+    arguments = SFTConfig(str(tmp_path / "out"), max_length=160, **ONE_STEP)
+    trainer = SFTTrainer(loaded.model, arguments, train_dataset=rows, processing_class=loaded.tokenizer)
+    batch = next(iter(trainer.get_train_dataloader()))
+    if name == "masked":
+        assert (batch["labels"] == IGNORED).any(), "results are predicted"
+    if name == "chat":
+        told = loaded.tokenizer.decode(batch["input_ids"][0])
+        assert "Calculator(input)" in told and "tool: " in told
+    trainer.train()
+    assert changed(loaded, before)
+
+
+def test_masked_labels_reach_the_loss(plan: Plan, loaded: LanguageModel, tmp_path: Path) -> None:
+    rows = rows_of(plan, tmp_path / "data", masked_form(loaded.encoding, 128, "tiny"))
+    arguments = SFTConfig(str(tmp_path / "out"), max_length=160, **ONE_STEP)
+    trainer = SFTTrainer(loaded.model, arguments, train_dataset=rows, processing_class=loaded.tokenizer)
+    for ours, theirs in zip(rows, trainer.train_dataset, strict=True):
+        assert (theirs["input_ids"], theirs["labels"]) == (ours["input_ids"], ours["labels"])
+
+
+def test_dpo_takes_a_step(plan: Plan, loaded: LanguageModel, tmp_path: Path) -> None:
+    rows = rows_of(plan, tmp_path / "data", preference_form({lane.key: lane.tau_f for lane in plan.lanes}))
+    before = copy.deepcopy(loaded.model.state_dict())
+    arguments = DPOConfig(str(tmp_path / "out"), max_length=160, learning_rate=1e-3, **ONE_STEP)
+    reference = copy.deepcopy(loaded.model)
+    trainer = DPOTrainer(loaded.model, reference, arguments, train_dataset=rows, processing_class=loaded.tokenizer)
+    trainer.train()
+    assert changed(loaded, before)
+
+
+def test_the_page_s_examples_run(exported_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, but for the model and the number of steps."""
+    monkeypatch.chdir(tmp_path)
+    config = str(exported_world.folder / "toolformer.toml")
+    for folder, arguments in {"data": (), "pairs": ("--form", "preference"), "tables": ("--warehouse",)}.items():
+        assert cli("export", folder, *arguments, "--config", config).returncode == 0
+    shutil.copytree(exported_world.folder / "model", "model")
+    loaded = AutoTokenizer.from_pretrained("model")
+    loaded.pad_token = loaded.eos_token
+    loaded.save_pretrained("model")
+    blocks = FENCED_PYTHON.findall(PAGE.read_text("utf-8"))
+    assert len(blocks) == 4
+    for block in blocks:
+        small = block.replace('"gpt2"', '"model"').replace('Config("out"', 'Config("out", max_steps=1, use_cpu=True')
+        exec(compile(small, str(PAGE), "exec"), {})

@@ -1,0 +1,91 @@
+"""Every architecture against the naive backend: proposals, losses, decoding, finetuning, and what it costs."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from benchmarks.architectures import MOST_ERROR, MOST_TOKENS, compared, largest_error, samples
+from benchmarks.naive import NaiveBackend
+from benchmarks.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, tiny_model, tokenizer_of
+from benchmarks.tiny_models import TEXTS as SOME
+from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.model import sharing
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.training.finetune import finetune
+
+WAYS = {
+    "Llama 4": sharing.SHARED,
+    "GPT-Neo": sharing.SHARED,
+    "Gemma 2": sharing.SHARED,
+    "gpt-oss": sharing.SHARED,
+    "Cohere2": sharing.SHARED,
+    "Granite": sharing.SHARED,
+    "Bloom": sharing.OWN_CACHE,
+    "Qwen3-Next": sharing.OWN_CACHE,
+    "Mamba": sharing.OWN_CACHE,
+}
+"""Chunks, windows, soft caps, sinks, scaled heads; ALiBi, a state with and without chunks. The rest is long."""
+PAIRED = (
+    *("GPT-2", "GPT-J", "Llama", "Llama 4", "Mistral", "Gemma 2", "Granite", "gpt-oss", "Falcon, ALiBi", "Bloom"),
+    *("LFM2", "Mamba"),
+)
+TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(4) for b in range(4)]
+PROMPTS = ["Ada had 3 apples and", "Prices rose by 5 €", "one two"]
+SETTINGS = TrainingSettings(batch_size=8, device_batch_size=8, learning_rate=1e-2, max_steps=4, eval_steps=2)
+
+
+def check(language_model: LanguageModel, count: int = 4) -> tuple[str, int, int]:
+    """Compare all numbers with the naive backend's; return the way and the tokens of both."""
+    way, ours, naive = compared(language_model, SOME[:count])
+    assert samples(ours) == samples(naive) and len(samples(ours)) == 12 * count
+    assert largest_error(ours, naive) < MOST_ERROR
+    return way, ours.tokens, naive.tokens
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_attention_adds_is_computed_exactly_and_nothing_twice(name: str) -> None:
+    way, tokens, naive = check(tiny_model(name, tokenizer_of("bos")), 2)
+    assert way == WAYS[name] and tokens < naive / 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in WAYS])
+def test_every_architecture_gives_the_naive_numbers_with_the_tokens_of_llama(name: str) -> None:
+    _, llama, _ = check(tiny_model("Llama", tokenizer_of("bos")))
+    way, tokens, naive = check(tiny_model(name, tokenizer_of("bos")))
+    assert tokens <= naive
+    assert (way == sharing.RECOMPUTED) == (name in UNCACHED)
+    assert name in UNCACHED or tokens <= MOST_TOKENS * llama
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("name", PAIRED)
+def test_the_whole_line_runs_with_every_kind_of_tokenizer(name: str, kind: str, tmp_path: Path) -> None:
+    model = tiny_model(name, tokenizer_of(kind))
+    check(model)
+    model.model.save_pretrained(tmp_path / "base")
+    model.tokenizer.save_pretrained(tmp_path / "base")
+    base = ModelSettings(name=str(tmp_path / "base"), device="cpu")
+    assert finetune(base, TEXTS, TEXTS[:2], SETTINGS, tmp_path / "out").steps == 4
+    tools = {"Calculator": load_tool("calculator", {})}
+    for trained in (model, load_language_model(str(tmp_path / "out"), device="cpu")):
+        options = {"k": 20, "max_new_tokens": 12, "max_call_tokens": 8}
+        written = generate(trained, PROMPTS, tools, **options)
+        assert written == generate(trained, PROMPTS, tools, **options, backend=NaiveBackend(trained))
+
+
+def test_the_way_is_logged_once_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, sharing.__name__)
+    for name in ("Llama", "Bloom", "RWKV", "RecurrentGemma"):
+        Engine(tiny_model(name, tokenizer_of("bos")))
+    llama, bloom, rwkv, recurrent = [record for record in caplog.records if record.name == sharing.__name__]
+    assert (llama.levelname, bloom.levelname) == ("INFO", "WARNING")
+    assert "stored once for all samples" in llama.getMessage() and "'Llama' (LlamaForCausalLM)" in llama.getMessage()
+    assert "no token is computed twice, but every sample holds a copy" in bloom.getMessage()
+    assert "few samples run together" in rwkv.getMessage()
+    assert "recomputed for every token of every sample" in recurrent.getMessage()

@@ -1,0 +1,324 @@
+"""Counts by chance, false discovery rates and thresholds agree with plain loops, in the filter and in the warehouse."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import groupby
+from math import ceil, sqrt
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline.conftest import hand_made, publish, update_one
+from toolformer_dag.cli.run import CHANCE
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.warehouse import CHOSEN, build, query
+from toolformer_dag.pipeline.chance import chance_tables, chance_threshold, threshold_told
+from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.stages import warehouse_tables
+
+Row = dict[str, Any]
+Outputs = dict[str, TableOutput]
+PLACE = ("shard", "digest", "segment", "position")
+KEY = (*PLACE, "sample")
+LEVELS = (0.01, 0.05, 0.1)
+deltas = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.9, 1.0, 2.0, 3.0])
+calls = st.lists(
+    st.fixed_dictionaries(
+        {
+            "shard": st.sampled_from(["one", "two"]),
+            "digest": st.sampled_from("ab"),
+            "segment": st.just(0),
+            "position": st.integers(0, 5),
+            "sample": st.integers(0, 2),
+            "delta": st.one_of(st.none(), deltas, deltas),
+            "swapped": st.lists(deltas, max_size=3),
+        }
+    ),
+    max_size=40,
+    unique_by=lambda row: tuple(row[name] for name in KEY),
+)
+rate = st.sampled_from([0.01, 0.05, 0.2, 0.4, 0.9])
+
+
+def lake(folder: Path, rows: Sequence[Row], *more: str, tau_f: object = 1.0) -> Outputs:
+    """Publish calls and their swaps; a call without a delta looks ahead."""
+    outputs = hand_made(folder, "calculator", *more, tau_f=tau_f)
+    for shard in ("one", "two"):
+        own = [{"tool": "calculator", "input": "1", "result": "1", **row} for row in rows if row["shard"] == shard]
+        scored = [
+            {
+                **{k: v for k, v in row.items() if k != "swapped"},
+                "reason": "looks_ahead" if row["delta"] is None else None,
+            }
+            for row in own
+        ]
+        other = [
+            {**{k: v for k, v in row.items() if k != "swapped"}, "delta": delta, "swap": swap}
+            for row in own
+            for swap, delta in enumerate(row["swapped"])
+        ]
+        publish(outputs["calculator/loss_deltas"], shard, scored)
+        texts = {(row["digest"], row["segment"]) for row in own}
+        named = [{"tool": "calculator", "digest": a, "segment": b, "shard": shard, "text_digest": a} for a, b in texts]
+        publish(outputs["calculator/heuristic_subset"], shard, named)
+        publish(outputs["calculator/swapped_results"], shard, other)
+    return outputs
+
+
+def warehouse(folder: Path, outputs: Outputs) -> Path:
+    some = next(iter(outputs.values()))
+    lanes = [lane.key for lane in some.plan.lanes]
+    build(some.plan.lake, warehouse_tables(list(outputs.values())), lanes, folder / "w.duckdb")
+    return folder / "w.duckdb"
+
+
+class Slow:
+    """The control, counted one call at a time."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        home = {row["digest"]: min(r["shard"] for r in rows if r["digest"] == row["digest"]) for row in rows}
+        once = [row for row in rows if row["shard"] == home[row["digest"]] and row["delta"] is not None]
+        once.sort(key=lambda row: [row[name] for name in KEY])
+        self.places, self.swaps, self.own = [], [], []
+        self.weights: list[Fraction] = []
+        for _, group in groupby(once, key=lambda row: [row[name] for name in PLACE]):
+            at = list(group)
+            self.places.append(max(row["delta"] for row in at))
+            of_place = max(len(row["swapped"]) for row in at)
+            self.weights += of_place * [Fraction(1, of_place or 1)]
+            for swap in range(of_place):
+                told = [row for row in at if len(row["swapped"]) > swap]
+                if told:
+                    self.swaps.append(max(row["swapped"][swap] for row in told))
+                if told and swap == 0:
+                    self.own.append(max(row["delta"] for row in told))
+        self.sampled = sum(bool(row["swapped"]) for row in once)
+
+    def share(self, tau_f: float) -> Fraction:
+        """The mean over the swapped places of their shares of kept swaps."""
+        kept = [weight for delta, weight in zip(self.swaps, self.weights, strict=True) if delta >= tau_f]
+        return sum(kept, Fraction()) / len(self.own)
+
+    def fdr(self, tau_f: float) -> float:
+        places, kept, n = len(self.places), at_least(self.places, tau_f), len(self.own)
+        return float(min(1, (self.share(tau_f) * n + 1) * places / n / kept))
+
+    def fdr_high(self, tau_f: float) -> float:
+        share, n, z = float(self.share(tau_f)), len(self.own), 1.6448536269514722
+        high = (share + z**2 / 2 / n + z * sqrt(share * (1 - share) / n + z**2 / 4 / n**2)) / (1 + z**2 / n)
+        return min(1.0, high * len(self.places) / at_least(self.places, tau_f))
+
+    def threshold(self, level: float) -> float | None:
+        """The smallest delta at which the rate is low enough."""
+        steps = sorted({delta for delta in self.places if delta > 0}) if self.swaps else []
+        return next((tau for tau in steps if self.fdr(tau) <= level), None)
+
+    def swaps_needed(self, level: float) -> int | None:
+        """The fewest swapped places that would do at some threshold, with the share as it is; by trying."""
+        found = []
+        for tau in {delta for delta in self.places if delta > 0} if self.swaps else ():
+            share = self.share(tau)
+            kept = at_least(self.places, tau)
+            fits = (n for n in range(1, 20000) if (share * n + 1) * len(self.places) <= Fraction(str(level)) * kept * n)
+            if (first := next(fits, None)) is not None:
+                found.append(first)
+        return min(found, default=None)
+
+
+def at_least(deltas: Sequence[float], tau_f: float) -> int:
+    return sum(delta >= tau_f for delta in deltas)
+
+
+@settings(max_examples=25, deadline=None)
+@given(calls)
+def test_statistics_and_thresholds_agree_with_plain_loops(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[Row]
+) -> None:
+    folder = tmp_path_factory.mktemp("lake")
+    outputs, slow = lake(folder, calls), Slow(calls)
+    database = warehouse(folder, outputs)
+    view = query(database, "FROM swapped_statistics").to_dicts()
+    assert [row["tau_f"] for row in view] == [0.5, 1.0, 2.0]
+    for row in view:
+        kept, swapped = at_least(slow.own, row["tau_f"]), at_least(slow.swaps, row["tau_f"])
+        places, swaps = len(slow.places), len(slow.swaps)
+        assert (row["places"], row["sampled"], row["swapped"], row["swaps"]) == (
+            places,
+            slow.sampled,
+            len(slow.own),
+            swaps,
+        )
+        assert (row["kept"], row["kept_swapped"]) == (kept, swapped)
+        assert row["calls"] == at_least(slow.places, row["tau_f"])
+        assert row["by_chance"] == (pytest.approx(slow.share(row["tau_f"]) * places, abs=0.51) if swaps else None)
+        if swaps:
+            assert row["share_swapped"] == pytest.approx(float(slow.share(row["tau_f"])))
+            assert 0 <= row["by_chance_low"] <= row["by_chance"] <= row["by_chance_high"] <= places
+        known = swaps and row["calls"]
+        assert row["fdr"] == (pytest.approx(slow.fdr(row["tau_f"])) if known else None)
+        assert row["fdr_high"] == (pytest.approx(slow.fdr_high(row["tau_f"])) if known else None)
+        assert row["too_few_swaps"] == bool(known and swapped == 0 and slow.fdr(row["tau_f"]) > 0.05)
+    for row in query(database, "FROM chance_thresholds").to_dicts():
+        tau_f = slow.threshold(row["by_chance"])
+        assert (row["tau_f"], row["kept"]) == (tau_f, 0 if tau_f is None else at_least(slow.places, tau_f))
+        assert (row["verdict"] == "certified") == (tau_f is not None)
+        needed = None if tau_f is not None else slow.swaps_needed(row["by_chance"])
+        assert row["swaps_needed"] == needed
+        if needed is None and tau_f is None:
+            nothing = "no calls" if not slow.places else "not measured" if not slow.swaps else None
+            useless = "chance keeps more at every threshold" if max(slow.places, default=0) > 0 else "no call helps"
+            assert row["verdict"] == (nothing or useless)
+    statistics, rates = chance_tables(outputs["calculator/loss_deltas"].plan, outputs["calculator/loss_deltas"].lane)
+    assert statistics.equals(query(database, "FROM swapped_statistics ORDER BY tau_f"))
+    assert rates.equals(query(database, "FROM chance_rates ORDER BY tau_f"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(calls, rate, st.one_of(st.none(), st.sampled_from([0.0, 0.9])))
+def test_the_filter_takes_the_threshold_of_the_view_or_its_fallback(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[Row], level: float, fallback: float | None
+) -> None:
+    folder = tmp_path_factory.mktemp("lake")
+    outputs = lake(folder, calls, tau_f={"by_chance": level, "fallback": fallback})
+    report = update_one(outputs, "calculator/filtered_calls")
+    slow, chosen = Slow(calls), report.facts[CHOSEN]
+    certified = slow.threshold(level)
+    tau_f = fallback if certified is None else certified
+    assert chosen["tau_f"] == tau_f
+    kept = outputs["calculator/filtered_calls"].table.read(WHOLE)
+    assert kept.height == (0 if tau_f is None else at_least(slow.places, tau_f))
+    assert set(kept["tau_f"]) <= {tau_f}
+    assert kept.height + sum(report.rejections.values()) == len(calls)
+    assert not any(report.violations.values())
+    if tau_f is None:
+        assert "below_tau_f" not in report.rejections
+    told = threshold_told(chosen)
+    assert told.startswith("tau_f = ") == (certified is not None)
+    assert ("fallback" in told) == (certified is None and fallback is not None)
+    rule = query(warehouse(folder, outputs), "FROM filter_rules JOIN lanes USING (tool)").row(0, named=True)
+    assert (rule["by_chance"], rule["tau_f"]) == (level, tau_f)
+    assert (rule["verdict"] == "certified") == (certified is not None)
+
+
+def spread(places: int, own: float, swapped: float | None, tool: str = "a") -> list[Row]:
+    """A call at each of so many places."""
+    told = [] if swapped is None else [swapped]
+    place = {"shard": "one", "digest": tool, "segment": 0, "sample": 0}
+    return [{**place, "position": position, "delta": own, "swapped": told} for position in range(places)]
+
+
+def test_twenty_places_of_which_none_is_kept_by_chance_certify_five_per_cent(tmp_path: Path) -> None:
+    outputs = lake(tmp_path, spread(20, 1.0, -1.0))
+    plan, lane = outputs["calculator/loss_deltas"].plan, outputs["calculator/loss_deltas"].lane
+    assert chance_threshold(plan, lane, 0.05)["tau_f"] == 1.0
+    assert chance_threshold(plan, lane, 0.049)["swaps_needed"] == ceil(1 / 0.049)
+
+
+def test_too_few_swaps_are_told_with_the_number_that_would_do(tmp_path: Path) -> None:
+    outputs = lake(tmp_path, [*spread(19, 1.0, -1.0)], tau_f={"by_chance": 0.05})
+    chosen = update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]
+    assert (chosen["tau_f"], chosen["verdict"], chosen["swaps_needed"]) == (None, "too few swaps", 20)
+    assert "about 20 swapped places would do, there are 19; raise evaluation.swapped_texts" in threshold_told(chosen)
+
+
+def test_a_place_counts_once_however_often_it_is_swapped(tmp_path: Path) -> None:
+    [often, *once] = spread(20, 1.0, -1.0)
+    rows = [{**often, "swapped": 10 * [2.0]}, *once]
+    [row] = query(warehouse(tmp_path, lake(tmp_path, rows)), "FROM chance_rates").to_dicts()
+    assert (row["kept_swapped"], row["swaps"], row["swapped"], row["share_swapped"]) == (10, 29, 20, 0.05)
+    assert row["fdr"] == 2 / 20
+    other = lake(tmp_path / "one", [{**often, "swapped": [2.0]}, *once])
+    [single] = query(warehouse(tmp_path / "one", other), "FROM chance_rates").to_dicts()
+    assert (row["fdr"], row["fdr_high"]) == (single["fdr"], single["fdr_high"])
+
+
+def test_more_swaps_of_the_same_places_do_not_certify_what_more_places_do(tmp_path: Path) -> None:
+    rows = [{**row, "swapped": 10 * [-1.0]} for row in spread(19, 1.0, -1.0)]
+    outputs = lake(tmp_path, rows)
+    plan, lane = outputs["calculator/loss_deltas"].plan, outputs["calculator/loss_deltas"].lane
+    chosen = chance_threshold(plan, lane, 0.05)
+    assert (chosen["verdict"], chosen["swaps_needed"], chosen["swapped"]) == ("too few swaps", 20, 19)
+
+
+def test_a_place_that_lacks_its_first_swap_is_swapped_all_the_same(tmp_path: Path) -> None:
+    outputs = lake(tmp_path, spread(20, 1.0, -1.0))
+    control = outputs["calculator/swapped_results"]
+    rows = control.table.read("one").with_columns(swap=pl.lit(1, pl.Int32)).to_dicts()
+    publish(control, "one", rows)
+    [row] = query(warehouse(tmp_path, outputs), "FROM swapped_statistics WHERE tau_f = 1.0").to_dicts()
+    assert (row["swapped"], row["kept"], row["fdr"]) == (20, 20, 0.05)
+
+
+def test_a_control_without_swaps_says_what_to_set(tmp_path: Path) -> None:
+    outputs = lake(tmp_path, spread(20, 1.0, None), tau_f={"by_chance": 0.05})
+    chosen = update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]
+    assert chosen["verdict"] == "not measured"
+    assert "(not measured: no call was told another document's result; raise evaluation.swapped_texts" in (
+        threshold_told(chosen)
+    )
+
+
+def bounded(rows: Sequence[Row]) -> list[Row]:
+    """The calls, with a delta that is only an upper bound: below a floor, L(c) is not computed."""
+    return [{**row, "loss_empty": row["delta"], "delta_is_bound": True} for row in rows]
+
+
+def test_upper_bounds_below_a_floor_are_never_counted(tmp_path: Path) -> None:
+    rows = [*spread(5, 1.2, -1.0), *bounded(spread(55, 0.9, -1.0, "b"))]
+    outputs = lake(tmp_path, rows)
+    update_one(outputs, "calculator/filtered_calls")
+    database = warehouse(tmp_path, outputs)
+    assert query(database, "SELECT tau_f, calls FROM filter_statistics").rows() == [(1.0, 5), (2.0, 0)]
+    assert query(database, "SELECT tau_f, calls FROM swapped_statistics").rows() == [(1.0, 5), (2.0, 0)]
+    assert query(database, "SELECT tau_f, kept FROM chance_rates").rows() == [(1.2, 5)]
+    level = query(database, "FROM chance_thresholds WHERE by_chance = 0.05").row(0, named=True)
+    assert (level["tau_f"], level["verdict"]) == (None, "not computed below the floor")
+    assert level["swaps_needed"] == 60 / (0.05 * 5)
+    assert query(database, "FROM funnel WHERE what = 'calls that help'").is_empty()
+    offsets = query(database, "SELECT places, delta, kept FROM offset_statistics")
+    assert offsets.rows() == [(60, None, 5)]
+
+
+def test_a_threshold_above_every_bound_is_certified_as_without_a_floor(tmp_path: Path) -> None:
+    rows = [*spread(40, 1.2, -1.0), *bounded(spread(20, 0.9, -1.0, "b"))]
+    level = query(warehouse(tmp_path, lake(tmp_path, rows)), "FROM chance_thresholds WHERE by_chance = 0.05")
+    assert level.select("tau_f", "kept", "verdict", "swaps_needed").rows() == [(1.2, 40, "certified", None)]
+
+
+def test_a_swap_whose_delta_is_a_bound_keeps_thresholds_out_too(tmp_path: Path) -> None:
+    rows = [*spread(40, 0.9, -1.0), *bounded(spread(20, 0.1, 0.95, "b"))]
+    database = warehouse(tmp_path, lake(tmp_path, rows))
+    assert query(database, "FROM chance_rates").is_empty()
+    assert query(database, "SELECT DISTINCT verdict FROM chance_thresholds").rows() == [
+        ("not computed below the floor",)
+    ]
+
+
+def test_a_lane_without_shards_has_no_calls_to_choose_from(tmp_path: Path) -> None:
+    outputs = hand_made(tmp_path, "calculator", tau_f={"by_chance": 0.05})
+    assert update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]["verdict"] == "no calls"
+    rule = query(warehouse(tmp_path, outputs), "FROM filter_rules JOIN lanes USING (tool)")
+    assert rule.rows() == [("calculator", 0.05, "no calls", None)]
+
+
+def test_a_changed_control_filters_anew_only_where_it_chooses_the_threshold(tmp_path: Path) -> None:
+    fixed = lake(tmp_path / "fixed", spread(20, 1.0, -1.0))
+    by_chance = lake(tmp_path / "chance", spread(20, 1.0, -1.0), tau_f={"by_chance": 0.05})
+    for outputs, wanted in ((fixed, False), (by_chance, True)):
+        update_one(outputs, "calculator/filtered_calls")
+        publish(outputs["calculator/swapped_results"], "one", [])
+        report = update_one(outputs, "calculator/filtered_calls")
+        assert report.unchanged != wanted
+        assert report.rows == {WHOLE: 0 if wanted else 20}
+
+
+def test_the_demo_prints_places_and_what_chance_keeps_or_that_it_cannot_tell(tmp_path: Path) -> None:
+    rows = [*spread(40, 1.5, 0.5), *spread(10, 3.0, None, "b")]
+    assert query(warehouse(tmp_path, lake(tmp_path, rows, "calendar")), CHANCE).rows() == [
+        ("calculator", 50, "50 (50, 45-50)", "50 (0, 0-5)", "10 (too few swaps to tell)"),
+        ("calendar", 0, "0 (not measured)", "0 (not measured)", "0 (not measured)"),
+    ]

@@ -1,0 +1,65 @@
+"""filtering.loss_floor: fewer tokens, the same kept calls, and nothing that depends on what was computed before."""
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from tests.pipeline.conftest import Line, NewLine, tokens
+from toolformer_dag.settings.sections import SettingsError
+
+FLOOR = 0.05
+SCORED = ("loss_deltas", "swapped_results")
+DECIDED = pl.col("loss_empty") - pl.col("loss_result") < FLOOR
+
+
+def test_a_floor_saves_tokens_and_keeps_the_same_calls(finished: NewLine, new_line: NewLine) -> None:
+    whole, fewer = finished("one"), new_line("one")
+    fewer.set(filtering__loss_floor=FLOOR)
+    spent = tokens(fewer.run())
+    again = new_line("one")
+    assert 0 < spent < tokens(again.run())
+    for stage in ("filtered_calls", "augmented_corpus"):
+        assert_frame_equal(fewer.read(stage), whole.read(stage), rel_tol=0, abs_tol=1e-5)
+    for stage in SCORED:
+        exact, bounded = whole.read(stage), fewer.read(stage)
+        assert not exact["delta_is_bound"].any() and not exact["loss_call"].has_nulls()
+        assert (bounded["delta_is_bound"] == bounded.select(DECIDED).to_series()).all()
+        assert (bounded["loss_call"].is_null() == bounded["delta_is_bound"]).all()
+        assert (bounded["delta"] >= exact["delta"] - 1e-5).all()
+        sure = ~bounded["delta_is_bound"]
+        assert not sure.all()
+        assert bounded["delta"].filter(sure).to_list() == pytest.approx(exact["delta"].filter(sure).to_list(), abs=1e-5)
+
+
+def test_another_floor_computes_only_what_it_newly_needs(finished: NewLine, new_line: NewLine) -> None:
+    line, fresh, before = new_line("one"), new_line("one"), finished("one")
+    line.set(tau_f=0.5, filtering__loss_floor=0.5)
+    line.run()
+    line.set(tau_f=FLOOR, filtering__loss_floor=FLOOR)
+    more = tokens(line.run())
+    fresh.set(filtering__loss_floor=FLOOR)
+    assert 0 < more < tokens(fresh.run())
+    before.set(filtering__loss_floor=FLOOR)
+    assert tokens(before.run()) == 0
+    for stage in SCORED:
+        for other in (line, before):
+            assert_frame_equal(other.read(stage), fresh.read(stage), rel_tol=0, abs_tol=1e-5)
+
+
+def test_without_the_floor_every_loss_is_computed_again_where_it_was_left_out(
+    finished: NewLine, new_line: NewLine
+) -> None:
+    line = new_line("one")
+    line.set(filtering__loss_floor=FLOOR)
+    line.run()
+    del line.values["filtering.loss_floor"]
+    line.run()
+    for stage in SCORED:
+        assert_frame_equal(line.read(stage), finished("one").read(stage), rel_tol=0, abs_tol=1e-5)
+
+
+def test_a_threshold_below_the_floor_is_refused(new_line: NewLine) -> None:
+    line: Line = new_line("one")
+    line.set(filtering__loss_floor=0.06)
+    with pytest.raises(SettingsError, match=r"loss_floor = 0.06 is above tau_f = 0.05 of tools.calculator.*; lower"):
+        line.plan()

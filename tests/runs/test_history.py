@@ -1,0 +1,83 @@
+"""Dagster's history: what is damaged, or in its place, is named with the remedy; no row of the lake depends on it."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import cli
+from tests.runs.conftest import World
+
+GARBAGE = bytes(range(256)) * 100
+
+
+def told(world: World) -> str:
+    """Run `stale`, which fails; return its message."""
+    done = cli("stale", "--config", str(world.folder / "toolformer.toml"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("file", ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"])
+def test_a_garbage_history_is_named_and_begins_anew(world: World, file: str) -> None:
+    home = world.folder / ".dagster"
+    (home / file).write_bytes(GARBAGE)
+    message = f"error: Dagster's history is damaged: {home / file}; move {home} away and run again"
+    assert told(world).startswith(message)
+    shutil.move(home, world.folder / "away")
+    report = world.run()
+    assert (report.tokens, report.calls) == (0, 0)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a: [", b"nonsense: 1", b"[1, 2]"])
+def test_a_garbage_instance_file_is_named(world: World, content: bytes) -> None:
+    file = world.folder / ".dagster" / "dagster.yaml"
+    file.write_bytes(content)
+    assert told(world).startswith(f"error: {file} cannot be used (")
+    file.unlink()
+    assert world.project().stale() == []
+
+
+def test_a_home_that_is_a_file_or_not_utf_8_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = world.folder / "a file"
+    file.touch()
+    monkeypatch.setenv("DAGSTER_HOME", str(file))
+    assert f"error: {file} is a file; set DAGSTER_HOME to a folder" in told(world)
+    monkeypatch.setenv("DAGSTER_HOME", os.fsdecode(bytes(world.folder) + b"/\xff"))
+    assert "the path is not UTF-8; set DAGSTER_HOME to another folder" in told(world)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path):
+    """Mount a small file system, and unmount it; skip where this user may not."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    made: list[Path] = []
+
+    def mount(options: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting needs rights that this user does not have")
+        made.append(folder)
+        return folder
+
+    yield mount
+    for one in made:
+        subprocess.run(["umount", "-l", str(one)], check=False)
+
+
+def test_a_lake_that_cannot_be_written_is_named(world: World, mounted: Callable[[str], Path]) -> None:
+    folder = mounted("ro,size=1m")
+    done = cli("run", "--config", str(world.folder / "toolformer.toml"), "--set", f"paths.lake={folder}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert str(folder) in done.stderr and "Read-only file system" in done.stderr
+
+
+def test_a_full_disk_under_the_lake_is_named(world: World, mounted: Callable[[str], Path]) -> None:
+    folder = mounted("size=64k")
+    done = cli("run", "--config", str(world.folder / "toolformer.toml"), "--set", f"paths.lake={folder}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "No space left on device; free space" in done.stderr

@@ -1,0 +1,71 @@
+"""What people see of an asset: hostile text is shown as text, whatever markdown or HTML it holds."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from assets.metadata import PREVIEW_CHARACTERS, as_text, counts_table, frame_table, shards_table
+
+MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
+PIECES = [
+    "|",
+    "\\",
+    "`",
+    "``",
+    "<b>",
+    "<!--",
+    "-->",
+    "![x](http://x.org/i.png)",
+    "[a](javascript:b)",
+    "*",
+    "_",
+    "~~",
+    "\n",
+]
+HOSTILE = st.text() | st.lists(st.sampled_from([*PIECES, "a", " ", "\u202e", "&lt;", "http://x.org", "$", "{"])).map(
+    "".join
+)
+
+
+def cells(table: str) -> list[list[Token]]:
+    """Return the inline tokens of each cell of a table's body."""
+    tokens = MARKDOWN.parse(table)
+    body = tokens[next(at for at, token in enumerate(tokens) if token.type == "tbody_open") :]
+    return [token.children or [] for token in body if token.type == "inline"]
+
+
+def visible(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split()).replace("\\|", "\\ |")
+
+
+@given(HOSTILE, HOSTILE)
+def test_a_cell_shows_any_text_as_text(one: str, other: str) -> None:
+    found = cells(
+        frame_table(pl.DataFrame({"one": [one.encode("utf-8", "replace").decode()], "n": [7], "other": ["x"]}))
+    )
+    assert len(found) == 3
+    assert [token.content for token in found[1]] == ["7"]
+    for text, tokens in ((one.encode("utf-8", "replace").decode(), found[0]), ("x", found[2])):
+        assert [token.type for token in tokens] == (["code_inline"] if visible(text) else [])
+        if tokens and len(visible(text)) <= PREVIEW_CHARACTERS:
+            assert tokens[0].content == visible(text)
+    assert as_text(other).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["<img src=x onerror=alert(1)>", "![](http://x.org/a.png)", "a|b", "`c`", "http://x.org"]
+)
+def test_counts_and_shards_show_names_as_text(name: str) -> None:
+    for table in (counts_table("reason", {name: 3}), shards_table({name: 3})):
+        (label, count) = cells(table)
+        assert [(token.type, token.content) for token in label] == [("code_inline", name)]
+        assert [token.content for token in count] == ["3"]
+
+
+def test_a_long_text_is_cut_and_nested_values_are_text() -> None:
+    assert len(as_text("x" * 1000)) <= PREVIEW_CHARACTERS + 4
+    (nested,) = cells(frame_table(pl.DataFrame({"list": [["<b>", "![](x)"]]})))
+    assert [token.type for token in nested] == ["code_inline"]

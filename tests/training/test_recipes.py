@@ -1,0 +1,207 @@
+"""Recipes that fit a large model: what they train equals what plain float32 training in one process does."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+
+from tests.language_model.conftest import tiny
+from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.launch import train
+from toolformer_dag.training.recipe import check_apart, check_recipe
+from toolformer_dag.training.sequences import collate
+from toolformer_dag.training.trainer import row_losses
+from toolformer_dag.training.training_report import TrainingReport, read_report
+from toolformer_dag.training.training_run import TrainingError
+
+TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
+HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]
+SETTINGS = TrainingSettings(batch_size=8, device_batch_size=4, learning_rate=1e-2, max_steps=12, eval_steps=4)
+
+
+def saved(architecture: str, folder: Path) -> ModelSettings:
+    made = tiny(architecture.removeprefix("tied "))
+    if architecture.startswith("tied "):
+        made.model.config.tie_word_embeddings = True
+        made.model.tie_weights()
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+    return ModelSettings(name=str(folder))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSettings:
+    return saved("gptj", tmp_path_factory.mktemp("base") / "model")
+
+
+def changed(**values: object) -> TrainingSettings:
+    return SETTINGS.model_copy(update=values)
+
+
+def difference(one: Path, other: Path) -> float:
+    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert first.keys() <= second.keys() <= first.keys() | {"lm_head.weight"}  # a tied head may be written too
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def perplexities(report: TrainingReport) -> list[float]:
+    return [point.perplexity for point in report.heldout]
+
+
+@pytest.mark.parametrize("architecture", ["gptj", "gpt2", "llama", "gemma2", "gemma3"])
+def test_packed_texts_cost_what_they_cost_alone(architecture: str) -> None:
+    model = tiny(architecture).model.float()
+    check_apart(model)
+    parts = [[3, 5, 7, 9], [2, 4, 6], [8, 1, 3, 2, 5]]
+    alone = sum(losses(model, [[part]]) for part in parts)
+    together = losses(model, [[parts[0], parts[1]], [parts[2]]])
+    assert together[1] == alone[1] == sum(map(len, parts)) - len(parts)
+    assert together[0] == pytest.approx(float(alone[0]), rel=1e-5)
+
+
+def losses(model: torch.nn.Module, rows: list[list[list[int]]]) -> torch.Tensor:
+    batch = collate([{"input_ids": parts} for parts in rows])
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        return row_losses(model(**batch, use_cache=False).logits, labels).sum(0)
+
+
+def test_a_model_without_attention_is_not_packed() -> None:
+    torch.manual_seed(0)
+    model = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
+    with pytest.raises(TrainingError, match=r"MambaForCausalLM does not keep packed texts apart.*packing = false"):
+        check_apart(model)
+
+
+def test_packing_checkpointing_and_plain_training_learn_alike(base: ModelSettings, tmp_path: Path) -> None:
+    whole = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "plain")
+    again = finetune(base, TEXTS, HELDOUT, changed(gradient_checkpointing=True, seed=0), tmp_path / "checkpointed")
+    assert again.fingerprint == whole.fingerprint and difference(tmp_path / "plain", tmp_path / "checkpointed") < 1e-4
+    packed = finetune(base, TEXTS, HELDOUT, changed(packing=True, sequence_length=128), tmp_path / "packed")
+    assert packed.examples < whole.examples and packed.tokens == whole.tokens
+    assert packed.perplexity < 0.7 * packed.heldout[0].perplexity
+
+
+def test_bfloat16_learns_what_float32_learns(base: ModelSettings, tmp_path: Path) -> None:
+    """At this learning rate half a unit in the last place of a bfloat16 weight is more than a step."""
+    slow = {"max_steps": 50, "eval_steps": 50, "learning_rate": 1e-4}
+    exact = perplexities(finetune(base, TEXTS, HELDOUT, changed(**slow), tmp_path / "float32"))
+    short = perplexities(finetune(base, TEXTS, HELDOUT, changed(**slow, precision="bfloat16"), tmp_path / "bfloat16"))
+    assert exact[0] - exact[-1] > 0.1 * exact[0]
+    assert short[0] - short[-1] == pytest.approx(exact[0] - exact[-1], rel=0.1)
+    weights = load_file(tmp_path / "bfloat16" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+
+
+def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: Path) -> None:
+    report = finetune(base, TEXTS, HELDOUT, changed(lora_rank=4), tmp_path / "out")
+    assert report.perplexity < 0.9 * report.heldout[0].perplexity
+    before, after = load_file(Path(base.name) / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved and all(before[name].ndim == 2 for name in moved)
+    assert not list((tmp_path / "out").glob("adapter*"))
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.use_cache
+
+
+@pytest.mark.parametrize("settings", [{"precision": "bfloat16"}, {"lora_rank": 4}, {"packing": True}])
+def test_an_interrupted_run_goes_on_under_each_recipe(
+    base: ModelSettings, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    recipe, seen = changed(**settings), list[int]()
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune(base, TEXTS, HELDOUT, recipe, tmp_path / "out", interrupt)
+    finetune(base, TEXTS, HELDOUT, recipe, tmp_path / "out", lambda done, _: seen.append(done))
+    assert seen[0] == 5
+    finetune(base, TEXTS, HELDOUT, recipe, tmp_path / "whole")
+    assert difference(tmp_path / "out", tmp_path / "whole") < 1e-6
+
+
+def test_a_recipe_that_processes_cannot_share_is_refused(base: ModelSettings) -> None:
+    with pytest.raises(TrainingError, match=r'"bfloat16" trains in one process, and there are 2'):
+        check_recipe(base, changed(precision="bfloat16"), 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["gptj", "tied llama"])
+def test_two_processes_that_hold_half_the_weights_train_what_one_does(architecture: str, tmp_path: Path) -> None:
+    model, curve = saved(architecture, tmp_path / "base"), list[tuple[int, dict[str, float]]]()
+    one = finetune(model, TEXTS, HELDOUT, SETTINGS, tmp_path / "one")
+    steps: list[tuple[int, int]] = []
+    two = train(
+        model,
+        TEXTS,
+        HELDOUT,
+        changed(processes=2),
+        tmp_path / "two",
+        lambda *step: steps.append(step),
+        lambda step, values: curve.append((step, dict(values))),
+    )
+    assert (one.processes, one.divided, two.processes, two.divided) == (1, False, 2, True)
+    assert two.fingerprint == one.fingerprint and perplexities(two) == pytest.approx(perplexities(one), rel=2e-3)
+    assert difference(tmp_path / "one", tmp_path / "two") < 5e-3
+    assert steps[-1] == (12, 12)
+    assert [step for step, values in curve if "perplexity" in values] == [0, 4, 8, 12]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "one", "two"]
+    assert train(model, TEXTS, HELDOUT, changed(processes=2), tmp_path / "two").reused
+
+
+@pytest.mark.long
+def test_two_processes_that_were_ended_go_on(base: ModelSettings, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "out", interrupt)
+    assert not running("toolformer_dag.training")
+    seen: list[int] = []
+    train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "out", lambda done, _: seen.append(done))
+    assert min(done for done in seen if done) > 4
+    train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "whole")
+    assert difference(tmp_path / "out", tmp_path / "whole") < 1e-4
+
+
+@pytest.mark.long
+def test_processes_end_with_the_one_that_started_them(base: ModelSettings, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from tests.training.test_recipes import HELDOUT, TEXTS, changed\n"
+        "from toolformer_dag.training.launch import train\n"
+        "from toolformer_dag.settings.sections import ModelSettings\n"
+        "dies = lambda done, total: done and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "train(ModelSettings(name=sys.argv[1]), TEXTS, HELDOUT, changed(processes=2), Path(sys.argv[2]), dies)\n"
+    )
+    command = [sys.executable, "-c", code, base.name, str(tmp_path / "out")]
+    ended = subprocess.run(command, check=False, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == -signal.SIGKILL
+    for _ in range(100):
+        if not running(str(tmp_path)):
+            break
+        signal.sigtimedwait([], 0.2)
+    assert not running(str(tmp_path))
+
+
+@pytest.mark.long
+def test_what_ends_a_process_is_told(base: ModelSettings, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"batch of 7 cannot be shared by 2 processes.*multiple of 2"):
+        train(base, TEXTS, HELDOUT, changed(processes=2, batch_size=7), tmp_path / "out")
+    assert read_report(tmp_path / "out") is None
+
+
+def running(words: str) -> bool:
+    """Whether a process of this machine has these words in its command line."""
+    lines = (file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.is_file())
+    return any(words.encode() in line and b"pytest" not in line for line in lines)

@@ -1,0 +1,100 @@
+"""`export`: C* in a form that others train on, or the warehouse, as a Hugging Face data set."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.exports.forms import FormName
+from toolformer_dag.files import UserError
+
+if TYPE_CHECKING:
+    from toolformer_dag.exports.forms import Form
+    from toolformer_dag.pipeline.plan import Plan
+
+DEFAULT_FORM: FormName = "text"
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder to write: new, empty, or of an earlier export.")],
+    form: Annotated[FormName, typer.Option(help="text, masked, preference or chat.")] = DEFAULT_FORM,
+    warehouse: Annotated[bool, typer.Option("--warehouse", help="Export the tables of the warehouse instead.")] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="For `masked`: folder, hub id or `embedded`; default: the settings' model.")
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Licence for the card, as the hub names it; default: `export.license`.")
+    ] = None,
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Write C* to a folder that `datasets.load_dataset` reads and `push_to_hub` takes.
+
+    Forms: text (calls inline, and the text without them), masked (token ids; results have the label -100), preference
+    (pairs for DPO), chat (messages and tools; re-shaped, not filtered in this form).
+
+    Example: toolformer-dag export data; toolformer-dag export pairs --form preference --license odc-by;
+    toolformer-dag export tables --warehouse
+    """
+    from toolformer_dag.exports.corpus_export import export_corpus
+    from toolformer_dag.exports.warehouse_export import export_warehouse
+    from toolformer_dag.pipeline.plan import Plan
+
+    if warehouse and form != DEFAULT_FORM:
+        raise UserError(f"--warehouse writes tables, which have no form {form}; leave one of the two options out")
+    if tokenizer is not None and (form != "masked" or warehouse):
+        raise UserError("--tokenizer counts for --form masked alone; leave it out, or add --form masked")
+    pairs = [*(set or ()), *([f"export.license={license!r}"] if license is not None else ())]
+    plan = Plan.of(settings_of(config, profile, pairs))
+    _refuse_stale(plan)
+    if warehouse:
+        made = export_warehouse(plan.settings.paths.warehouse, folder, plan.settings.export.license)
+    else:
+        made = export_corpus(plan, folder, _form(plan, form, tokenizer))
+    for name, rows in made.rows.items():
+        typer.echo(f"{name}: {rows:,} rows")
+    typer.echo(f"{folder}: {sum(size for size, _ in made.files.values()):,} bytes in {len(made.files)} files")
+
+
+def _refuse_stale(plan: "Plan") -> None:
+    """Raise UserError where the warehouse does not hold what the settings say."""
+    from toolformer_dag.lake.warehouse import out_of_date, query
+    from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+    from toolformer_dag.pipeline.update import differences
+
+    outputs, database = table_outputs(plan), plan.settings.paths.warehouse
+    query(database, "SELECT 1")  # raises where there is none
+    changed = [f"{output.name}: {change}" for output in outputs for change in differences(output).settings()]
+    lanes = [lane.key for lane in plan.lanes]
+    changed += out_of_date(plan.lake, warehouse_tables(outputs), lanes, database)
+    if changed:
+        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UserError(
+            f"the tables are not what the settings say ({changed[0]}{more}); run `toolformer-dag run` first"
+        )
+
+
+def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
+    from toolformer_dag.exports.corpus_export import applied_thresholds
+    from toolformer_dag.exports.forms import chat_form, folder_name, masked_form, preference_form, text_form
+
+    if name == "masked":
+        from toolformer_dag.model.loading import load_encoding
+        from toolformer_dag.model.weights import model_name
+
+        model = plan.settings.model
+        named = (
+            model
+            if tokenizer is None
+            else model.model_copy(update={"name": tokenizer, "revision": None, "trust_remote_code": False})
+        )
+        return masked_form(
+            load_encoding(model_name(named), revision=named.revision, trust_remote_code=named.trust_remote_code),
+            plan.settings.training.sequence_length,
+            folder_name(named.name),
+        )
+    if name == "preference":
+        return preference_form(applied_thresholds(plan))
+    return chat_form(plan.lanes) if name == "chat" else text_form()

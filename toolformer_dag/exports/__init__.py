@@ -1,0 +1,1 @@
+"""Training data out: C* and the warehouse as Hugging Face data sets."""

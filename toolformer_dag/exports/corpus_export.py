@@ -1,0 +1,183 @@
+"""C* as a Hugging Face data set in a folder, in one of four forms."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from toolformer_dag.exports import corpus_texts, dataset_folder
+from toolformer_dag.exports.corpus_texts import CorpusText
+from toolformer_dag.exports.dataset_card import (
+    ToolFigures,
+    columns_table,
+    header,
+    split_config,
+    table,
+    tools_table,
+)
+from toolformer_dag.exports.dataset_folder import (
+    CARD,
+    Exported,
+    ExportError,
+    damage,
+    read_exported,
+    refuse_foreign,
+    replacing,
+    write_record,
+    write_splits,
+)
+from toolformer_dag.exports.forms import Form, folder_name
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.lake.record import changes
+from toolformer_dag.lake.warehouse import WarehouseError, query
+from toolformer_dag.pipeline.plan import Plan
+
+READ = ("settings", "raw_shards", "loss_deltas", "swapped_results", "filtered_calls", "augmented_corpus")
+"""What the data set depends on, of the tables that the warehouse copied."""
+FIGURES = """
+SELECT lanes.tool, lanes.tau_f, kept.calls AS kept, CASE WHEN NOT too_few_swaps THEN by_chance END AS by_chance
+FROM lanes
+LEFT JOIN filter_statistics AS kept ON kept.tool = lanes.tool AND kept.tau_f = lanes.tau_f
+LEFT JOIN swapped_statistics AS other ON other.tool = lanes.tool AND other.tau_f = lanes.tau_f
+"""
+LANGUAGES = """
+SELECT DISTINCT language
+FROM augmented_corpus JOIN (SELECT shard, digest, language FROM documents) USING (shard, digest)
+WHERE language IS NOT NULL ORDER BY language
+"""
+LANGUAGE_CODE = re.compile("[a-z]{2,3}")
+CARD_TEXT = Template(sql_text(__package__, "corpus_card.md"))
+TITLE = "Toolformer C*: web text with tool calls"
+
+
+def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = False) -> Exported:
+    """Replace `folder` by the texts of C* in a form, with a card and a record. Texts are streamed.
+
+    The warehouse is what is read, so every figure is that of the warehouse. `of_the_lake`: the folder is the lake's
+    own, which is replaced whatever it holds, and where a data set without rows is one. Raises ExportError where
+    `folder` is not an export's, or nothing is there to export, WarehouseError, InconsistentCorpus, WriteError.
+    """
+    made_from = corpus_record(plan, form)
+    names = {lane.key: lane.tool.name for lane in plan.lanes}
+    counts: Counter[tuple[str, str]] = Counter()
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        for text in corpus_texts.corpus_texts(plan.settings.paths.warehouse, names, form.preferences):
+            counts.update(_counted(text))
+            for row in form.rows(text):
+                counts.update([("kind", row["kind"])] if "kind" in row else ())
+                yield row
+
+    if not of_the_lake:
+        refuse_foreign(folder)
+    with replacing(folder) as fresh:
+        splits = write_splits(fresh, form.schema, rows())
+        if not splits and not of_the_lake:
+            raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
+        (fresh / CARD).write_text(_card(plan, form, splits, counts), "utf-8")
+        return write_record(fresh, splits, made_from)
+
+
+def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
+    """Return what determines the files beside the rows of the warehouse."""
+    return {
+        "layout": dataset_folder.LAYOUT,
+        "sql": fingerprint([corpus_texts.SQL, corpus_texts.TEXTS, FIGURES, LANGUAGES, CARD_TEXT.template]),
+        "form": form.name,
+        "form_settings": dict(form.settings),
+        "license": plan.settings.export.license,
+    }
+
+
+def corpus_record(plan: Plan, form: Form) -> dict[str, Any]:
+    """Return settings and inputs as a record holds them, and what the card tells. Raises WarehouseError."""
+    sources = query(plan.settings.paths.warehouse, "SELECT source, version FROM sources ORDER BY source").iter_rows()
+    inputs = {source: version for source, version in sources if source.rpartition("/")[2] in READ}
+    return {"settings": corpus_settings(plan, form), "inputs": inputs, "told": _told(plan)}
+
+
+def corpus_reasons(plan: Plan, folder: Path, form: Form) -> list[str]:
+    """Return why an exported folder is missing, damaged or out of date; empty where it is up to date."""
+    exported = read_exported(folder)
+    if exported is None:
+        return [f"{folder} is damaged: it has no record"] if folder.exists() else ["never made"]
+    if lost := damage(folder, exported):
+        return [f"{folder}: {lost}"]
+    try:
+        wanted = corpus_record(plan, form)
+    except WarehouseError:  # the reasons of the warehouse say so
+        return []
+    return [str(change) for change in changes(exported.made_from, wanted)]
+
+
+def tells_the_same(plan: Plan, folder: Path) -> bool:
+    """Return whether the card of an exported folder shows the settings as they are: other ones may give equal rows."""
+    exported = read_exported(folder)
+    return exported is not None and exported.made_from["told"] == _told(plan)
+
+
+def asset_folder(plan: Plan) -> Path:
+    """Return the folder of the data set that every run keeps up to date."""
+    return plan.settings.paths.lake / "dataset"
+
+
+def _counted(text: CorpusText) -> Iterator[tuple[str, str]]:
+    yield from (("calls", call.tool) for call in text.calls)
+    yield from (("texts", tool) for tool in {call.tool for call in text.calls})
+
+
+def applied_thresholds(plan: Plan) -> dict[str, float]:
+    """Return the tau_f that each lane's calls were kept by, as the warehouse has it; infinite where none was certified.
+
+    Raises WarehouseError.
+    """
+    database = plan.settings.paths.warehouse
+    return dict(query(database, "SELECT tool, coalesce(tau_f, 'infinity'::DOUBLE) FROM lanes").iter_rows())
+
+
+def _told(plan: Plan) -> dict[str, Any]:
+    """The settings that the card shows; a model folder by its name alone."""
+    settings = plan.settings
+    rules = {lane.key: lane.tau_f for lane in plan.lanes}
+    thresholds = {key: tau_f if isinstance(tau_f, float) else tau_f.model_dump() for key, tau_f in rules.items()}
+    lanes = {lane.key: [lane.tool.name, lane.tau_s, lane.k, lane.m, thresholds[lane.key]] for lane in plan.lanes}
+    return {
+        "model": folder_name(settings.model.name),
+        "model identity": fingerprint(dict(plan.model)),
+        "corpus.segment_tokens": settings.corpus.segment_tokens,
+        "sampling.temperature": settings.sampling.temperature,
+        "sampling.top_p": settings.sampling.top_p,
+        "sampling.seed": settings.sampling.seed,
+        "training.examples_per_tool": settings.training.examples_per_tool,
+        "tools": lanes,
+    }
+
+
+def _card(plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
+    database, license = plan.settings.paths.warehouse, plan.settings.export.license
+    languages = [code for [code] in query(database, LANGUAGES).iter_rows() if LANGUAGE_CODE.fullmatch(code)]
+    kept = {tool: figures for tool, *figures in query(database, FIGURES).iter_rows()}
+    tools = []
+    for lane in plan.lanes:
+        tau_f, calls, by_chance = kept[lane.key]
+        counted = (counts["calls", lane.key], counts["texts", lane.key])
+        thresholds = (lane.tau_s, lane.k, lane.m, tau_f)
+        tools.append(ToolFigures(lane.key, lane.tool.name, *thresholds, calls, by_chance, *counted))
+    told = [(f"`{name}`", value) for name, value in _told(plan).items() if name != "tools"]
+    kinds = [f"{kind} {count:,}" for (what, kind), count in sorted(counts.items()) if what == "kind"]
+    sizes = ", ".join([f"{split} {rows:,}" for split, rows in splits.items()] or ["none"])
+    rows, configs = sum(splits.values()), split_config(list(splits))
+    return header(TITLE, license, languages, rows, configs, "text-generation") + CARD_TEXT.substitute(
+        title=TITLE,
+        form=form.name,
+        rows=sizes + (f" (pairs: {', '.join(kinds)})" if kinds else ""),
+        about=form.card,
+        columns=columns_table(form.schema),
+        tools=tools_table(tools),
+        join=form.join,
+        settings=table(("setting", "value"), told),
+        license=license,
+    )

@@ -1,0 +1,195 @@
+"""A data set in a folder: Parquet files, a card, and the record by which an export knows the folder as its own."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from toolformer_dag.files import UserError, WriteError, locked, sealed, sync, unsealed, write_whole
+from toolformer_dag.identity import fingerprint, stream_hash
+
+RECORD, CARD, DATA = "export.json", "README.md", "data"
+LAYOUT = 1
+"""Raised when the same rows would be written as other files."""
+GROUP_ROWS, FILE_ROWS = 1000, 20_000
+
+
+class ExportError(UserError):
+    """An export that cannot be written. The message names the folder, the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What a folder holds. `files`: path -> (bytes, hash); `rows`: split or table -> rows; `made_from`: the record."""
+
+    files: Mapping[str, tuple[int, str]]
+    rows: Mapping[str, int]
+    made_from: Mapping[str, Any]
+
+    @property
+    def version(self) -> str:
+        """Return the fingerprint of the content."""
+        return fingerprint({path: hashed for path, (_, hashed) in self.files.items()})
+
+
+class ParquetFiles:
+    """The Parquet files `folder/NAME-00000.parquet` and on: 1,000 rows in a group, 20,000 in a file.
+
+    How rows are spread over calls of `write` makes no difference to the files; memory holds a group.
+    """
+
+    def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._folder, self._name, self._schema = folder, name, schema
+        self._waiting = pa.Table.from_batches([], schema)
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows."""
+        self._waiting = pa.concat_tables([self._waiting, rows.cast(self._schema)])
+        while self._waiting.num_rows >= GROUP_ROWS:
+            self._write_group()
+
+    def close(self) -> None:
+        """Write what is left; without rows, one file says which columns there are."""
+        if self._waiting.num_rows or not self.rows:
+            self._write_group()
+        self._end_file()
+
+    def _write_group(self) -> None:
+        if self._writer is None:
+            self._writer = self._opened(self.rows // FILE_ROWS)
+        group, self._waiting = self._waiting[:GROUP_ROWS], self._waiting[GROUP_ROWS:]
+        self._writer.write_table(group.combine_chunks())
+        self.rows += group.num_rows
+        if self.rows % FILE_ROWS == 0:
+            self._end_file()
+
+    def _opened(self, number: int) -> pq.ParquetWriter:
+        """The hub shows these files page by page, and stores them again without what did not change."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{self._name}-{number:05}.parquet"
+        options = {"compression": "zstd", "write_page_index": True, "use_content_defined_chunking": True}
+        return pq.ParquetWriter(path, self._schema, **options)
+
+    def _end_file(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Write rows to `data/` by their column `split`; return split -> rows. JSON columns take their values as text.
+
+    A split without rows has no file: `load_dataset` cannot read an empty one.
+    """
+    plain = pa.schema([field.with_type(_storage(field.type)) for field in schema])
+    files: dict[str, ParquetFiles] = {}
+    remaining = iter(rows)
+    while some := list(islice(remaining, GROUP_ROWS)):
+        for split in sorted({row["split"] for row in some}):
+            found = pa.Table.from_pylist([row for row in some if row["split"] == split], plain)
+            files.setdefault(split, ParquetFiles(folder / DATA, split, schema)).write(found)
+    for one in files.values():
+        one.close()
+    return {split: files[split].rows for split in sorted(files, reverse=True)}
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    """Text in place of JSON: pyarrow makes no list of JSON from Python's values, but casts to one."""
+    return pa.list_(pa.string()) if kind == pa.list_(pa.json_()) else kind
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give an empty folder to write to; where the block ends well it replaces `folder`, else nothing changed.
+
+    Raises ExportError where `folder` is being written by another export. What it holds is lost: see `refuse_foreign`.
+    """
+    folder = folder.resolve()
+    fresh = folder.with_name(f".{folder.name}.partial")
+    lock = folder.with_name(f".{folder.name}.lock")
+    with locked(lock, wait=False) as alone:
+        if not alone:
+            raise ExportError(f"{folder} is being written by another export; wait for it, or name another folder")
+        try:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            yield fresh
+            _publish(fresh, folder)
+        except OSError as error:
+            raise WriteError(folder, error) from error
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+            lock.unlink(missing_ok=True)  # last: until then it guards both folders
+
+
+def _publish(fresh: Path, folder: Path) -> None:
+    """Rename; `folder` is missing for a moment between two renames, but never incomplete."""
+    for path in [*fresh.rglob("*"), fresh]:
+        sync(path)
+    replaced = fresh.with_name(f".{folder.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():
+        folder.rename(replaced)
+    fresh.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, Any]) -> Exported:
+    """Write the record, the last file. It holds no time: equal inputs give equal bytes."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    files = {path.relative_to(folder).as_posix(): (path.stat().st_size, stream_hash(path)) for path in paths}
+    made = Exported(files, dict(rows), dict(made_from))
+    content = {"layout": LAYOUT, "rows": made.rows, "files": made.files, "made_from": made.made_from}
+    write_whole(folder / RECORD, sealed(str(folder), content))
+    return made
+
+
+def read_exported(folder: Path) -> Exported | None:
+    """Return what an export wrote into `folder`; None where there is no record, or not a whole one."""
+    try:
+        content = unsealed((folder / RECORD).read_bytes())
+        if content["layout"] != LAYOUT:
+            return None
+        files = {path: (size, hashed) for path, (size, hashed) in content["files"].items()}
+        return Exported(files, content["rows"], content["made_from"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def damage(folder: Path, exported: Exported) -> str | None:
+    """Return which file is missing or has another size; None where all are there."""
+    for path, (size, _) in exported.files.items():
+        file = folder / path
+        if not file.is_file():
+            return f"{path} is gone"
+        if file.stat().st_size != size:
+            return f"{path} has {file.stat().st_size:,} bytes, not the {size:,} that were written"
+    return None
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ExportError unless `folder` is absent, empty, or holds exactly what an export wrote."""
+    if not folder.exists():
+        return
+    remedy = "name another folder, or move it away"
+    if not folder.is_dir():
+        raise ExportError(f"{folder} is a file; name a folder")
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    if not found and not any(folder.iterdir()):
+        return
+    exported = read_exported(folder)
+    if exported is None:
+        raise ExportError(f"{folder} is not empty, and no export wrote it; {remedy}")
+    if foreign := sorted(found - exported.files.keys() - {RECORD}):
+        raise ExportError(f"{folder} holds {foreign[0]}, which no export wrote; {remedy}")
+    if CARD in found and stream_hash(folder / CARD) != exported.files[CARD][1]:
+        raise ExportError(f"{folder / CARD} was edited since it was exported; {remedy}")

@@ -1,0 +1,299 @@
+"""The forms of C* as training data: text, masked, preference, chat. A form is a schema and a function of one text."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.texts.calls import API_END
+
+if TYPE_CHECKING:
+    from toolformer_dag.model.encoding import Encoding
+
+FormName = Literal["text", "masked", "preference", "chat"]
+JOIN_CALLS = """\
+SELECT row.digest, call.input, call.delta, scored.delta
+FROM (SELECT digest, unnest(calls) AS call FROM 'FOLDER/data/*.parquet') AS row
+JOIN loss_deltas AS scored
+  ON (scored.tool, scored.shard, scored.digest, scored.segment, scored.position, scored.sample)
+   = (call.tool, call.shard, row.digest, call.segment, call.position, call.sample)"""
+JOIN_PAIRS = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`schema`: the columns, each with its `comment`; `rows`: the rows of a text; `card`: what the card says of it.
+
+    `settings`: what determines the rows beside the texts; `join`: a query from rows to loss_deltas; `preferences`:
+    whether `rows` reads `least_helpful`.
+    """
+
+    name: FormName
+    schema: pa.Schema
+    rows: Callable[[CorpusText], Iterator[Mapping[str, Any]]]
+    card: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    join: str = JOIN_CALLS
+    preferences: bool = False
+
+
+def _column(name: str, kind: pa.DataType, comment: str) -> pa.Field:
+    return pa.field(name, kind, metadata={"comment": comment})
+
+
+CALL = pa.struct(
+    [
+        ("offset", pa.int64()),
+        ("tool", pa.string()),
+        ("name", pa.string()),
+        ("input", pa.string()),
+        ("result", pa.string()),
+        ("delta", pa.float64()),
+        ("loss_empty", pa.float64()),
+        ("loss_call", pa.float64()),
+        ("loss_result", pa.float64()),
+        ("shard", pa.string()),
+        ("segment", pa.int32()),
+        ("position", pa.int32()),
+        ("sample", pa.int32()),
+    ]
+)
+CALL_TOLD = (
+    "offset (character of `plain`, from 0, before which the call stands), tool, name in the text, input, result, "
+    "delta, loss_empty, loss_call, loss_result; (tool, shard, segment, position, sample), with the row's digest, is "
+    "its row in loss_deltas"
+)
+CALLS = _column("calls", pa.list_(CALL), f"the calls in order: {CALL_TOLD}")
+ORIGIN = (
+    _column("digest", pa.string(), "digest of the document"),
+    _column(
+        "segment", pa.int32(), "number of the text in the document; (digest, segment) is its row in augmented_corpus"
+    ),
+    _column("url", pa.string(), "where the document was found"),
+    _column("split", pa.string(), "train or heldout, by the document"),
+)
+
+
+def _origin(text: CorpusText) -> dict[str, Any]:
+    return {"digest": text.digest, "segment": text.segment, "url": text.url, "split": text.split}
+
+
+def text_form() -> Form:
+    """Return x* and x as texts (paper, section 2): what the project's own finetuning trains on."""
+
+    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
+        calls = [asdict(call) for call in text.calls]
+        yield {"text": text.text, "plain": text.plain, "calls": calls, **_origin(text)}
+
+    schema = pa.schema(
+        [
+            _column("text", pa.string(), "x*: the text with its calls"),
+            _column("plain", pa.string(), "x: the text without calls; the baseline's corpus C"),
+            CALLS,
+            *ORIGIN,
+        ]
+    )
+    told = (
+        "Plain language modelling on `text` is what the paper trains; on `plain` it gives the paper's baseline.\n"
+        "Results are predicted too, as in the paper; the form `masked` leaves them out of the loss."
+    )
+    return Form("text", schema, rows, told)
+
+
+IGNORED = -100
+
+
+def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> Form:
+    """Return token sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
+
+    A token that holds a character of a result has the label -100, so it is read and not predicted. The paper predicts
+    results too. A longer text becomes several rows (`window`), each of which begins with the last token before it.
+    """
+    from toolformer_dag.training.sequences import windows
+
+    identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
+    eos = encoding.tokenizer.eos_token_id
+    ends = [] if eos is None else [int(eos)]
+
+    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
+        [tokens] = encoding.texts([text.text])
+        labels = np.where(_within(tokens.offsets, len(text.text), result_spans(text)), IGNORED, tokens.ids)
+        ids = windows([*encoding.bos, *tokens.ids, *ends], sequence_length)
+        targets = windows([*encoding.bos, *labels.tolist(), *ends], sequence_length)
+        calls = [asdict(call) for call in text.calls]
+        for number, (window, target) in enumerate(zip(ids, targets, strict=True)):
+            yield {"input_ids": window, "labels": target, "window": number, "calls": calls, **_origin(text)}
+
+    schema = pa.schema(
+        [
+            _column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer}"),
+            _column("labels", pa.list_(pa.int32()), "the same, with -100 for tokens of results"),
+            _column("window", pa.int32(), "number of the row within its text"),
+            CALLS,
+            *ORIGIN,
+        ]
+    )
+    told = (
+        f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
+        "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
+    )
+    return Form("masked", schema, rows, told, {"tokenizer": identity, "sequence_length": sequence_length})
+
+
+def result_spans(text: CorpusText) -> list[tuple[int, int]]:
+    """Return where the results of the calls begin and end in x*, in characters."""
+    spans, inserted = [], 0
+    for call in text.calls:
+        inserted += len(call.written())
+        end = call.offset + inserted - len(API_END)
+        spans.append((end - len(call.result), end))
+    return spans
+
+
+def _within(starts: Any, length: int, spans: Sequence[tuple[int, int]]) -> Any:
+    """Whether each token holds a character of a span; [n], from the character at which each token begins."""
+    ends = np.maximum(np.append(starts[1:], length), starts + 1)
+    held = [(starts < end) & (ends > begin) for begin, end in spans if begin < end]
+    return np.any(held, axis=0) if held else np.zeros(len(starts), bool)
+
+
+REJECTED_CALL, NO_CALL = "rejected_call", "no_call"
+
+
+def preference_form(tau_f: Mapping[str, float]) -> Form:
+    """Return pairs for DPO and its like: the same text goes on in two ways, of which one was measured to be better.
+
+    - rejected_call: a kept call of x* against the scored call of the same tool at the same position that helps least,
+      where that one was rejected (delta < tau_f) and is not the same call.
+    - no_call: no call against the scored call that helps least, where no call was kept, and where this call raises the
+      loss over no call by tau_f or more (loss_result - loss_empty).
+
+    Both ways end with the rest of x, without other calls, as the losses were measured.
+    """
+
+    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
+        kept = {call.offset: call for call in text.calls}
+        for rival in text.least_helpful:
+            chosen = kept.get(rival.offset)
+            if chosen is not None and is_rejected(chosen, rival):
+                yield pair(text, rival, chosen)
+            elif chosen is None and hurts(rival):
+                yield pair(text, rival, None)
+
+    def is_rejected(chosen: ScoredCall, rival: ScoredCall) -> bool:
+        differs = (rival.input, rival.result) != (chosen.input, chosen.result)
+        return rival.tool == chosen.tool and rival.delta < tau_f[rival.tool] and differs
+
+    def hurts(rival: ScoredCall) -> bool:
+        harm = rival.loss_result - rival.loss_empty
+        return harm > 0 and harm >= tau_f[rival.tool]
+
+    def pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None) -> Mapping[str, Any]:
+        before, after = text.plain[: rival.offset], text.plain[rival.offset :]
+        return {
+            "prompt": before,
+            "chosen": (chosen.written() if chosen else "") + after,
+            "rejected": rival.written() + after,
+            "kind": REJECTED_CALL if chosen else NO_CALL,
+            "margin": rival.loss_result - (chosen.loss_result if chosen else rival.loss_empty),
+            "chosen_call": asdict(chosen) if chosen else None,
+            "rejected_call": asdict(rival),
+            **_origin(text),
+        }
+
+    schema = pa.schema(
+        [
+            _column("prompt", pa.string(), "the text before the call"),
+            _column("chosen", pa.string(), "the kept call with its result, or no call, and the rest of the text"),
+            _column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
+            _column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
+            _column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
+            _column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_TOLD}"),
+            _column("rejected_call", CALL, "the call in `rejected`, likewise"),
+            *ORIGIN,
+        ]
+    )
+    told = (
+        "`kind` says what `rejected` is compared with.\n\n"
+        "- `rejected_call`: the kept call against the scored call of the same tool at the same position that helps\n"
+        "  least, with its own result.\n"
+        "- `no_call`: no call against a call that raised the loss by at least the tool's tau_f\n"
+        "  (loss_result - loss_empty).\n\n"
+        "The texts are those of C*. Other calls of a text are left out of both sides, as they were when the losses\n"
+        "were measured. Both sides hold the rest of the text, because trainers append an end token."
+    )
+    return Form("preference", schema, rows, told, {"tau_f": dict(tau_f)}, JOIN_PAIRS, preferences=True)
+
+
+INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"
+
+
+def chat_form(lanes: Sequence[Lane]) -> Form:
+    """Return each text as a conversation with structured calls: `messages` and `tools`, as chat templates take them.
+
+    A web text has no user, so the user's message is made up: an instruction and the text before the first call. Delta
+    was measured on the text with inline calls and says nothing of this form.
+    """
+    tools = [json.dumps(_function(lane)) for lane in lanes]
+
+    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
+        messages = [json.dumps(message, ensure_ascii=False) for message in conversation(text)]
+        yield {"messages": messages, "tools": tools, "calls": [asdict(call) for call in text.calls], **_origin(text)}
+
+    schema = pa.schema(
+        [
+            _column("messages", pa.list_(pa.json_()), "user, assistant with tool_calls, tool, ..., assistant"),
+            _column("tools", pa.list_(pa.json_()), "the tools as JSON schema"),
+            CALLS,
+            *ORIGIN,
+        ]
+    )
+    told = (
+        "**Re-shaped: not filtered in this form.** The user's message is made up, and each inline call became a\n"
+        "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
+        "about a conversation. The contents of the messages, without the instruction, are `plain`."
+    )
+    return Form("chat", schema, rows, told, {"tools": tools})
+
+
+def conversation(text: CorpusText) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a text, which has at least one call; arguments are objects."""
+    begins = [call.offset for call in text.calls]
+    yield {"role": "user", "content": INSTRUCTION + text.plain[: begins[0]]}
+    at = begins[0]
+    for number, (call, begin) in enumerate(zip(text.calls, begins, strict=True)):
+        function = {"name": _function_name(call.name), "arguments": {"input": call.input}}
+        asked = {"id": f"call_{number}", "type": "function", "function": function}
+        yield {"role": "assistant", "content": text.plain[at:begin], "tool_calls": [asked]}
+        yield {"role": "tool", "tool_call_id": asked["id"], "name": function["name"], "content": call.result}
+        at = begin
+    yield {"role": "assistant", "content": text.plain[at:]}
+
+
+def _function(lane: Lane) -> dict[str, Any]:
+    """A tool as JSON schema; its one argument is the text between the parentheses, with an example of its prompt."""
+    found = re.search(rf"\[{re.escape(lane.tool.name)}\((.*?)\)\]", lane.tool.prompt.partition("Output:")[2])
+    shown = f", such as {found[1]}" if found and found[1] else ""
+    given = {"type": "string", "description": f"the text between the parentheses of a call{shown}"}
+    parameters = {"type": "object", "properties": {"input": given}, "required": ["input"]}
+    told = f"The tool {lane.tool.name} of this data set: takes a text and returns a text."
+    name = _function_name(lane.tool.name)
+    return {"type": "function", "function": {"name": name, "description": told, "parameters": parameters}}
+
+
+def folder_name(model: str) -> str:
+    """Return what a card calls a model: a folder by its last name alone, anything else as it is."""
+    return Path(model).name if Path(model).is_absolute() else model
+
+
+def _function_name(name: str) -> str:
+    """Chat templates and servers take letters, digits, `_` and `-`."""
+    return re.sub(r"[^\w-]", "_", name, flags=re.ASCII)

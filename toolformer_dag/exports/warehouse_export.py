@@ -1,0 +1,105 @@
+"""The warehouse as Parquet: every table with its comments, and the SQL that makes the warehouse of them again."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from toolformer_dag.exports.dataset_card import columns_table, header
+from toolformer_dag.exports.dataset_folder import (
+    CARD,
+    DATA,
+    GROUP_ROWS,
+    Exported,
+    ParquetFiles,
+    refuse_foreign,
+    replacing,
+    write_record,
+)
+from toolformer_dag.lake.queries import quoted
+from toolformer_dag.lake.warehouse import VIEWS, opened
+
+LOAD = "load.sql"
+ABOUT = """\
+The tables of a Toolformer run (Schick et al. 2023), with the comments of every column. Each table is a config:
+
+```python
+from datasets import load_dataset
+
+deltas = load_dataset("FOLDER_OR_REPOSITORY", "loss_deltas")
+```
+
+`duckdb warehouse.duckdb < load.sql` makes the warehouse again, with comments, views and macros. `char_offset` and
+`offset` count Unicode characters.
+"""
+TITLE = "Toolformer: every proposed call, scored"
+
+
+def export_warehouse(database: Path, folder: Path, license: str) -> Exported:
+    """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
+
+    A column's comment stands in its Arrow field's metadata (`comment`), a table's in the schema's; `load.sql` makes the
+    tables again in DuckDB, with comments, views and macros. Raises WarehouseError, ExportError, WriteError.
+    """
+    refuse_foreign(folder)
+    with opened(database) as connection, replacing(folder) as fresh:
+        schemas = {name: _schema(connection, name, comment) for name, comment in _tables(connection)}
+        rows = {name: _write(connection, name, schema, fresh) for name, schema in schemas.items()}
+        (fresh / LOAD).write_text(_load(schemas), "utf-8")
+        (fresh / CARD).write_text(_card(schemas, rows, license), "utf-8")
+        versions = dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
+        return write_record(fresh, rows, {"settings": {"license": license}, "inputs": versions})
+
+
+def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
+    found = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
+    return connection.execute(found).fetchall()
+
+
+def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
+    """Return a table's schema with its comments; without rows."""
+    plain = connection.sql(f'FROM "{name}" LIMIT 0').to_arrow_table().schema
+    told = dict(
+        connection.execute(
+            "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND NOT internal", [name]
+        ).fetchall()
+    )
+    fields = [field.with_metadata({"comment": told[field.name] or ""}) for field in plain]
+    return pa.schema(fields, {"comment": comment or ""})
+
+
+def _write(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, folder: Path) -> int:
+    """Write a table in its own order; return the rows."""
+    files = ParquetFiles(folder / DATA, name, schema)
+    for batch in connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS):
+        files.write(pa.Table.from_batches([batch]))
+    files.close()
+    return files.rows
+
+
+def _load(schemas: dict[str, pa.Schema]) -> str:
+    lines = ["-- The warehouse, from these files: `duckdb warehouse.duckdb < load.sql`, in this folder.", ""]
+    for name, schema in schemas.items():
+        lines.append(f"CREATE TABLE \"{name}\" AS FROM read_parquet('{DATA}/{name}-*.parquet');")
+        lines.append(f'COMMENT ON TABLE "{name}" IS {quoted(schema.metadata[b"comment"].decode())};')
+        for field in schema:
+            comment = quoted(field.metadata[b"comment"].decode())
+            lines.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
+    return "\n".join(lines) + "\n\n" + VIEWS
+
+
+def _card(schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
+    configs = [{"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"} for name, count in rows.items() if count]
+    parts = [header(TITLE, license, [], sum(rows.values()), configs, None), f"# {TITLE}\n", ABOUT]
+    for name, schema in schemas.items():
+        parts += [
+            f"## {name}\n",
+            f"{schema.metadata[b'comment'].decode()} Rows: {rows[name]:,}.\n",
+            columns_table(schema),
+        ]
+    parts += [
+        "## Licence\n",
+        f"`license: {license}` was set by whoever exported this data set. `documents` and `texts` hold web pages; who\n"
+        "holds rights in them, and whether they may be passed on, is for whoever publishes or uses them to judge.\n",
+    ]
+    return "\n".join(parts)

@@ -1,0 +1,96 @@
+"""Run a model's layers and its output head apart: features, logits, log-probabilities."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolformer_dag.model.attention import Attend, causal, custom_attention
+
+ROWS = 1024  # rows of logits computed at once: their memory grows with the vocabulary
+
+
+class Backbone:
+    """A model split into body and head.
+
+    `features` returns the last hidden states. `logits` runs the model's own head on them, whatever it does besides a
+    matrix product (scaling, a soft cap). After `run_whole_model`, features are the logits themselves.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.body = model.base_model
+        self.whole = False
+        self.uses_custom_attention = True
+        self._output_type: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model's inputs."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def layer_count(self) -> int:
+        """Return the number of layers."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    def bodies(self) -> list[Any]:
+        """Return the modules that may be the body: the base model, the decoder in it (OPT), or `model` (Llama 4)."""
+        found = [self.model.base_model, self.model.get_decoder(), getattr(self.model, "model", None)]
+        return [body for body in found if body is not None and body is not self.model]
+
+    def run_whole_model(self) -> None:
+        """Stop splitting: use this where body and head apart do not reproduce the model's logits."""
+        self.body, self.whole = self.model, True
+
+    def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal) -> Tensor:
+        """Compute features [B, T, F] of token ids [B, T]."""
+        if not self.uses_custom_attention:
+            return self._last_hidden(self.body(input_ids=ids, use_cache=False))
+        options = {} if positions is None else {"position_ids": positions}
+        with custom_attention(self.model, attend, positions):
+            # a mask, because transformers takes positions without one for packed sequences
+            mask = torch.ones_like(ids)
+            return self._last_hidden(self.body(input_ids=ids, attention_mask=mask, use_cache=False, **options))
+
+    def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Compute features of tokens behind the model's own `cache`, its argument `name`; return the cache too."""
+        output = self.body(input_ids=ids, use_cache=True, **{name: cache}, **options)
+        return self._last_hidden(output), getattr(output, name)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Compute logits [N, V] in float32 from features [N, F]."""
+        if self.whole:
+            return features.float()
+        with self._body_returns(features[None]):
+            logits: Tensor = self.model(input_ids=torch.zeros_like(features[None, :, 0], dtype=torch.long)).logits
+        return logits[0].float()
+
+    def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Compute log p of targets [N] or [N, C] in float32, of the same shape, from features [N, F]."""
+        parts = [slice(first, first + ROWS) for first in range(0, len(features), ROWS)]
+        return torch.cat([target_log_probabilities(self.logits(features[part]), targets[part]) for part in parts])
+
+    def _last_hidden(self, output: Any) -> Tensor:
+        self._output_type = type(output)
+        features: Tensor = output.logits if self.whole else output.last_hidden_state
+        return features
+
+    @contextmanager
+    def _body_returns(self, features: Tensor) -> Iterator[None]:
+        """Let the body answer with these features, so that the model's own forward computes only its head."""
+        answer = self._output_type(last_hidden_state=features)
+        self.body.forward = lambda *_, **__: answer
+        try:
+            yield
+        finally:
+            del self.body.forward
+
+
+def target_log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
+    """Compute log p of targets [N] or [N, C], of the same shape, from logits [N, V]."""
+    several = targets if targets.ndim > 1 else targets[:, None]
+    return (logits.gather(1, several) - logits.logsumexp(1, keepdim=True)).view_as(targets)

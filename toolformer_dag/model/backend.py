@@ -1,0 +1,154 @@
+"""What the method asks of a language model: token ids in; probabilities, samples and greedy rows out. Imports no torch.
+
+The stages, decoding and perplexity use this interface alone; `TransformersBackend` implements it. A backend may share,
+cache and batch as it likes, as long as every number is that of the whole sequence alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolformer_dag.settings.sections import SamplingSettings
+
+LogProbabilities = NDArray[np.float32]
+Ends = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+"""Whether each token ends a sample: its text holds "]", or it is EOS."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplePoint:
+    """Samples that continue the first `kept` tokens of a text, and " [", behind the head.
+
+    Each row of `streams` [samples, max_call_tokens] gives the uniform numbers of a sample: token t is the first whose
+    cumulative probability exceeds number t.
+    """
+
+    kept: int
+    streams: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenText:
+    """Tokens behind a head: x, "Output:" and x again, up to the last token that is needed.
+
+    p_i is asked behind the first `before` + i tokens, for i < `asked`. `choose` gets p [asked] and returns the points
+    at which to sample, with at most `most_samples` samples; it may be called again when memory ran out.
+    """
+
+    ids: Sequence[int]
+    before: int
+    asked: int
+    most_samples: int
+    choose: Callable[[NDArray[np.float32]], Sequence[SamplePoint]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenQuery:
+    """log p of tokens inside a sequence: of `tokens[r]` behind `prefix` and the first `places[r]` tokens of `text`.
+
+    Prefixes that begin alike are computed once. `kind`: the field of TokenCounts that the tokens are added to.
+    """
+
+    kind: str
+    prefix: Sequence[int]
+    text: Sequence[int]
+    places: Sequence[int]
+    tokens: Sequence[Sequence[int]]
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens that went through the model by kind, without padding, and the number of passes.
+
+    prompt: heads of P(x); positions: texts behind the head; samples: decoded tokens; loss_*: the three losses.
+    Decoding steps are not counted as passes. What greedy decoding runs is not counted.
+    """
+
+    prompt: int = 0
+    positions: int = 0
+    samples: int = 0
+    loss_empty: int = 0
+    loss_call: int = 0
+    loss_result: int = 0
+    perplexity: int = 0
+    passes: int = 0
+    decoding_steps: int = 0
+
+    def add(self, kind: str, tokens: int) -> None:
+        """Add `tokens` to the field `kind`."""
+        setattr(self, kind, getattr(self, kind) + tokens)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counts by field."""
+        return asdict(self)
+
+
+class GreedyRows(Protocol):
+    """Sequences of different lengths that are continued token by token, with the scores of their next tokens."""
+
+    def step(self, tokens: Sequence[int]) -> None:
+        """Append a token to each row."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all other rows."""
+
+    def ranks(self, token: int) -> list[int]:
+        """Return, by row, how many tokens are more likely than `token`."""
+
+    def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
+        """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
+
+    def forbid(self, places: Sequence[tuple[int, int]]) -> None:
+        """Forbid pairs of a row and its next token."""
+
+    def permit(self, row: int, tokens: Sequence[int]) -> None:
+        """Forbid all but these next tokens in a row."""
+
+    def best(self) -> list[int]:
+        """Return the most likely next token of each row."""
+
+
+class Backend(Protocol):
+    """A language model that runs.
+
+    - `identity`: what sets its numbers apart from another backend's on the same weights; part of no fingerprint yet.
+    - `context_length`: the most tokens of a sequence.
+    - `greedy_rows`: the most rows that `greedy` takes at once.
+    - `counts`: the tokens that went through the model so far.
+    """
+
+    @property
+    def identity(self) -> Mapping[str, str]: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def greedy_rows(self) -> int: ...
+
+    @property
+    def counts(self) -> TokenCounts: ...
+
+    def propose(
+        self,
+        head: Sequence[int],
+        texts: Sequence[TokenText],
+        start: Sequence[int],
+        ends: Ends,
+        sampling: SamplingSettings,
+    ) -> list[list[list[int]]]:
+        """Compute p of the tokens `start` at every place that is asked, and sample where each text chooses.
+
+        Returns, by text, the tokens of each sample in the order of its points; a sample ends with the first token for
+        which `ends` is true, or with `sampling.max_call_tokens` tokens. Raises ModelError where a single text does not
+        fit into memory.
+        """
+
+    def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Compute log p, [places, tokens per place] of each query. Raises ModelError as `propose` does."""
+
+    def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyRows:
+        """Run sequences whose continuations are chosen by the caller; at most `greedy_rows`."""

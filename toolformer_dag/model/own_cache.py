@@ -1,0 +1,296 @@
+"""Texts behind a prompt head in the model's own cache, for models whose attention cannot be replaced.
+
+Keys and values are cut at any token. The states of linear attention (Mamba, RWKV, convolutions) cannot be cut: they are
+stored at every `GRID`-th token of a text, and the few tokens up to a position run again.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from toolformer_dag.model.attention import on_device, padded
+from toolformer_dag.model.backbone import Backbone
+
+GRID = 16
+"""Tokens between two stored states of a text."""
+ARGUMENTS = ("past_key_values", "cache_params", "state")
+KNOWN_LAYERS = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How a model's own cache can be used.
+
+    - `chunks`: whether several tokens may follow cached ones in a pass (Mamba's scan begins from zero).
+    - `company`: the rows that share a pass: `any` (shorter rows are padded on the left), those of `equal` length, or
+      `none` (RWKV in transformers mixes rows).
+    """
+
+    chunks: bool
+    company: Literal["any", "equal", "none"]
+
+
+class ModelCache:
+    """Rows in the model's own cache; row r holds `lengths[r]` tokens from column `starts[r]` on.
+
+    `states`: by number of columns, the states of linear attention behind so many columns.
+    """
+
+    def __init__(self, backbone: Backbone, use: CacheUse, rows: int = 1) -> None:
+        self.backbone = backbone
+        self.use = use
+        self.name = cache_argument(backbone.body)
+        self.cache: Any = None if self.name == "state" else _new_cache(backbone.model.config)
+        self._positioned = "position_ids" in signature(backbone.body.forward).parameters
+        self.starts = [0] * rows
+        self.lengths = [0] * rows
+        self.width = 0
+        self.states: dict[int, list[Tensor]] = {}
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether something in the cache cannot be cut."""
+        return self.name == "state" or any(isinstance(layer, LinearAttentionLayer) for layer in self.cache.layers)
+
+    def run(self, sequences: Sequence[Sequence[int]], every: int | None = None) -> Tensor:
+        """Append a sequence to each row, padded on the right; return features [B, T, F].
+
+        `every`: the number of new columns after which states are stored.
+        """
+        ids = padded(sequences, self.backbone.device)
+        step = ids.shape[1] if self.use.chunks or not self.width else 1
+        if every is not None and self.has_states:
+            step = min(step, every)
+        before, found = self.width, []
+        for first in range(0, ids.shape[1], step):
+            found.append(self._forward(ids[:, first : first + step]))
+            if every is not None and (self.width - before) % every == 0:
+                self.store_states()
+        self.lengths = [length + len(ids) for length, ids in zip(self.lengths, sequences, strict=True)]
+        return torch.cat(found, 1)
+
+    def store_states(self) -> None:
+        """Store the states behind the columns so far; they are lost with the next token."""
+        self.states[self.width] = [state.clone() for state in self._state_tensors()]
+
+    def select(self, rows: Sequence[int]) -> "ModelCache":
+        """Return a cache of these rows as they are; a row that is named twice is duplicated."""
+        chosen = on_device(rows, self.backbone.device)
+        return self._derived(
+            [self.starts[row] for row in rows],
+            [self.lengths[row] for row in rows],
+            self.width,
+            lambda part: part[chosen],
+            (state[chosen] for state in self._state_tensors()),
+        )
+
+    def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
+        """Return a cache of these rows, each cut to its first tokens; padding stands on the left.
+
+        Where the cache has states, they must have been stored at each of these lengths.
+        """
+        device, width = self.backbone.device, max(lengths)
+        padding = [width - length for length in lengths]
+        starts = [self.starts[row] for row in rows]
+        offsets = [start - more for start, more in zip(starts, padding, strict=True)]
+        columns = (on_device(offsets, device)[:, None] + torch.arange(width, device=device)).clamp(min=0)
+        chosen = on_device(rows, device)[:, None]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        return self._derived(
+            padding,
+            list(lengths),
+            width,
+            lambda part: part[chosen, :, columns].transpose(1, 2),
+            self._stored_states(rows, ends) if self.has_states else (),
+        )
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        options = {}
+        if any(self.starts) and self._keyed():
+            columns = torch.arange(self.width + ids.shape[1], device=ids.device)
+            mask = (columns >= on_device(self.starts, ids.device)[:, None]).long()
+            options["attention_mask"] = mask
+            if self._positioned:
+                options["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, self.width :]
+        features, self.cache = self.backbone.cached_features(ids, self.name, self.cache, **options)
+        self.width += ids.shape[1]
+        return features
+
+    def _keyed(self) -> bool:
+        """Return whether the cache holds keys and values."""
+        return self.name != "state" and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
+
+    def _state_tensors(self) -> list[Tensor]:
+        if self.name == "state":
+            return list(self.cache or ())
+        layers = [layer for layer in self.cache.layers if isinstance(layer, LinearAttentionLayer)]
+        parts = [part for layer in layers for part in (layer.conv_states, layer.recurrent_states)]
+        return [state for part in parts for state in part.values() if state is not None]
+
+    def _stored_states(self, rows: Sequence[int], ends: Sequence[int]) -> Iterable[Tensor]:
+        """Return the states of each row as they were after its `ends` column."""
+        chosen = [self.states[end] for end in ends]
+        for number in range(len(chosen[0])):
+            yield torch.stack([states[number][row] for states, row in zip(chosen, rows, strict=True)])
+
+    def _derived(
+        self,
+        starts: list[int],
+        lengths: list[int],
+        width: int,
+        keys: Callable[[Tensor], Tensor],
+        states: Iterable[Tensor],
+    ) -> "ModelCache":
+        """Return a cache with these rows, whose keys and values come from `keys` and whose states are `states`."""
+        other = copy(self)
+        other.starts, other.lengths, other.width, other.states = starts, lengths, width, {}
+        found = iter(states)
+        if self.name == "state":
+            other.cache = list(found)
+            return other
+        other.cache = copy(self.cache)
+        other.cache.layers = [copy(layer) for layer in self.cache.layers]
+        for layer in other.cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                layer.conv_states = {at: None if s is None else next(found) for at, s in layer.conv_states.items()}
+                layer.recurrent_states = {
+                    at: None if s is None else next(found) for at, s in layer.recurrent_states.items()
+                }
+            if isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None:
+                layer.keys, layer.values = keys(layer.keys), keys(layer.values)
+        return other
+
+
+def cache_argument(body: Any) -> str:
+    """Return the name under which a model takes its cache. Raises NotImplementedError where it takes none."""
+    known = signature(body.forward).parameters
+    name = next((name for name in ARGUMENTS if name in known), None)
+    if name is None:
+        raise NotImplementedError(f"{type(body).__name__} takes no cache")
+    return name
+
+
+def _new_cache(config: Any) -> DynamicCache:
+    """Return an empty cache that keeps every token's keys. Raises NotImplementedError for other kinds of layers."""
+    cache = DynamicCache(config=config)
+    cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
+    unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in KNOWN_LAYERS}
+    if unknown:
+        raise NotImplementedError(f"caches of {', '.join(sorted(unknown))}")
+    return cache
+
+
+class OwnHead:
+    """The shared prompt head, run once, in the model's own cache."""
+
+    def __init__(self, backbone: Backbone, ids: Sequence[int], use: CacheUse) -> None:
+        self.cache = ModelCache(backbone, use)
+        self.cache.run([ids])
+
+    def texts(self, sequences: Sequence[Sequence[int]]) -> "OwnTexts":
+        """Prepare texts behind this head; `OwnTexts.features` runs them."""
+        return OwnTexts(self, sequences)
+
+
+class OwnTexts:
+    """Texts behind a head in the model's own cache, a copy of the head's keys for each.
+
+    `lengths`: the number of tokens that `features` runs, by text.
+    """
+
+    def __init__(self, head: OwnHead, sequences: Sequence[Sequence[int]]) -> None:
+        self.head = head
+        self.sequences = sequences
+        self.lengths = [len(sequence) for sequence in sequences]
+        self.batches: list[tuple[list[int], ModelCache]] = []
+
+    def features(self, chosen: Sequence[int], first: int) -> Tensor:
+        """Run the chosen texts behind the head; return [len(chosen), T - first, F]."""
+        apart = self.head.cache.use.company == "none"
+        groups = [[text] for text in chosen] if apart else [list(chosen)]
+        parts = [self._run(group)[:, first:] for group in groups]
+        longest = max(part.shape[1] for part in parts)
+        return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+
+    def _run(self, group: list[int]) -> Tensor:
+        cache = self.head.cache.select([0] * len(group))
+        cache.store_states()
+        features = cache.run([self.sequences[text] for text in group], every=GRID)
+        self.batches.append((group, cache))
+        return features
+
+    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "OwnBranches":
+        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text."""
+        return OwnBranches(self, texts, kept)
+
+
+class OwnBranches:
+    """Continuations of texts, one token at a time, each with keys and states of its own.
+
+    `tokens_run`: the number of tokens that the last step ran, with those that led to the first.
+    """
+
+    def __init__(self, texts: OwnTexts, of_text: Sequence[int], kept: Sequence[int]) -> None:
+        self.texts = texts
+        self.count = len(of_text)
+        self.tokens_run = 0
+        self._rerun = 0
+        self.groups: list[tuple[list[int], ModelCache]] = []
+        members = defaultdict(list)
+        for number, (text, length) in enumerate(zip(of_text, kept, strict=True)):
+            batch = next(at for at, (chosen, _) in enumerate(texts.batches) if text in chosen)
+            members[batch, {"any": 0, "equal": length, "none": number}[texts.head.cache.use.company]].append(number)
+        for (batch, _), numbers in members.items():
+            chosen, cache = texts.batches[batch]
+            rows = [(chosen.index(of_text[number]), kept[number]) for number in numbers]
+            self.groups.append((numbers, self._begun(cache, rows, [of_text[number] for number in numbers])))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token [B] to each branch; return its features [B, F]."""
+        parts = [
+            (numbers, cache.run([[token] for token in tokens[numbers].tolist()])) for numbers, cache in self.groups
+        ]
+        self.tokens_run, self._rerun = self.count + self._rerun, 0
+        features = parts[0][1].new_empty(self.count, parts[0][1].shape[-1])
+        for numbers, part in parts:
+            features[numbers] = part[:, 0]
+        return features
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these branches in this order; a row that is named twice is duplicated."""
+        groups = []
+        for numbers, cache in self.groups:
+            place = {number: at for at, number in enumerate(numbers)}
+            taken = [(new, place[old]) for new, old in enumerate(rows) if old in place]
+            for part in [[pair] for pair in taken] if cache.use.company == "none" else filter(None, [taken]):
+                groups.append(([new for new, _ in part], cache.select([at for _, at in part])))
+        self.groups, self.count = groups, len(rows)
+
+    def _begun(self, cache: ModelCache, rows: Sequence[tuple[int, int]], texts: Sequence[int]) -> ModelCache:
+        """Return the cache of a group behind `kept` tokens of its texts, from pairs of row and kept."""
+        head = self.texts.head.cache.width
+        if not cache.has_states:
+            return cache.cut([row for row, _ in rows], [head + kept for _, kept in rows])
+        stored = [kept // GRID * GRID for _, kept in rows]
+        begun = cache.cut([row for row, _ in rows], [head + kept for kept in stored])
+        sequences = [self.texts.sequences[text] for text in texts]
+        again = [ids[n:kept] for ids, n, (_, kept) in zip(sequences, stored, rows, strict=True)]
+        self._rerun += sum(map(len, again))
+        begun.store_states()
+        if any(again):
+            begun.run(again, every=1)
+        return begun.cut(range(len(rows)), [head + kept for _, kept in rows])

@@ -1,0 +1,102 @@
+"""Texts behind a prompt head for models that keep nothing between passes: every sequence is run in full."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from toolformer_dag.model.attention import on_device, padded
+from toolformer_dag.model.backbone import Backbone
+from toolformer_dag.model.memory import TokenBudget
+
+
+class RecomputedHead:
+    """The shared prompt head as tokens; passes keep within `budget`."""
+
+    def __init__(self, backbone: Backbone, ids: Sequence[int], budget: TokenBudget) -> None:
+        self.backbone = backbone
+        self.ids = list(ids)
+        self.budget = budget
+
+    def texts(self, sequences: Sequence[Sequence[int]]) -> "RecomputedTexts":
+        """Prepend this head to the texts."""
+        return RecomputedTexts(self, [[*self.ids, *sequence] for sequence in sequences])
+
+
+class RecomputedTexts:
+    """Whole sequences of head and text; `lengths` counts the tokens of both."""
+
+    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
+        self.head = head
+        self.sequences = sequences
+        self.lengths = [len(sequence) for sequence in sequences]
+
+    def features(self, chosen: Sequence[int], first: int) -> Tensor:
+        """Run the chosen texts in full; return [len(chosen), T - first, F] at text tokens from `first` on."""
+        backbone = self.head.backbone
+        ids = padded([self.sequences[text] for text in chosen], backbone.device)
+        return backbone.features(ids)[:, len(self.head.ids) + first :]
+
+    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "RecomputedBranches":
+        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text."""
+        starts = zip(texts, kept, strict=True)
+        head = len(self.head.ids)
+        return RecomputedBranches(self.head, [self.sequences[text][: head + n] for text, n in starts])
+
+
+class RecomputedBranches:
+    """Continuations of texts, one token at a time, recomputed in full at each step.
+
+    `tokens_run`: the number of tokens that the last step ran.
+    """
+
+    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
+        self.head = head
+        self.sequences = sequences
+        self.tokens_run = 0
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token [B] to each branch; return its features [B, F]. Raises ModelError."""
+        self.sequences = [[*ids, token] for ids, token in zip(self.sequences, tokens.tolist(), strict=True)]
+        found: dict[int, Tensor] = {}
+
+        def work(batch: list[int]) -> None:
+            found.update(zip(batch, self._at_the_end(batch), strict=True))
+
+        lengths = [len(ids) for ids in self.sequences]
+        self.tokens_run = sum(lengths)
+        self.head.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        return torch.stack([found[row] for row in range(len(lengths))])
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these branches in this order; a row that is named twice is duplicated."""
+        self.sequences = [self.sequences[row] for row in rows]
+
+    def _at_the_end(self, rows: Sequence[int]) -> Tensor:
+        """Compute features [len(rows), F] at the last token of each sequence."""
+        backbone = self.head.backbone
+        ends = [len(self.sequences[row]) - 1 for row in rows]
+        ids = padded([self.sequences[row] for row in rows], backbone.device)
+        features = backbone.features(ids)
+        return features[torch.arange(len(rows), device=ids.device), on_device(ends, ids.device)]
+
+
+class RecomputedPrefixes:
+    """Texts behind prefixes, with the interface of CachedPrefixes; every sequence is run in full."""
+
+    passes = 0
+
+    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
+        self.backbone = backbone
+        self.prefixes = prefixes
+        self.new_tokens = [len(prefix) for prefix in prefixes]
+
+    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+        """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens."""
+        prefixes = [self.prefixes[number] for number in chosen]
+        whole = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
+        features = self.backbone.features(padded(whole, self.backbone.device))
+        starts = on_device([len(prefix) for prefix in prefixes], features.device)[:, None]
+        columns = starts + torch.arange(max(map(len, texts)) + 1, device=features.device) - 1
+        rows = torch.arange(len(whole), device=features.device)[:, None]
+        return features[rows, columns.clamp(0, features.shape[1] - 1)]

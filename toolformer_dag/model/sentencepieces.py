@@ -1,0 +1,58 @@
+"""Check that transformers reads a sentencepiece model as sentencepiece does; it gives no warning itself."""
+
+from pathlib import Path
+from typing import Any
+
+from toolformer_dag.model.weights import ModelError
+
+FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Names of sentencepiece models: of Llama, T5 and NLLB. Llama 3's tokenizer.model is none, but tiktoken's."""
+OWN = "tokenizer.json"
+"""With this file nothing is converted, and nothing has to be checked."""
+TEXTS = ("the total is 94 + 23 = 117 apples .", "he came ( in 2019 ) -> [ and left", "добрый день , 東京 !")
+"""In lower case and without accents: some tokenizers change these before sentencepiece sees the text."""
+
+
+def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) -> None:
+    """Raise ModelError where a tokenizer cuts texts otherwise than the sentencepiece model that it was read from.
+
+    `name`: folder or hub id. Compares pieces, because NLLB gives them other ids. Not covered: accents, upper case and
+    white space, where some tokenizers differ from their model by design.
+    """
+    file = sentencepiece_file(name, revision)
+    if file is None:
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        model = SentencePieceProcessor(model_file=str(file))
+    except RuntimeError:  # tiktoken's file of the same name
+        return
+    for text in TEXTS:
+        own, read = _own_pieces(model, text, tokenizer.unk_token), tokenizer.tokenize(text)
+        if own != read:
+            raise ModelError(
+                f"the tokenizer of {name!r} is read as {type(tokenizer).__name__}, which cuts {text!r} into "
+                f"{read[:6]}, while {file.name} says {own[:6]}; write its class into tokenizer_config.json, such as "
+                '{"tokenizer_class": "LlamaTokenizer"}, or add the tokenizer.json of the model'
+            )
+
+
+def _own_pieces(model: Any, text: str, unknown: str | None) -> list[str | None]:
+    return [unknown if model.is_unknown(piece) else model.id_to_piece(piece) for piece in model.encode(text)]
+
+
+def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
+    """Return the sentencepiece model that a tokenizer is read from; None where there is none, or a tokenizer.json too.
+
+    `name`: a folder, or a hub id that was loaded before and so is cached.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        found = [folder / file for file in FILES if (folder / file).is_file()]
+        return found[0] if found and not (folder / OWN).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = [try_to_load_from_cache(name, file, revision=revision) for file in (OWN, *FILES)]
+    found = [Path(file) for file in cached[1:] if isinstance(file, str)]
+    return found[0] if found and not isinstance(cached[0], str) else None

@@ -1,0 +1,132 @@
+"""Choose how a model shares the work on a common beginning: by a trial against its own logits."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolformer_dag.model.attention import padded
+from toolformer_dag.model.backbone import Backbone
+from toolformer_dag.model.heads import CachedHead
+from toolformer_dag.model.loading import (
+    CHECK_TOKENS,
+    SAME_ORDER_TOLERANCES,
+    TOLERANCES,
+    agrees,
+    exact_products,
+    logits_or_none,
+    own_logits,
+)
+from toolformer_dag.model.own_cache import CacheUse, OwnHead
+
+_log = logging.getLogger(__name__)
+
+SHARED, OWN_CACHE, RECOMPUTED = "shared keys", "own cache", "recomputed"
+CACHE_USES = [CacheUse(chunks, company) for chunks in (True, False) for company in ("any", "equal", "none")]
+"""From the fastest to the slowest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What sequences with a common beginning share.
+
+    - `shared keys`: the keys of the beginning are computed and stored once.
+    - `own cache`: they are computed once and copied for each sequence, in the model's own cache.
+    - `recomputed`: nothing; every sequence runs in full at each token.
+    """
+
+    way: str
+    cache: CacheUse | None = None
+
+
+def choose_sharing(backbone: Backbone, name: str) -> Sharing:
+    """Return the first way that reproduces the model's own logits of short sequences, and log it with its cost.
+
+    The backbone is switched to whole passes where body and head apart do not reproduce the logits.
+    """
+    sharing = _choose_sharing(backbone)
+    kind = f"{name!r} ({type(backbone.model).__name__})"
+    if sharing.way == SHARED:
+        _log.info("%s: the keys of prompt and text are computed and stored once for all samples", kind)
+    elif sharing.cache is not None:
+        apart = "" if sharing.cache.company == "any" else ", and few samples run together"
+        slow = "" if sharing.cache.chunks else ", and a text runs one token at a time"
+        _log.warning(
+            "%s: its attention cannot be replaced, so its own cache serves: no token is computed twice, but every "
+            "sample holds a copy of the keys of prompt and text%s%s",
+            *(kind, apart, slow),
+        )
+    else:
+        _log.warning(
+            "%s: its cache changes its logits, so prompt and text are recomputed for every token of every sample, "
+            "which is slow; use another model where you can",
+            kind,
+        )
+    return sharing
+
+
+@exact_products()
+def _choose_sharing(backbone: Backbone) -> Sharing:
+    expected = own_logits(backbone.model, CHECK_TOKENS)
+    split, tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype], TOLERANCES[backbone.model.dtype]
+    backbone.uses_custom_attention = False
+    if not _splits(backbone, expected, split):
+        backbone.run_whole_model()
+    elif _replaces_attention(backbone, expected, tolerance):
+        return Sharing(SHARED)
+    backbone.uses_custom_attention = False
+    expected = _branched(backbone.model, expected)
+    for use in CACHE_USES:
+        if agrees(expected, logits_or_none(partial(_continued, partial(OwnHead, use=use), backbone)), tolerance):
+            return Sharing(OWN_CACHE, use)
+    return Sharing(RECOMPUTED)
+
+
+def _splits(backbone: Backbone, expected: Tensor, tolerance: float) -> bool:
+    for body in backbone.bodies():
+        backbone.body = body
+        if agrees(expected, logits_or_none(partial(_plain, backbone)), tolerance):
+            return True
+    return False
+
+
+def _replaces_attention(backbone: Backbone, expected: Tensor, tolerance: float) -> bool:
+    backbone.uses_custom_attention = True
+    if not agrees(expected, logits_or_none(partial(_plain, backbone)), tolerance):
+        return False
+    found = logits_or_none(partial(_continued, _complete_head, backbone))
+    return agrees(_branched(backbone.model, expected), found, tolerance)
+
+
+def _complete_head(backbone: Backbone, ids: Sequence[int]) -> CachedHead:
+    """Return a head with the keys of every layer. Raises ValueError for a model with other layers than attention."""
+    head = CachedHead(backbone, ids)
+    if len(head.layers) != backbone.layer_count:
+        raise ValueError(f"{len(head.layers)} of {backbone.layer_count} layers are attention")
+    return head
+
+
+def _plain(backbone: Backbone) -> Tensor:
+    return backbone.logits(backbone.features(padded([CHECK_TOKENS], backbone.device))[0])
+
+
+def _continued(start: Callable[[Backbone, Sequence[int]], CachedHead | OwnHead], backbone: Backbone) -> Tensor:
+    """Compute what `_branched` expects from a head of 3 tokens, texts behind it, and branches with 2 own tokens.
+
+    The branches keep 4, 1 and 4 tokens of their texts; the texts have further tokens, which no branch may see.
+    """
+    texts = start(backbone, CHECK_TOKENS[:3]).texts([[*CHECK_TOKENS[3:7], 0], [*CHECK_TOKENS[3:5]]])
+    behind = texts.features([0, 1], first=0)[0, :4]
+    branches = texts.branches([0, 1, 0], [4, 1, 4], room=2, capacity=3)
+    steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in CHECK_TOKENS[7:]]
+    return backbone.logits(torch.cat([behind, *steps]))
+
+
+def _branched(model: Any, whole: Tensor) -> Tensor:
+    """Return the model's own logits: behind a head of 3 tokens, 4 of a text; then two tokens of each of 3 branches."""
+    short = own_logits(model, [*CHECK_TOKENS[:4], *CHECK_TOKENS[7:]])
+    return torch.stack([*whole[3:7], whole[7], short[4], whole[7], whole[8], short[5], whole[8]])

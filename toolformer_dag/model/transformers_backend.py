@@ -1,0 +1,170 @@
+"""Run a model of transformers behind the backend interface, with every saving that leaves its numbers as they are.
+
+- The prompt's head runs once for all texts, and a text once for all its positions.
+- Samples continue from the text's cached keys and values.
+- The common beginning of several prefixes runs once.
+- A pass stops at the last token whose probability is needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import transformers
+
+from toolformer_dag.model.attention import on_device
+from toolformer_dag.model.backbone import Backbone
+from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
+from toolformer_dag.model.decoding_batches import DecodingBatch, choose_batch_method
+from toolformer_dag.model.heads import CachedHead
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.memory import CACHE_PASSES, TokenBudget, free_token_budget
+from toolformer_dag.model.own_cache import OwnHead
+from toolformer_dag.model.prefixes import CachedPrefixes
+from toolformer_dag.model.proposing import Head, Proposer
+from toolformer_dag.model.recomputing import RecomputedHead, RecomputedPrefixes
+from toolformer_dag.model.sharing import RECOMPUTED, SHARED, choose_sharing
+from toolformer_dag.settings.sections import SamplingSettings
+
+Prefixes = CachedPrefixes | RecomputedPrefixes
+
+
+class TransformersBackend:
+    """A model of transformers; see `Backend`.
+
+    - `sharing`: how sequences with a common beginning share its work; chosen by a trial and logged.
+    - `budget` limits the tokens of a pass, padding included. The default follows from the free memory. It is halved
+      when memory runs out.
+    - Device, budget and order change results only by rounding.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, language_model: LanguageModel, *, token_budget: int | None = None) -> None:
+        self.language_model = language_model
+        self.context_length = language_model.context_length
+        self.counts = TokenCounts()
+        self.backbone = Backbone(language_model.model)
+        self.budget = TokenBudget(token_budget or free_token_budget(language_model.model, self.backbone.device))
+        self.sharing = choose_sharing(self.backbone, language_model.name)
+        self._head: tuple[list[int], Head] | None = None
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Return name and version of the library, and how products are computed."""
+        version = {"backend": "transformers", "version": transformers.__version__}
+        return {**version, "arithmetic": self.language_model.arithmetic}
+
+    @property
+    def greedy_rows(self) -> int:
+        """Return the most rows of `greedy`."""
+        return choose_batch_method(self.language_model).rows
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        head: Sequence[int],
+        texts: Sequence[TokenText],
+        start: Sequence[int],
+        ends: Ends,
+        sampling: SamplingSettings,
+    ) -> list[list[list[int]]]:
+        """Propose as `Backend.propose` says, in batches by length. Only the last head stays cached."""
+        if self._head is None or self._head[0] != list(head):
+            self._head = (list(head), self._run_head(head))
+        proposer = Proposer(self.backbone, self._head[1], self.counts, self.budget, start, ends, sampling)
+        results: dict[int, list[list[int]]] = {}
+
+        def work(batch: list[int]) -> None:
+            results.update(zip(batch, proposer.propose([texts[number] for number in batch]), strict=True))
+
+        lengths = [self._stored_tokens(len(head), text, sampling.max_call_tokens) for text in texts]
+        self.budget.run(lengths, work, share=CACHE_PASSES, lower="segment_tokens, k, m or max_call_tokens")
+        return [results[number] for number in range(len(texts))]
+
+    @torch.inference_mode()
+    def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Compute log p; queries are sorted so that common beginnings of prefixes run once."""
+        found: dict[int, LogProbabilities] = {
+            number: np.zeros((0, 1), np.float32) for number, query in enumerate(queries) if not query.places
+        }
+        waiting = [number for number in range(len(queries)) if number not in found]
+        waiting.sort(key=lambda number: list(queries[number].prefix))
+        lengths = [len(queries[number].prefix) for number in waiting]
+
+        def work(batch: list[int]) -> None:
+            chosen = [queries[waiting[at]] for at in batch]
+            answers = self._answers(chosen)
+            found.update(zip([waiting[at] for at in batch], answers, strict=True))
+
+        self.budget.run(lengths, work, lower="max_call_tokens", share=CACHE_PASSES, order=range(len(waiting)))
+        return [found[number] for number in range(len(queries))]
+
+    @torch.inference_mode()
+    def greedy(self, sequences: Sequence[Sequence[int]]) -> DecodingBatch:
+        """Run sequences to be continued, in the model's own cache where that reproduces its logits."""
+        return choose_batch_method(self.language_model).kind(self.language_model, sequences)
+
+    def _run_head(self, ids: Sequence[int]) -> Head:
+        if self.sharing.way == RECOMPUTED:
+            return RecomputedHead(self.backbone, ids, self.budget)
+        self.counts.add("prompt", len(ids))
+        self.counts.passes += 1
+        if self.sharing.cache is not None:
+            return OwnHead(self.backbone, ids, self.sharing.cache)
+        return CachedHead(self.backbone, ids)
+
+    def _stored_tokens(self, head: int, text: TokenText, call_tokens: int) -> int:
+        """Return how many tokens' keys a text stores while it is sampled."""
+        if self.sharing.cache is None:
+            return len(text.ids) + text.most_samples * call_tokens
+        return head + len(text.ids) + text.most_samples * (head + len(text.ids) + call_tokens)
+
+    def _prefixes(self, prefixes: Sequence[Sequence[int]]) -> Prefixes:
+        kind = CachedPrefixes if self.sharing.way == SHARED else RecomputedPrefixes
+        result = kind(self.backbone, prefixes, self.budget.tokens)
+        self.counts.passes += result.passes
+        return result
+
+    def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Answer queries, ordered by prefix, whose prefixes fit into memory together."""
+        prefixes = self._prefixes([query.prefix for query in queries])
+        for query, new_tokens in zip(queries, prefixes.new_tokens, strict=True):
+            self.counts.add(query.kind, new_tokens)
+        lengths = [len(query.prefix) + max(query.places) for query in queries]
+        found: dict[int, LogProbabilities] = {}
+        work = partial(self._run_texts, prefixes, queries, found)
+        self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        return [found[number] for number in range(len(queries))]
+
+    def _run_texts(
+        self,
+        prefixes: Prefixes,
+        queries: Sequence[TokenQuery],
+        found: dict[int, LogProbabilities],
+        batch: list[int],
+    ) -> None:
+        chosen = [queries[number] for number in batch]
+        features = prefixes.features(batch, [query.text[: max(query.places)] for query in chosen])
+        located = [(row, place) for row, query in enumerate(chosen) for place in query.places]
+        rows, columns = on_device(located, features.device).T
+        targets = on_device([tokens for query in chosen for tokens in query.tokens], features.device)
+        values = self.backbone.log_probabilities(features[rows, columns], targets).cpu().numpy()
+        parts = np.split(values, np.cumsum([len(query.places) for query in chosen])[:-1])
+        found.update(zip(batch, parts, strict=True))
+        for query in chosen:
+            self.counts.add(query.kind, max(query.places))
+        self.counts.passes += 1
+
+
+_BACKENDS: WeakKeyDictionary[LanguageModel, TransformersBackend] = WeakKeyDictionary()
+
+
+def backend_of(language_model: LanguageModel) -> TransformersBackend:
+    """Return the model's backend, made once per model and released with it."""
+    if language_model not in _BACKENDS:
+        # of a copy: a value that refers to its key would keep it, and the weights, for ever
+        _BACKENDS[language_model] = TransformersBackend(replace(language_model))
+    return _BACKENDS[language_model]

@@ -1,0 +1,73 @@
+"""What the control says about a lane: false discovery rates by swapped results, and the threshold that they allow.
+
+All of it is SQL: chance.sql of the lake, which the warehouse holds as views, run over the files of one lane.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from toolformer_dag.lake.queries import in_memory, rows, run_sql
+from toolformer_dag.lake.warehouse import CHANCE
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.settings.sections import ChanceThreshold
+
+CALL = (
+    "tool VARCHAR, shard VARCHAR, digest VARCHAR, segment INTEGER, position INTEGER, sample INTEGER, delta DOUBLE, "
+    "delta_is_bound BOOLEAN, reason VARCHAR"
+)
+CERTIFIED, NOT_MEASURED = "certified", "not measured"
+TABLES = {"loss_deltas": CALL, "swapped_results": f"{CALL}, swap INTEGER"}
+
+
+def chance_threshold(plan: Plan, lane: Lane, by_chance: float) -> dict[str, Any]:
+    """Return the lane's row of the view chance_thresholds at this false discovery rate. Raises DamagedPart."""
+    with _control(plan, lane, by_chance) as connection:
+        level = f"FROM chance_thresholds WHERE by_chance = {by_chance!r}::DOUBLE"
+        return rows(connection, level).row(0, named=True)
+
+
+def chance_tables(plan: Plan, lane: Lane) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the lane's rows of the views swapped_statistics and chance_rates, by threshold. Raises DamagedPart."""
+    with _control(plan, lane) as connection:
+        statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f")
+        return statistics, rows(connection, "FROM chance_rates ORDER BY tau_f")
+
+
+def threshold_told(chosen: Mapping[str, Any]) -> str:
+    """Say which threshold was chosen by chance, or why none was, with the remedy. `chosen`: CHOSEN of a record."""
+    if chosen["verdict"] == CERTIFIED:
+        kept = f"tau_f = {chosen['tau_f']:.3f} keeps {chosen['kept']} of {chosen['places']} places"
+        return (
+            f"{kept}, a share of {chosen['fdr']:.3f} by chance, at most {chosen['fdr_high']:.3f} with 95 % confidence"
+        )
+    remedy, more = "", "raise evaluation.swapped_texts, or annotate more text"
+    if chosen["verdict"] == NOT_MEASURED:
+        remedy = f": no call was told another document's result; {more}"
+    elif (needed := chosen["swaps_needed"]) is not None:
+        remedy = f": about {needed} swapped places would do, there are {chosen['swapped']}; {more}"
+    taken = "nothing is kept" if chosen["tau_f"] is None else f"the fallback {chosen['tau_f']:.3g} is taken"
+    return f"no tau_f is certified at {chosen['by_chance']:.3g} ({chosen['verdict']}{remedy}); {taken}"
+
+
+@contextmanager
+def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection with the views of chance.sql over the lane's tables as they are now; none published, no rows."""
+    with in_memory() as connection:
+        for name, columns in TABLES.items():
+            connection.execute(f"CREATE TABLE {name} ({columns})")
+            table = plan.lake.table(f"{lane.key}/{name}")
+            if files := [file for part in table.parts() for file in table.files(part)]:
+                names = ", ".join(column.split()[0] for column in columns.split(", "))
+                read = f"SELECT {names} FROM read_parquet($files, hive_partitioning = false)"
+                connection.execute(f"INSERT INTO {name} BY NAME {read}", {"files": files})
+        tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
+        for name, value in (("lanes", tau_f), ("filter_rules", by_chance)):
+            column = "tau_f" if name == "lanes" else "by_chance"
+            connection.execute(f"CREATE TABLE {name} (tool VARCHAR, {column} DOUBLE)")
+            connection.execute(f"INSERT INTO {name} VALUES ($tool, $value)", {"tool": lane.key, "value": value})
+        run_sql(connection, CHANCE)
+        yield connection

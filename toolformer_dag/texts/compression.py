@@ -1,0 +1,111 @@
+"""Decompressing a shard in blocks, in one pass, so that a wrong checksum shows after its last block."""
+
+from collections.abc import Iterator
+from typing import IO
+
+import zstandard
+from isal import igzip_lib, isal_zlib
+
+GZIP = 16 + isal_zlib.MAX_WBITS
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+SKIPPABLE = b"\x2a\x4d\x18"
+"""The last three bytes of the magic number of a skippable zstd frame."""
+OTHER_MAGIC = {b"\xfd7zX": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
+BLOCK_BYTES = 1 << 24
+"""About the size of a block: what is done once per block costs a millisecond."""
+GZIP_READ, GZIP_STEP = 1 << 17, 1 << 18
+ZSTD_STEP = 1 << 13
+"""Compressed bytes per step. A step's output cannot be limited: at worst these expand to 256 MB."""
+LARGEST_WINDOW = 1 << 31
+"""The window of `zstd --long=31`, which takes as much memory."""
+
+
+class ShardFault(Exception):
+    """A shard whose content is damaged or in no known form: nothing of it may be used. `reason` is short and stable."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def kind_of(head: bytes) -> str | None:
+    """Return gzip, zstd or another compression by the first bytes of a file; None for what is not compressed."""
+    if head[:2] == GZIP_MAGIC:
+        return "gzip"
+    if head[:4] == ZSTD_MAGIC or (head[1:4] == SKIPPABLE and 0x50 <= head[0] <= 0x5F):
+        return "zstd"
+    return next((name for magic, name in OTHER_MAGIC.items() if head.startswith(magic)), None)
+
+
+def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
+    """Yield the content in blocks. `kind`: gzip, zstd, or None for a plain file.
+
+    Several gzip members or zstd frames in a row are one content; zeros after the last gzip member are padding, and
+    skippable frames are skipped. Raises ShardFault after the blocks before it: truncated_gzip, corrupt_gzip,
+    truncated_zstd, corrupt_zstd. A zstd frame without a checksum is only checked for its structure.
+    """
+    if kind is None:
+        while block := stream.read(BLOCK_BYTES):
+            yield block
+        return
+    waiting: list[bytes] = []
+    held = 0
+    for piece in _gunzipped(stream) if kind == "gzip" else _unzstd(stream):
+        waiting.append(piece)
+        held += len(piece)
+        if held >= BLOCK_BYTES:
+            yield b"".join(waiting)
+            waiting, held = [], 0
+    yield b"".join(waiting)
+
+
+def _fault(state: str, kind: str) -> ShardFault:
+    return ShardFault(
+        f"{state}_{kind}", "the checksum or the end of the compressed data is wrong: no document of it is used"
+    )
+
+
+def _gunzipped(stream: IO[bytes]) -> Iterator[bytes]:
+    member = isal_zlib.decompressobj(GZIP)
+    pending = stream.read(GZIP_READ)
+    try:
+        while pending:
+            data = member.decompress(pending, GZIP_STEP)
+            pending = member.unused_data if member.eof else member.unconsumed_tail
+            if data:
+                yield data
+            if member.eof:
+                pending = _behind_padding(stream, pending)
+                if not pending:
+                    return
+                member = isal_zlib.decompressobj(GZIP)
+            else:
+                pending = pending or stream.read(GZIP_READ)
+    except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stub declares the class as a variable
+        raise _fault("corrupt", "gzip") from error
+    raise _fault("truncated", "gzip")
+
+
+def _behind_padding(stream: IO[bytes], pending: bytes) -> bytes:
+    """Return the beginning of the next member, nothing where only zeros follow."""
+    pending = pending.lstrip(b"\0")
+    while not pending and (block := stream.read(GZIP_READ)):
+        pending = block.lstrip(b"\0")
+    return pending
+
+
+def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+    frame, begun = decompressor.decompressobj(), False
+    pending = b""
+    try:
+        while pending := pending or stream.read(ZSTD_STEP):
+            yield frame.decompress(pending)
+            begun, pending = not frame.eof, frame.unused_data
+            if frame.eof:
+                frame = decompressor.decompressobj()
+    except zstandard.ZstdError as error:
+        raise _fault("corrupt", "zstd") from error
+    if begun:
+        raise _fault("truncated", "zstd")

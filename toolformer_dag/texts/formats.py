@@ -1,0 +1,296 @@
+"""The forms in which corpora are published, as data: where a record keeps text, id, URL, title, domain, language."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+Step = str | int
+Steps = tuple[Step, ...]
+"""The way to a value in a record: names of fields, numbers of list items."""
+FIELDS = ("text", "id", "url", "title", "domain", "language", "date")
+SHOWN = 30
+"""Names of fields that a message lists."""
+MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFormat:
+    """A published form. `fields`: field -> dotted paths, the first that holds something counts.
+
+    recognized_by: paths that all have to be there. required: fields without which a record is refused.
+    The dates that such records hold are those of the crawl, so none of them is used.
+    """
+
+    name: str
+    recognized_by: tuple[str, ...]
+    fields: Mapping[str, tuple[str, ...]]
+    required: tuple[str, ...] = ("text",)
+
+
+FORMATS = (
+    CorpusFormat(  # the loader's records; the published document files are CCNet's records
+        "redpajama_v2",
+        ("raw_content", "doc_id"),
+        {
+            "text": ("raw_content",),
+            "id": ("doc_id", "digest"),
+            "url": ("url",),
+            "title": ("title",),
+            "domain": ("source_domain",),
+            "language": ("language",),
+        },
+    ),
+    CorpusFormat(  # Wenzek et al. 2020
+        "ccnet",
+        ("raw_content", "digest"),
+        {
+            "text": ("raw_content",),
+            "id": ("digest",),
+            "url": ("url",),
+            "title": ("title",),
+            "domain": ("source_domain",),
+            "language": ("language",),
+        },
+        required=("text", "id", "url"),
+    ),
+    CorpusFormat(  # also FineWeb-2 and FineWeb-Edu
+        "fineweb",
+        ("text", "id", "url", "dump", "file_path"),
+        {"text": ("text",), "id": ("id",), "url": ("url",), "language": ("language",)},
+    ),
+    CorpusFormat(  # DCLM-baseline
+        "dclm",
+        ("text", "metadata.WARC-Record-ID"),
+        {"text": ("text",), "id": ("metadata.WARC-Record-ID",), "url": ("url", "metadata.WARC-Target-URI")},
+    ),
+    CorpusFormat(
+        "dolma",
+        ("text", "id", "source", "added"),
+        {"text": ("text",), "id": ("id",), "url": ("metadata.url", "url"), "language": ("metadata.language",)},
+    ),
+    CorpusFormat(  # 22.01 to 23.01
+        "oscar",
+        ("content", "warc_headers"),
+        {
+            "text": ("content",),
+            "id": ("warc_headers.warc-record-id",),
+            "url": ("warc_headers.warc-target-uri",),
+            "language": ("metadata.identification.label",),
+        },
+    ),
+    CorpusFormat(  # version 2
+        "hplt",
+        ("text", "u", "ts"),
+        {"text": ("text",), "id": ("id",), "url": ("u",), "language": ("lang.0",)},
+    ),
+    CorpusFormat(  # also mC4 and CulturaX
+        "c4",
+        ("text", "timestamp", "url"),
+        {"text": ("text",), "url": ("url",)},
+    ),
+    CorpusFormat(
+        "datatrove",
+        ("text", "id", "metadata"),
+        {
+            "text": ("text",),
+            "id": ("id",),
+            "url": ("metadata.url",),
+            "title": ("metadata.title",),
+            "language": ("metadata.language",),
+        },
+    ),
+    CorpusFormat(  # without ids: those of such records are often numbers of rows, which begin anew in each file
+        "plain",
+        ("text",),
+        {
+            "text": ("text",),
+            "url": ("url",),
+            "title": ("title",),
+            "domain": ("domain",),
+            "language": ("language",),
+        },
+    ),
+)
+"""In the order in which they are tried; the last one takes any record with a `text`."""
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    """What the settings say: a format's name or `auto`, and dotted paths that replace the format's, by field."""
+
+    format: str = AUTO
+    fields: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the records of one shard keep each field. `format`: its name, or `fields` for paths of the settings alone.
+
+    `places`: field -> ways to a value, the first that holds something counts; none for a field that the format lacks.
+    `strict`: the required fields and those that the settings name; another type is refused there, and elsewhere null.
+    """
+
+    format: str
+    places: Mapping[str, tuple[Steps, ...]]
+    required: tuple[str, ...]
+    strict: frozenset[str]
+
+    @property
+    def own_date(self) -> bool:
+        """Whether a record's own date counts."""
+        return bool(self.places.get("date"))
+
+    def paths(self, field: str) -> str:
+        """Name where a field was looked for, for messages."""
+        return " or ".join(".".join(map(str, steps)) for steps in self.places[field])
+
+
+class FormatError(ValueError):
+    """Records that fit no format, or lack a field; `reason` is short and stable."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
+    """Return the layout of a shard by its first `records`. Raises FormatError, naming the fields that are there.
+
+    A field that the settings name, and the format's required ones, must be in one of the records at least. The others
+    may come later: their paths are taken as they are written.
+    """
+    found = _recognized(choice, lambda path: any(steps_to(record, path) for record in records))
+    names = _names(records)
+
+    def place(path: str) -> Steps | None:
+        return next((steps for record in records if (steps := steps_to(record, path))), None)
+
+    chosen = _chosen(choice, found, names)
+    _refuse_missing(_layout(choice, chosen, place), choice, names)
+    return _layout(choice, chosen, lambda path: place(path) or _written(path))
+
+
+def layout_of_schema(choice: FormatChoice, schema: pa.Schema) -> Layout:
+    """Return the layout of a table of that schema. Raises FormatError, naming the columns that are there."""
+    found = _recognized(choice, lambda path: steps_in(schema, path) is not None)
+    names = list(_columns(schema))
+    layout = _layout(choice, _chosen(choice, found, names), lambda path: steps_in(schema, path))
+    _refuse_missing(layout, choice, names)
+    return layout
+
+
+def steps_to(record: Any, path: str) -> Steps | None:
+    """Return the way that a dotted path means in a record, None where it is not there; names may hold dots."""
+    if isinstance(record, Mapping):
+        if path in record:
+            return (path,)
+        head, dot, rest = path.partition(".")
+        below = steps_to(record[head], rest) if dot and head in record else None
+        return (head, *below) if below else None
+    if isinstance(record, list):
+        head, dot, rest = path.partition(".")
+        if not head.isdecimal() or int(head) >= len(record):
+            return None
+        below = steps_to(record[int(head)], rest) if dot else ()
+        return None if below is None else (int(head), *below)
+    return None
+
+
+def steps_in(schema: pa.Schema | pa.StructType | pa.DataType, path: str) -> Steps | None:
+    """Return the way that a dotted path means in a schema, None where it is not there; names may hold dots."""
+    head, dot, rest = path.partition(".")
+    if isinstance(schema, pa.Schema | pa.StructType):
+        if schema.get_field_index(path) >= 0:
+            return (path,)
+        index = schema.get_field_index(head) if dot else -1
+        below = steps_in(schema.field(index).type, rest) if index >= 0 else None
+        return (head, *below) if below else None
+    if pa.types.is_list(schema) or pa.types.is_large_list(schema):
+        below = steps_in(schema.value_type, rest) if dot else ()
+        return (int(head), *below) if head.isdecimal() and below is not None else None
+    return None
+
+
+def value_at(record: Any, steps: Steps) -> Any:
+    """Return what lies at the end of a way, MISSING where nothing does."""
+    for step in steps:
+        if isinstance(step, str):
+            record = record.get(step, MISSING) if isinstance(record, Mapping) else MISSING
+        else:
+            record = record[step] if isinstance(record, list) and step < len(record) else MISSING
+        if record is MISSING:
+            return MISSING
+    return record
+
+
+def shown(names: Iterable[str]) -> str:
+    """List names of fields for a message."""
+    listed = list(dict.fromkeys(names))
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(listed[:SHOWN]) + more if listed else "none"
+
+
+def _recognized(choice: FormatChoice, there: Any) -> CorpusFormat | None:
+    if choice.format != AUTO:
+        return next(one for one in FORMATS if one.name == choice.format)
+    return next((one for one in FORMATS if all(map(there, one.recognized_by))), None)
+
+
+def _chosen(choice: FormatChoice, found: CorpusFormat | None, names: Sequence[str]) -> CorpusFormat:
+    if found is not None:
+        return found
+    if "text" in dict(choice.fields):
+        return CorpusFormat("fields", (), {})
+    raise FormatError(
+        "unknown_format",
+        f"no format fits the first records; they have {shown(names)}; set corpus.format, or name their fields under "
+        "[corpus.fields]",
+    )
+
+
+def _layout(choice: FormatChoice, found: CorpusFormat, place: Any) -> Layout:
+    given = dict(choice.fields)
+    paths = {**found.fields, **{field: (path,) for field, path in given.items()}}
+    places = {field: tuple(way for path in paths.get(field, ()) if (way := place(path))) for field in FIELDS}
+    return Layout(found.name, places, found.required, frozenset({*found.required, *given}))
+
+
+def _refuse_missing(layout: Layout, choice: FormatChoice, names: Sequence[str]) -> None:
+    given = dict(choice.fields)
+    for field in FIELDS:
+        if layout.places[field] or not (field in layout.required or field in given):
+            continue
+        source = f"corpus.fields.{field}" if field in given else f"the format {layout.format}"
+        paths = [given[field]] if field in given else _paths(layout.format, field)
+        raise FormatError(
+            "missing_field",
+            f"{source} reads {field} from {' or '.join(paths)}, which the first records lack; they have {shown(names)}",
+        )
+
+
+def _paths(name: str, field: str) -> Sequence[str]:
+    return next(one.fields[field] for one in FORMATS if one.name == name)
+
+
+def _written(path: str) -> Steps:
+    return tuple(int(step) if step.isdecimal() else step for step in path.split("."))
+
+
+def _names(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    found: dict[str, None] = {}
+    for record in records:
+        for name, value in record.items():
+            found[name] = None
+            if isinstance(value, Mapping):
+                found.update(dict.fromkeys(f"{name}.{below}" for below in value))
+    return list(found)
+
+
+def _columns(schema: pa.Schema) -> Iterator[str]:
+    for field in schema:
+        yield field.name
+        if isinstance(field.type, pa.StructType):
+            yield from (f"{field.name}.{below.name}" for below in field.type)

@@ -1,0 +1,91 @@
+"""An HTTP endpoint that is asked with JSON: one answer per request, bounded in bytes and in time."""
+
+import asyncio
+import threading
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from toolformer_dag.tools.options import shown_url, url_secrets, without
+from toolformer_dag.tools.tool import RetryableError
+
+MAX_ANSWER_BYTES = 4 << 20
+"""The longest answer, after decompression."""
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+ENCODINGS = {"": False, "identity": False, "gzip": True, "x-gzip": True, "deflate": True}
+"""Encodings that are read, and whether they are compressed."""
+
+
+class UnreadableAnswer(Exception):
+    """An answer that is not read to its end; `reason` is short, for counting."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The status and the decompressed body."""
+
+    status: int
+    body: bytes
+
+
+class Endpoint:
+    """A URL that takes POST requests; safe for several threads, whose requests share connections.
+
+    Requests run in an event loop of their own, so that one deadline ends all of a request: connecting, sending, headers
+    and body. A limit per read, as blocking clients have, lets an answer of a byte a second go on for ever.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
+        self.shown = shown_url(url)
+        self._url, self._seconds = url, seconds
+        self._secrets = [*url_secrets(url), *(value.split()[-1] for value in headers.values())]
+        self._headers = {"Accept-Encoding": "gzip, deflate", **headers}
+        self._client: httpx.AsyncClient | None = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def post(self, body: object) -> Answer:
+        """Send `body` as JSON. Raises RetryableError for a lost connection or a passed deadline, UnreadableAnswer.
+
+        Reasons of UnreadableAnswer: `answer_too_long` (over MAX_ANSWER_BYTES), `malformed_response` (compressed data
+        that is damaged, or compressed otherwise than with gzip or deflate).
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(self._answer(body), self._loop).result()
+        except TimeoutError as error:
+            raise RetryableError(f"{self.shown}: no whole answer within {self._seconds:g} s") from error
+        except httpx.TransportError as error:
+            raise RetryableError(f"{self.shown}: {type(error).__name__}: {self.public(str(error))}") from error
+
+    def public(self, text: str) -> str:
+        """Return a message of the backend without the secrets of the URL and the headers."""
+        return without(self._secrets, text)
+
+    async def _answer(self, body: object) -> Answer:
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=self._seconds, headers=self._headers)
+        async with asyncio.timeout(self._seconds), self._client.stream("POST", self._url, json=body) as response:
+            return Answer(response.status_code, await _content(response))
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """Read and decompress a body piece by piece: a megabyte of gzip can hold a gigabyte."""
+    compressed = ENCODINGS.get(response.headers.get("content-encoding", "").strip().lower())
+    if compressed is None:
+        raise UnreadableAnswer("malformed_response")
+    inflate = zlib.decompressobj(GZIP_OR_ZLIB) if compressed else None
+    content = bytearray()
+    async for block in response.aiter_raw():
+        try:
+            content += block if inflate is None else inflate.decompress(block, MAX_ANSWER_BYTES + 1 - len(content))
+        except zlib.error as error:
+            raise UnreadableAnswer("malformed_response") from error
+        if len(content) > MAX_ANSWER_BYTES:
+            raise UnreadableAnswer("answer_too_long")
+    return bytes(content)
