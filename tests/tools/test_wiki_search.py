@@ -114,6 +114,13 @@ def test_equal_scores_stand_in_the_order_of_the_source(tmp_path: Path) -> None:
     assert [hit.passage.id for hit in PassageSearch(tmp_path / "i").search("falcon", 7)] == list("0123456")
 
 
+def test_many_equal_scores_stand_in_the_order_of_the_source_however_the_index_was_built(tmp_path: Path) -> None:
+    same = [Passage(str(n), "Kestrel", "", "a small falcon") for n in range(300)]
+    for name, commit_every in (("whole", 1000), ("pieces", 17)):
+        write_index(same, tmp_path / name, lambda done: None, commit_every=commit_every)
+        assert [hit.passage.id for hit in PassageSearch(tmp_path / name).search("falcon", 3)] == ["0", "1", "2"]
+
+
 @given(st.text(max_size=80))
 def test_no_query_is_parsed_as_query_language(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
     search, _ = searched

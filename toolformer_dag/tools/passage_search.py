@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import tantivy
@@ -233,6 +233,7 @@ def _document(number: int, passage: Passage) -> tantivy.Document:
 
 
 TIE_MARGIN = 8
+"""Passages that are asked for beyond the limit at first, because some may score as the last within it."""
 SCORE_DIGITS = 4
 
 
@@ -255,15 +256,25 @@ class PassageSearch:
         """Return at most `limit` passages that share a term with the query, best first.
 
         The query is a bag of terms, never query language. Ties are in the order of the source, so that results do not
-        depend on how the index was built; ties beyond `TIE_MARGIN` passages after the limit are not covered.
+        depend on how the index was built.
         """
         terms = query_terms(query)
         if not terms:
             return []
-        found = self._searcher.search(self._query(terms), limit + TIE_MARGIN, count=False).hits
+        found = self._with_ties(self._query(terms), limit)
         numbers = self._searcher.fast_field_values("number", [address for _, address in found])
         ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
         return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]
+
+    def _with_ties(self, query: tantivy.Query, limit: int) -> list[tuple[float, Any]]:
+        """Return (score, address) of the best `limit` passages and of all that score as the last of them."""
+        wanted = limit + TIE_MARGIN
+        while True:
+            found: list[tuple[float, Any]] = self._searcher.search(query, wanted, count=False).hits
+            scores = [round(score, SCORE_DIGITS) for score, _ in found]
+            if len(found) < wanted or scores[-1] < scores[limit - 1]:
+                return found
+            wanted *= 4
 
     def rarity(self, word: str) -> float:
         """Return BM25's idf of a word; the rarest of its terms counts."""
