@@ -99,6 +99,8 @@ def test_best_checkpoint_is_published(base: ModelSettings, tmp_path: Path) -> No
     assert perplexity_by_hand(Path(base.name), HELDOUT) == pytest.approx(report.heldout[0].perplexity, rel=1e-4)
     assert perplexity_by_hand(tmp_path / "out", HELDOUT) == pytest.approx(best.perplexity, rel=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    os.umask(umask := os.umask(0))
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o666 & ~umask}
     assert not list((tmp_path / "out").glob("*.bin"))
     assert load_language_model(str(tmp_path / "out"), device="cpu").model.config.use_cache
 

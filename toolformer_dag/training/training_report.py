@@ -1,5 +1,6 @@
 """The report of a finetuning run, its record beside the weights, and publishing both. Imports no torch."""
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -113,7 +114,9 @@ def publish(folder: Path, out: Path) -> None:
 
     `out` is missing for a moment between two renames, but never incomplete.
     """
+    os.umask(umask := os.umask(0))
     for file in folder.iterdir():
+        file.chmod(0o666 & ~umask)  # safetensors writes files that only their owner may read
         sync(file)
     sync(folder)
     replaced = out.with_name(f"{out.name}.replaced")
