@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -92,6 +93,22 @@ def replace_whole(fresh: Path, path: Path) -> None:
     sync(fresh)
     fresh.replace(path)
     sync(path.parent)
+
+
+def replace_folder(folder: Path, fresh: Path) -> None:
+    """Replace `folder` by `fresh`, a folder of the same disk: write everything to disk, then rename. Raises OSError.
+
+    `folder` is missing for a moment between two renames, but never incomplete.
+    """
+    for path in [*fresh.rglob("*"), fresh]:
+        sync(path)
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():
+        folder.rename(replaced)
+    fresh.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -107,7 +107,7 @@ def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport
 
 
 def _thresholds(project: "Project") -> Iterator[str]:
-    """What was chosen by chance, a line per lane."""
+    """Yield what was chosen by chance, a line per lane."""
     from toolformer_dag.lake.table import WHOLE
     from toolformer_dag.lake.warehouse import CHOSEN
     from toolformer_dag.pipeline.chance import threshold_told

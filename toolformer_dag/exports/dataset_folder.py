@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from toolformer_dag.files import UserError, WriteError, locked, sealed, sync, unsealed, write_whole
+from toolformer_dag.files import UserError, WriteError, locked, replace_folder, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
 
 RECORD, CARD, DATA = "export.json", "README.md", "data"
@@ -122,7 +122,7 @@ def replacing(folder: Path) -> Iterator[Path]:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             yield fresh
-            _publish(fresh, folder)
+            replace_folder(folder, fresh)
         except OSError as error:
             raise WriteError(folder, error) from error
         finally:
@@ -130,22 +130,9 @@ def replacing(folder: Path) -> Iterator[Path]:
             lock.unlink(missing_ok=True)  # last: until then it guards both folders
 
 
-def _publish(fresh: Path, folder: Path) -> None:
-    """Rename; `folder` is missing for a moment between two renames, but never incomplete."""
-    for path in [*fresh.rglob("*"), fresh]:
-        sync(path)
-    replaced = fresh.with_name(f".{folder.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if folder.exists():
-        folder.rename(replaced)
-    fresh.rename(folder)
-    sync(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
 def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, Any]) -> Exported:
     """Write the record, the last file. It holds no time: equal inputs give equal bytes."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): (path.stat().st_size, stream_hash(path)) for path in paths}
     made = Exported(files, dict(rows), dict(made_from))
     content = {"layout": LAYOUT, "rows": made.rows, "files": made.files, "made_from": made.made_from}

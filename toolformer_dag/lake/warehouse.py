@@ -275,7 +275,7 @@ def _rejections(lake: Lake, tables: Sequence[WarehouseTable]) -> pl.DataFrame:
 
 
 def _applied(lake: Lake, lanes: Sequence[str]) -> list[dict[str, Any]]:
-    """What each lane's calls were filtered with, whatever the settings say by now."""
+    """Return what each lane's calls were filtered with, whatever the settings say by now."""
     tables = {lane: lake.table(f"{lane}/filtered_calls") for lane in lanes}
     return [
         {"tool": lane, **(_filter_rule(table.record(WHOLE)) if table.has(WHOLE) else {})}
@@ -284,7 +284,7 @@ def _applied(lake: Lake, lanes: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The threshold of a record of filtered_calls: of the settings, or chosen by chance."""
+    """Return the threshold of a record of filtered_calls: of the settings, or chosen by chance."""
     chosen = record.get(CHOSEN)
     if chosen is None:
         return {"tau_f": record.get("settings", {}).get("tau_f")}

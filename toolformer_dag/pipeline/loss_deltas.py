@@ -76,7 +76,7 @@ def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]
 
 
 def _ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """What each call tells of the text behind it; null where it tells nothing, and without the rule."""
+    """Return what each call tells of the text behind it; null where it tells nothing, and without the rule."""
     if not lane.look_ahead:
         return pl.Series([None] * calls.height, dtype=AHEAD.dtype)
     wanted = texts.select("text_digest", "text").unique("text_digest").join(calls, on="text_digest", how="semi")

@@ -193,12 +193,11 @@ def prepare(
     lengths = [sum(map(len, parts)) for parts in train.sequences]
     order = batch_order(lengths, settings.batch_size, steps, settings.seed)
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
-    checkpoint = last_complete_checkpoint(folder, sharded(settings))
-    arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
     divided = sharded(settings)
-    world = world_size() if divided else 1
-    assert arguments.device is not None  # asking for it joins the processes, before weights are divided among them
-    model = trained_model(base, settings, world, checkpoint)
+    checkpoint = last_complete_checkpoint(folder, divided)
+    arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
+    _ = arguments.device  # asking for it joins the processes, before weights are divided among them
+    model = trained_model(base, settings, world_size() if divided else 1, checkpoint)
     _remove_invalid_padding(tokens.encoding.tokenizer, model)
     trainer = _Trainer(
         model=model,

@@ -1,13 +1,12 @@
 """The report of a finetuning run, its record beside the weights, and publishing both. Imports no torch."""
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.files import FILES, damaged_beside, hashes_beside, sealed, sync, unsealed
+from toolformer_dag.files import FILES, damaged_beside, hashes_beside, replace_folder, sealed, unsealed
 from toolformer_dag.model.weights import model_identity, model_name
 from toolformer_dag.settings.sections import Settings
 
@@ -110,22 +109,11 @@ def _whole_record(folder: Path) -> dict[str, Any] | None:
 
 
 def publish(folder: Path, out: Path) -> None:
-    """Replace `out` by `folder`: write everything to disk, then rename.
-
-    `out` is missing for a moment between two renames, but never incomplete.
-    """
-    os.umask(umask := os.umask(0))
+    """Replace `out` by `folder`, whose files get the mode of the record: safetensors writes for its owner alone."""
+    mode = (folder / RECORD).stat().st_mode & 0o777
     for file in folder.iterdir():
-        file.chmod(0o666 & ~umask)  # safetensors writes files that only their owner may read
-        sync(file)
-    sync(folder)
-    replaced = out.with_name(f"{out.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if out.exists():
-        out.rename(replaced)
-    folder.rename(out)
-    sync(out.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+        file.chmod(mode)
+    replace_folder(out, folder)
 
 
 def remove_partial(out: Path) -> None:
