@@ -5,7 +5,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from tests.pipeline.conftest import Line, NewLine, tokens
-from toolformer_dag.settings.sections import SettingsError
+from toolformer_dag.settings.setting_types import SettingsError
 
 FLOOR = 0.05
 SCORED = ("loss_deltas", "swapped_results")

@@ -14,7 +14,7 @@ from toolformer_dag.cli.terminal import settings_of
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content, json_lines, wikitext
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.shards import shard_files, small_web_files, write_small_web
-from toolformer_dag.settings.sections import SettingsError
+from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.web import write_shards
 from toolformer_dag.tools.passages import PassageError, read_passages

@@ -25,7 +25,8 @@ from toolformer_dag.lake.verification import DamagedFile
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.spending import Spent, take_spent
-from toolformer_dag.settings.sections import Settings, printable
+from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.verify_project import set_aside
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from toolformer_dag.settings.sections import OUTSIDE_FINGERPRINTS, SettingsTable, SettingsTables, tables_in
+from toolformer_dag.settings.sections import SettingsTables
+from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable, tables_in
 from toolformer_dag.settings.settings_file import WrittenSettings
 
 KINDS: dict[Any, str] = {

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from assets.running import watched_by
-from toolformer_dag.settings.sections import Settings, rooted
+from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.setting_types import rooted
 from toolformer_dag.settings.settings_file import load_settings
 
 Config = Annotated[

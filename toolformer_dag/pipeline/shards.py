@@ -10,7 +10,8 @@ from typing import Any
 
 from toolformer_dag.files import file_name, irregular, locked, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
-from toolformer_dag.settings.sections import Settings, SettingsError, expanded, printable, rooted
+from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.setting_types import SettingsError, expanded, printable, rooted
 from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.hub import HubSplit, resolve
 

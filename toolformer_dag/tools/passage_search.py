@@ -18,7 +18,7 @@ import tantivy
 from pydantic import AfterValidator, ValidationInfo
 
 from toolformer_dag.files import FILES, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
-from toolformer_dag.settings.sections import under
+from toolformer_dag.settings.setting_types import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, passages_digest, read_passages
 

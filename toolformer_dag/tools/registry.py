@@ -12,7 +12,7 @@ from types import ModuleType
 from pydantic import ValidationError
 
 from toolformer_dag.files import UserError, require_regular
-from toolformer_dag.settings.sections import under
+from toolformer_dag.settings.setting_types import under
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call, take_out
 from toolformer_dag.tools.options import ToolOptions, explain_options

@@ -1,0 +1,111 @@
+"""Define what every table of toolformer.toml is made of: its errors, paths, lane names and strictness."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from os.path import normpath
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+
+from toolformer_dag.files import UserError
+
+
+class SettingsError(UserError, ValueError):
+    """Refuse a setting; the message names the file, option or variable, the key, the reason and the remedy."""
+
+
+def meant(word: str, known: Iterable[str], noun: str) -> str:
+    """Return `did you mean 'k'?`, or `known NOUN: a, b` where nothing is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known {noun}: {', '.join(known)}"
+
+
+def printable(text: str | Path) -> str:
+    """Escape what is not UTF-8: file names and arguments may hold it, and messages that are written cannot."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
+OUTSIDE_FINGERPRINTS = "outside fingerprints"
+T = TypeVar("T")
+Unfingerprinted = Annotated[T, OUTSIDE_FINGERPRINTS]
+"""The type of a key that says how or where work is done: stored rows stay valid when its value changes."""
+
+LANE_NAME = re.compile(r"[A-Za-z0-9_]+")
+ASSET_GROUPS = ("ccnet", "training", "evaluation", "warehouse")
+"""The groups of the asset graph that are not lanes."""
+
+
+def expanded(path: Path) -> Path:
+    """Replace `~` or `~name` by the home folder. Raises SettingsError where there is none."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{path}: {error} Write the whole path") from error
+
+
+def under(root: Path, path: str | Path) -> Path:
+    """Read a relative path against `root`. Raises SettingsError as `expanded` does."""
+    return root / expanded(Path(path))
+
+
+def rooted(pattern: str, root: Path) -> str:
+    """Make a glob pattern absolute, against `root` where it is relative. Raises SettingsError as `expanded` does."""
+    home, _, rest = pattern.partition("/")
+    return normpath(expanded(Path(home)) / rest if home.startswith("~") else root / pattern)
+
+
+def _local(value: object) -> object:
+    if "://" in str(value):
+        raise ValueError(f"{value} is no local folder, and only local folders are supported")
+    return value
+
+
+def _lane_name(name: str) -> str:
+    """Check a name that becomes part of the lane's asset keys."""
+    if not LANE_NAME.fullmatch(name) or name in ASSET_GROUPS:
+        groups = ", ".join(ASSET_GROUPS)
+        raise ValueError(f"a lane's name has letters, digits and _, and is none of {groups}; rename the section")
+    return name
+
+
+LocalPath = Annotated[Path, BeforeValidator(_local), AfterValidator(expanded)]
+"""A file or folder of this machine; `~` is the home folder."""
+LaneName = Annotated[str, AfterValidator(_lane_name)]
+
+
+class SettingsTable(BaseModel):
+    """Refuse unknown keys, changes after validation, NaN and infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _number(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        """Refuse true and false for numbers, because Python counts True as 1, and integers that no column holds."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
+            raise ValueError("true and false are no values of this key")
+        valid = handler(value)
+        if isinstance(valid, int) and valid.bit_length() > 63:
+            raise ValueError("the number takes more than 64 bits")
+        return valid
+
+
+def tables_in(annotation: Any) -> list[type[SettingsTable]]:
+    """Return the tables that a key of this type may hold itself, an optional table or one of several forms included."""
+    if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
+        return [annotation]
+    forms = get_args(annotation) if get_origin(annotation) in (Annotated, Union, UnionType) else ()
+    return [table for form in forms for table in tables_in(form)]
