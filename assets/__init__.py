@@ -3,13 +3,14 @@
 import dagster as dg
 
 from assets.checkpoints import checkpoint_asset
-from assets.measuring import accuracy_asset, perplexity_asset
-from assets.outputs import BY_HAND, DATASET, WAREHOUSE, outputs, prepares
+from assets.measuring import measurement_asset
+from assets.outputs import BY_HAND, DATASET, IN_BOTH_JOBS, WAREHOUSE, outputs, prepares
+from assets.paper import paper_assets
 from assets.shard_list import observe, shard_list
 from assets.staleness import StaleAsset, stale_assets
 from assets.tables import asset_key, dataset_asset, prepared_tool_asset, table_asset, warehouse_asset
 from resources.live_runs import UNFINISHED
-from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
+from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import stamps
@@ -24,8 +25,8 @@ def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     preparing = [lane for lane in plan.lanes if prepares(lane.tool)]
     prepared = [prepared_tool_asset(lane, by_name[f"{lane.key}/prepared_tool"]) for lane in preparing]
     checkpoints = [checkpoint_asset(plan, name, by_name[f"training/{name}"]) for name in CHECKPOINTS]
-    measured = [accuracy_asset(plan, by_name[ACCURACY]), perplexity_asset(plan, by_name[PERPLEXITY])]
-    outward = [warehouse_asset(plan, by_name[WAREHOUSE]), dataset_asset(plan, by_name[DATASET])]
+    measured = [measurement_asset(plan, by_name[name]) for name in TABLES]
+    outward = [warehouse_asset(plan, by_name[WAREHOUSE]), dataset_asset(plan, by_name[DATASET]), paper_assets(by_name)]
     return [shard_list(plan), *tables, *prepared, *checkpoints, *measured, *outward]
 
 
@@ -34,7 +35,7 @@ JOB = "bring_up_to_date"
 TRAINING_JOB = "finetune_and_evaluate"
 QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 
-SECOND = dg.AssetSelection.assets(*map(asset_key, BY_HAND))
+SECOND, BOTH = (dg.AssetSelection.assets(*map(asset_key, names)) for names in (BY_HAND, IN_BOTH_JOBS))
 JOBS = (
     dg.define_asset_job(
         JOB,
@@ -42,7 +43,9 @@ JOBS = (
         description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
     ),
     dg.define_asset_job(
-        TRAINING_JOB, SECOND, description="Finetune on C* and on C, then measure both against the base model."
+        TRAINING_JOB,
+        SECOND | BOTH,
+        description="Finetune on C* and on C, measure both against the base model, and show it: warehouse and tables.",
     ),
 )
 

@@ -5,17 +5,21 @@ from collections.abc import Mapping
 import dagster as dg
 import polars as pl
 
-from assets.metadata import UNCHANGED, image
+from assets.metadata import UNCHANGED
 from assets.outputs import Output
-from assets.plots import loss_curve
-from assets.running import progress
+from assets.running import note_cost, progress
+from assets.small_plots import loss_curve
 from assets.tables import asset_of
 from resources import Compute
+from toolformer_dag.evaluation.measurements import measured_on
+from toolformer_dag.exports.model_card import add_evaluation, write_model_card
 from toolformer_dag.files import locked
 from toolformer_dag.lake.table import Lake
+from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, training_texts
-from toolformer_dag.training.training_report import TrainingReport, checkpoint_folder
+from toolformer_dag.pipeline.spending import StepCost
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, publish_curve, training_texts
+from toolformer_dag.training.training_report import TrainingReport, card_is_lost, checkpoint_folder
 
 
 def checkpoint_asset(plan: Plan, name: str, output: Output) -> dg.AssetsDefinition:
@@ -32,17 +36,29 @@ def checkpoint_asset(plan: Plan, name: str, output: Output) -> dg.AssetsDefiniti
 
         compute.release()
         texts, choosing = training_texts(plan, name)
+        if warning := too_few(len(choosing), "choose the checkpoint"):
+            context.log.warning(warning)
         settings, out = plan.settings, checkpoint_folder(plan.settings, name)
         with locked(out.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
-            report = train(settings.model, texts, choosing, settings.training, out, progress(context), measured)
-        return _result(str(out), report)
+            report = train(
+                settings.model, texts, choosing, settings.training, out, progress(context, "steps"), measured
+            )
+            if not report.reused or card_is_lost(out):
+                write_model_card(plan, name, report, len(choosing))
+                add_evaluation(out, *measured_on(plan, name))
+            curve = publish_curve(plan, name, report)
+        if not report.reused:
+            note_cost(context, lake, StepCost(report.seconds, round(report.tokens * _epochs(plan, report))))
+        return _result(str(out), report, curve, len(choosing))
 
     return trained
 
 
-def _result(folder: str, report: TrainingReport) -> dg.MaterializeResult:
-    curve = [{"step": point.step, "measure": "training loss", "value": point.loss} for point in report.losses]
-    curve += [{"step": p.step, "measure": "held-out perplexity", "value": p.perplexity} for p in report.heldout]
+def _epochs(plan: Plan, report: TrainingReport) -> float:
+    return report.steps * plan.settings.training.batch_size / max(1, report.examples)
+
+
+def _result(folder: str, report: TrainingReport, curve: pl.DataFrame, choosing: int) -> dg.MaterializeResult:
     return dg.MaterializeResult(
         data_version=dg.DataVersion(report.fingerprint),
         metadata={
@@ -54,9 +70,11 @@ def _result(folder: str, report: TrainingReport) -> dg.MaterializeResult:
             "best step": report.best_step,
             "processes": report.processes,
             "held-out perplexity": report.perplexity,
+            "texts that choose the checkpoint": choosing,
+            **({"warning": warning} if (warning := too_few(choosing, "choose the checkpoint")) else {}),
             "texts longer than a sequence": report.split_texts,
             "already finished before": report.reused,
             UNCHANGED: report.reused,
-            "curves": image(loss_curve(pl.DataFrame(curve))),
+            "curves": dg.MetadataValue.md(loss_curve(curve)),
         },
     )

@@ -1,71 +1,92 @@
 """evaluation/accuracy and evaluation/perplexity: what finetuning on calls gains and costs (sections 4.2 and 4.3)."""
 
+import time
+from collections.abc import Mapping
+
 import dagster as dg
 import polars as pl
 
-from assets.metadata import UNCHANGED, frame_table, image, last_metadata
+from assets.metadata import ROWS, UNCHANGED, frame_table, image, last_metadata, numbers
 from assets.outputs import Output
 from assets.plots import accuracy_bars
-from assets.running import progress
+from assets.running import note_cost, progress
 from assets.tables import asset_of
 from resources import Compute
-from toolformer_dag.evaluation.accuracy_tables import accuracy_by_condition
-from toolformer_dag.evaluation.measurements import measure_accuracy, measure_perplexity
-from toolformer_dag.lake.table import Lake
+from toolformer_dag.evaluation.measurements import (
+    ACCURACY,
+    HELDOUT_C,
+    MEASURES,
+    OVERLAP,
+    PERPLEXITY,
+    Measurement,
+    measured_on,
+)
+from toolformer_dag.evaluation.question_overlap import overlap_counts
+from toolformer_dag.exports.model_card import add_evaluation
+from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.spending import StepCost
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.training_report import checkpoint_folder
+
+TOLD = {
+    ACCURACY: "Questions answered right: base, base + C, Toolformer disabled and with tools, further models.",
+    PERPLEXITY: "Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
+}
 
 
-def accuracy_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
-    """Return the asset of the questions answered right under four conditions."""
+def measurement_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
+    """Return the asset of one of MEASURES."""
+    name = output.name
 
-    told = "Held-out questions per tool: base, base + C, Toolformer disabled, Toolformer; 95 % intervals."
-
-    @asset_of(output, kinds={"pytorch"}, pool="gpu", description=told)
-    def accuracy(
+    @asset_of(output, kinds={"pytorch"}, pool="gpu", description=TOLD[name])
+    def measured(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
         compute.release()
         if skipped := _unchanged(context, output):
             return skipped
-        version, table, benchmarks = measure_accuracy(plan, progress(context))
-        percent = table.with_columns(pl.col("accuracy", "low", "high") * 100)
+        began = time.monotonic()
+        found = MEASURES[name](plan, progress(context, "rounds of questions" if name == ACCURACY else "models"))
+        note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens, found.calls))
+        for checkpoint in CHECKPOINTS:
+            add_evaluation(checkpoint_folder(plan.settings, checkpoint), *measured_on(plan, checkpoint))
+        shown = _of_accuracy(lake, found) if name == ACCURACY else _of_perplexity(context, found)
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(version),
-            metadata={
-                "dagster/row_count": table.height,
-                "accuracy": dg.MetadataValue.md(frame_table(accuracy_by_condition(table), 20)),
-                "left_out": {one.name: dict(one.left_out) for one in benchmarks if one.left_out},
-                "plot": image(accuracy_bars(percent)),
-                UNCHANGED: False,
-            },
+            data_version=dg.DataVersion(found.version), metadata={**_metadata(name, found), **shown}
         )
 
-    return accuracy
+    return measured
 
 
-def perplexity_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
-    """Return the asset of held-out perplexity, calls disabled throughout."""
+def _metadata(name: str, found: Measurement) -> Mapping[str, dg.MetadataValue]:
+    measure, of = name.rpartition("/")[2], "benchmark" if name == ACCURACY else "source"
+    return {
+        ROWS: dg.MetadataValue.int(found.rows.height),
+        measure: dg.MetadataValue.md(frame_table(found.shown, found.shown.height)),
+        **numbers(found.rows, measure, of),
+        UNCHANGED: dg.MetadataValue.bool(False),
+    }
 
-    told = "Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled."
 
-    @asset_of(output, kinds={"pytorch"}, pool="gpu", description=told)
-    def perplexity(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
-    ) -> dg.MaterializeResult:
-        compute.release()
-        if skipped := _unchanged(context, output):
-            return skipped
-        version, table = measure_perplexity(plan)
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(version),
-            metadata={
-                "dagster/row_count": table.height,
-                "perplexity": dg.MetadataValue.md(frame_table(table)),
-                UNCHANGED: False,
-            },
-        )
+def _of_accuracy(lake: Lake, found: Measurement) -> Mapping[str, dg.MetadataValue]:
+    left_out = {benchmark: dict(reasons) for benchmark, reasons in found.left_out.items()}
+    percent = found.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
+    return {
+        "in_corpus": dg.MetadataValue.md(frame_table(overlap_counts(lake.table(OVERLAP).read(WHOLE)), 30)),
+        **({"left_out": dg.MetadataValue.json(left_out)} if left_out else {}),
+        "plot": image(accuracy_bars(percent)),
+    }
 
-    return perplexity
+
+def _of_perplexity(context: dg.AssetExecutionContext, found: Measurement) -> Mapping[str, dg.MetadataValue]:
+    texts = found.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
+    warning = too_few(max(texts), "measure perplexity")
+    if warning is None:
+        return {}
+    context.log.warning(warning)
+    return {"warning": dg.MetadataValue.text(warning)}
 
 
 def _unchanged(context: dg.AssetExecutionContext, output: Output) -> dg.MaterializeResult | None:

@@ -13,6 +13,7 @@ from toolformer_dag.pipeline.spending import NO_TOKENS, token_count
 from toolformer_dag.pipeline.stage import Stage
 from toolformer_dag.pipeline.update import TableReport
 
+ROWS = "dagster/row_count"
 TOKENS, CALLS = "tokens through the model", "tool calls"
 """Names of what a run cost, in an asset's metadata."""
 PREVIEW_ROWS = 5
@@ -28,7 +29,7 @@ def figures(report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return rows, time, reuse, tokens and rejections of a table."""
     tokens = {kind: n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS}
     return {
-        "dagster/row_count": dg.MetadataValue.int(sum(report.rows.values())),
+        ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **this_run(report),
         "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
         "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
@@ -57,11 +58,23 @@ def shape(stage: Stage, rows: pl.LazyFrame) -> dict[str, dg.MetadataValue]:
     }
 
 
-def last_metadata(context: dg.AssetExecutionContext) -> Mapping[str, Any]:
-    """Return the metadata of the asset's last materialization: a step that skips itself shows it again."""
-    event = context.instance.get_latest_materialization_event(context.asset_key)
+def last_metadata(context: dg.AssetExecutionContext, key: dg.AssetKey | None = None) -> Mapping[str, Any]:
+    """Return the metadata of the asset's last materialization: a step that skips itself shows it again.
+
+    `key`: the asset, where the step makes several.
+    """
+    event = context.instance.get_latest_materialization_event(key or context.asset_key)
     made = event.asset_materialization if event else None
     return dict(made.metadata) if made else {}
+
+
+def numbers(rows: pl.DataFrame, measure: str, of: str) -> dict[str, dg.MetadataValue]:
+    """Return a measure per row as numbers, of which the UI draws trends: `accuracy: calendar, toolformer`.
+
+    `of`: the column that names what was measured, beside the column `condition`.
+    """
+    told = rows.select(of, "condition", measure).drop_nulls().rows()
+    return {f"{measure}: {name}, {condition}": dg.MetadataValue.float(value) for name, condition, value in told}
 
 
 def counts_table(heading: str, counts: Mapping[str, int]) -> str:
@@ -82,11 +95,11 @@ def shards_table(rows: Mapping[str, int], heading: str = "rows") -> str:
     return "\n".join((f"| shard | {heading} |", "|---|---:|", *lines))
 
 
-def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS) -> str:
-    """Return the first rows as a markdown table; long cells are cut."""
+def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
+    """Return the first rows as a markdown table; longer cells are cut."""
     head = frame.head(rows)
     lines = [f"| {' | '.join(head.columns)} |", f"|{'---|' * head.width}"]
-    lines += [f"| {' | '.join(map(_cell, row))} |" for row in head.iter_rows()]
+    lines += [f"| {' | '.join(_cell(value, characters) for value in row)} |" for row in head.iter_rows()]
     return "\n".join(lines)
 
 
@@ -95,20 +108,20 @@ def image(png: bytes) -> dg.MetadataValue:
     return dg.MetadataValue.md(f"![plot](data:image/png;base64,{base64.b64encode(png).decode()})")
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, characters: int = PREVIEW_CHARACTERS) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    return str(value) if value is None or isinstance(value, int | date) else as_text(str(value))
+    return str(value) if value is None or isinstance(value, int | date) else as_text(str(value), characters)
 
 
-def as_text(text: str) -> str:
+def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
     """Return text of the web or of a tool for a cell of a markdown table, shown as it is and on one line.
 
     A span of code is the only markdown in which nothing has a meaning: no HTML, no image, no link, no address. Control
     characters and marks that reverse the direction become spaces; a long text is cut.
     """
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    short = line if len(line) <= PREVIEW_CHARACTERS else line[: PREVIEW_CHARACTERS - 1] + "…"
+    short = line if len(line) <= characters else line[: characters - 1] + "…"
     if not short:
         return ""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", short)), default=0))

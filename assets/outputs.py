@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toolformer_dag.evaluation.measurements import SETTINGS, TABLES, measurement_reasons
+from toolformer_dag.evaluation.evaluated_tables import all_tables
+from toolformer_dag.evaluation.measurements import PERPLEXITY, SETTINGS, TABLES, measurement_reasons
+from toolformer_dag.evaluation.paper_tables import PAPER_TABLES
 from toolformer_dag.exports.corpus_export import asset_folder, corpus_reasons, corpus_settings
 from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
@@ -12,19 +14,26 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake import warehouse
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import differences
 from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, checkpoint_reasons, checkpoint_settings
 from toolformer_dag.training.training_report import checkpoint_folder, read_report
 
 SHARD_LIST = "ccnet/shard_list"
-WAREHOUSE = "warehouse/loss_deltas"
+WAREHOUSE = "warehouse/toolformer_duckdb"
 DATASET = "warehouse/dataset"
 BY_HAND = ("training/finetuned_checkpoint", "training/baseline_checkpoint", *TABLES)
 """Finetuning and what is measured on it: the second job, a person's decision."""
+SHOWN = tuple(f"tables/{table.view}" for table in PAPER_TABLES)
+"""The paper's tables."""
+SHOWN_AS = 1
+"""Raise this when the same rows are shown in another way."""
+IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
+"""What is made of the first job's rows and of the second job's measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,8 @@ class Reasons:
 class Output:
     """An asset. `settings`: what determines it beside the assets that it depends on.
 
-    `reasons`: why what is stored is missing, damaged or out of date; `version`: the data version of what is stored.
+    `reasons`: why what is stored is missing, damaged or out of date; `version`: the data version of what is stored,
+    None where nothing is.
     """
 
     name: str
@@ -68,6 +78,7 @@ def outputs(plan: Plan) -> list[Output]:
         *(_measured(plan, name) for name in TABLES),
         _warehouse(plan),
         _dataset(plan),
+        *map(_shown, SHOWN),
     ]
 
 
@@ -101,7 +112,7 @@ def _checkpoint(plan: Plan, name: str) -> Output:
     def reasons() -> Reasons:
         return Reasons(tuple(checkpoint_reasons(plan, name)))
 
-    return Output(f"training/{name}", checkpoint_settings(plan, name), (CORPUS,), reasons, version)
+    return Output(f"training/{name}", checkpoint_settings(plan, name), (CORPUS, HELDOUT_TEXTS), reasons, version)
 
 
 def _measured(plan: Plan, name: str) -> Output:
@@ -110,21 +121,22 @@ def _measured(plan: Plan, name: str) -> Output:
         return pointer.data_version if pointer else None
 
     depends_on = tuple(f"training/{checkpoint}" for checkpoint in CHECKPOINTS)
-    corpus = () if name == "evaluation/accuracy" else (CORPUS,)
+    texts = (CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else ()
 
     def reasons() -> Reasons:
         return Reasons(tuple(measurement_reasons(plan, name)))
 
-    return Output(name, SETTINGS[name](plan), (*depends_on, *corpus), reasons, version)
+    return Output(name, SETTINGS[name](plan), (*depends_on, *texts), reasons, version)
 
 
 def _warehouse(plan: Plan) -> Output:
-    tables, lanes = warehouse_tables(table_outputs(plan)), [lane.key for lane in plan.lanes]
+    outputs = table_outputs(plan)
+    tables, lanes = all_tables(outputs), plan.lane_names
     database = plan.settings.paths.warehouse
     return Output(
         WAREHOUSE,
         warehouse.warehouse_settings(tables, lanes),
-        tuple(name for table in tables for name in table.sources),
+        (*(output.name for output in outputs), *BY_HAND),
         lambda: Reasons(tuple(warehouse.out_of_date(plan.lake, tables, lanes, database))),
         lambda: warehouse.version(plan.lake, tables, lanes),
     )
@@ -141,3 +153,8 @@ def _dataset(plan: Plan) -> Output:
         return Reasons(tuple(corpus_reasons(plan, folder, form)))
 
     return Output(DATASET, corpus_settings(plan, form), (WAREHOUSE,), reasons, version)
+
+
+def _shown(name: str) -> Output:
+    """A table of the paper: nothing is stored, it is read again whenever there is another warehouse."""
+    return Output(name, {"shown": SHOWN_AS}, (WAREHOUSE,), Reasons, lambda: None)

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets.metadata import shards_table
+from assets.metadata import ROWS, shards_table
 from assets.outputs import SHARD_LIST
 from assets.tables import OWNERS, asset_key
 from toolformer_dag.identity import fingerprint
@@ -29,7 +29,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
         return dg.MaterializeResult(
             data_version=dg.DataVersion(fingerprint(found)),
             metadata={
-                "dagster/row_count": len(found),
+                ROWS: len(found),
                 "bytes": dg.MetadataValue.md(shards_table(sizes, "bytes")),
             },
         )

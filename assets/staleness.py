@@ -69,7 +69,8 @@ def _by_dagster(output: Output, tags: Tags, last: Mapping[str, tuple[int, Tags]]
         return
     if tags.get(CODE) != output.code_version:
         yield "has a new code version"
-    if tags.get(VERSION) != output.version():
+    stored = output.version()
+    if stored is not None and tags.get(VERSION) != stored:
         yield "the lake holds other rows than the last run made"
     for name in output.depends_on:
         read, now = tags.get(READ + name), last[name][1].get(VERSION) if name in last else None

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import dagster as dg
@@ -9,20 +10,21 @@ import polars as pl
 
 from assets.metadata import (
     CALLS,
+    ROWS,
     TOKENS,
     UNCHANGED,
     counts_table,
     figures,
     frame_table,
-    image,
     last_metadata,
     shape,
     this_run,
 )
 from assets.outputs import Output
-from assets.plots import chance_curves, delta_histogram
-from assets.running import progress, tag_changes
+from assets.running import note_cost, progress, step, tag_changes
+from assets.small_plots import chance_curves, delta_histogram
 from resources import Compute, WarehouseResource
+from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.exports.corpus_export import asset_folder, export_corpus, tells_the_same
 from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
@@ -30,12 +32,18 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import CHOSEN, version
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
 from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.spending import StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
 from toolformer_dag.settings.sections import ChanceThreshold
+from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 OWNERS = ["team:data"]
+EXPLORER = "http://127.0.0.1:3001/"
+"""The page of `toolformer-dag explore` on its usual port."""
+MEASURED_GROUPS = ("training", "evaluation", "tables")
+"""The groups whose assets the page shows as evaluation, training and costs."""
 COUNTED = (
     "tau_f",
     "calls",
@@ -59,9 +67,12 @@ def asset_key(name: str) -> dg.AssetKey:
 def asset_of(
     output: Output, *, kinds: Collection[str], pool: str, description: str, checks: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Return the decorator that makes a function the asset of an output; `checks`: names of its blocking checks."""
+    """Return the decorator that makes a function the asset of an output; `checks`: names of its blocking checks.
+
+    Whoever watches the run is told how the step ended.
+    """
     key = asset_key(output.name)
-    return dg.asset(
+    asset = dg.asset(
         key=key,
         group_name=output.name.partition("/")[0],
         deps=[asset_key(name) for name in output.depends_on],
@@ -71,7 +82,28 @@ def asset_of(
         pool=pool,
         check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in checks],
         description=description,
+        metadata={"explore": dg.MetadataValue.url(explored(output.name))},
     )
+
+    def told(function: Callable[..., dg.MaterializeResult]) -> dg.AssetsDefinition:
+        @wraps(function)  # Dagster reads the parameters from it
+        def watched(*arguments: Any, **resources: Any) -> dg.MaterializeResult:
+            with step(output.name) as made:
+                result: dg.MaterializeResult = function(*arguments, **resources)
+                made.end(result.metadata or {})
+                return result
+
+        return asset(watched)
+
+    return told
+
+
+def explored(name: str) -> str:
+    """Return where the page of `toolformer-dag explore` shows what an asset made, while it is served."""
+    group, _, stage = name.partition("/")
+    if group in MEASURED_GROUPS and stage != "table_2":
+        return f"{EXPLORER}#view=runs"
+    return f"{EXPLORER}#view=thresholds" if group in ASSET_GROUPS else f"{EXPLORER}#tool={group}"
 
 
 def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
@@ -83,12 +115,17 @@ def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
     def rows(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
-        report = update(compute.worker, compute.workers, compute.tables[table.name], progress(context))
+        before = output.version()
+        advance = progress(context, stage.unit, compute.ledger if stage.pool == "gpu" else None)
+        report = update(compute.worker, compute.workers, compute.tables[table.name], advance)
         for note in report.work.damaged:
             context.log.warning(note)
         if chosen := report.facts.get(CHOSEN):
             context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
         tag_changes(context, report.differences.settings())
+        cost = _cost(report)
+        if cost.tokens or cost.calls or report.data_version != before:
+            note_cost(context, lake, cost)
         shown = last_metadata(context) if report.unchanged else {}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(report.data_version),
@@ -97,6 +134,11 @@ def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
         )
 
     return rows
+
+
+def _cost(report: TableReport) -> StepCost:
+    calls = report.work.counts.get("calls", (0, 0))[0]
+    return StepCost(report.seconds, token_count(report.work.tokens), calls, report.computed, report.reused)
 
 
 def description(table: TableOutput) -> str:
@@ -124,25 +166,31 @@ def check_result(report: TableReport, name: str) -> dg.AssetCheckResult:
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
     rows = table.table.scan() if report.rows else table.stage.schema.to_frame().lazy()
     more: Mapping[str, Callable[[], Mapping[str, dg.MetadataValue]]] = {
-        "filtered_calls": lambda: _filtered(table, report.facts.get(CHOSEN)),
+        "filtered_calls": lambda: _filtered(table, report.facts.get(CHOSEN), sum(report.rows.values())),
         "swapped_results": lambda: _kept_by_chance(table),
     }
     examples = report.facts.get("examples")
-    shown = {"examples": dg.MetadataValue.md(counts_table("tool", examples))} if examples else {}
-    return {**figures(report), **shown, **shape(table.stage, rows), **more.get(table.stage.name, dict)()}
+    shown = {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in (examples or {}).items()}
+    seen_first = more.get(table.stage.name, dict)()
+    return {**seen_first, **shown, **figures(report), **shape(table.stage, rows)}
 
 
-def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None) -> Mapping[str, dg.MetadataValue]:
+def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:
     """The threshold, and where it cuts the distribution of delta: on the asset that a new threshold reruns."""
-    scored = table.plan.lake.table(f"{table.lane.key}/loss_deltas")
     tau_f: float | None = chosen["tau_f"] if chosen else None
     if isinstance(table.lane.tau_f, float):
         tau_f = table.lane.tau_f
-    shown = {} if tau_f is None else {"tau_f": dg.MetadataValue.float(tau_f)}
-    told = {"threshold": dg.MetadataValue.text(threshold_told(chosen))} if chosen else {}
-    if not scored.parts():
-        return {**shown, **told}
-    return {**shown, **told, "plot": image(delta_histogram(scored.scan().select("delta").collect(), tau_f))}
+    scored = table.plan.lake.table(f"{table.lane.key}/loss_deltas")
+    deltas = scored.scan().select("delta").collect() if scored.parts() else pl.DataFrame(schema={"delta": pl.Float64})
+    shown: dict[str, dg.MetadataValue] = {"calls kept": dg.MetadataValue.int(kept)}
+    if tau_f is not None:
+        shown["tau_f"] = dg.MetadataValue.float(tau_f)
+    if chosen:
+        shown["threshold"] = dg.MetadataValue.text(threshold_told(chosen))
+    if deltas.height:
+        shown["share of the scored calls kept"] = dg.MetadataValue.float(kept / deltas.height)
+        shown["deltas"] = dg.MetadataValue.md(delta_histogram(deltas, tau_f))
+    return shown
 
 
 def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
@@ -152,9 +200,14 @@ def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
         pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
     )
     counts = statistics.with_columns(by_chance=by_chance).select(COUNTED)
+    told = statistics.filter(pl.col("swaps") > 0).select("tau_f", "by_chance", "fdr").rows()
+    numbers = {f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in told}
+    rates_at = {f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in told if fdr}
     return {
+        **numbers,
+        **rates_at,
         "kept": dg.MetadataValue.md(frame_table(counts, counts.height)),
-        **({} if rates.is_empty() else {"plot": image(chance_curves(rates))}),
+        **({} if rates.is_empty() else {"kept by chance": dg.MetadataValue.md(chance_curves(rates))}),
     }
 
 
@@ -165,17 +218,17 @@ def prepared_tool_asset(lane: Lane, output: Output) -> dg.AssetsDefinition:
 
     @asset_of(output, kinds={"python"}, pool="tools", description=told)
     def prepared(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        began, advance, made = time.monotonic(), progress(context), 0
+        began, advance, made = time.monotonic(), progress(context, "passages"), 0
 
         def count(done: int) -> None:
             nonlocal made
             made = done
-            advance(done, done)
+            advance(done, 0)
 
         lane.tool.prepare(count)
         seconds = round(time.monotonic() - began, 3)
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(output.code_version), metadata={"dagster/row_count": made, "seconds": seconds}
+            data_version=dg.DataVersion(output.code_version), metadata={ROWS: made, "seconds": seconds}
         )
 
     return prepared
@@ -183,7 +236,7 @@ def prepared_tool_asset(lane: Lane, output: Output) -> dg.AssetsDefinition:
 
 def warehouse_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
     """Return the asset of the DuckDB file: all tables of the lake, with the views of views.sql."""
-    tables, lanes = warehouse_tables(table_outputs(plan)), [lane.key for lane in plan.lanes]
+    tables, lanes = all_tables(table_outputs(plan)), plan.lane_names
 
     told = "Every scored call in one DuckDB file: loss_deltas, the other tables, the views."
 
@@ -191,11 +244,13 @@ def warehouse_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
     def file(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], warehouse: WarehouseResource
     ) -> dg.MaterializeResult:
+        for name, damage in withdraw_damaged(lake).items():
+            context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if output.reasons() else {**last_metadata(context), UNCHANGED: True}
         if len(shown) < 2:
             rows = warehouse.build(lake, tables, lanes)
             shown = {
-                "dagster/row_count": rows["loss_deltas"],
+                ROWS: rows["loss_deltas"],
                 "rows": dg.MetadataValue.md(counts_table("table", rows)),
                 "file": dg.MetadataValue.path(warehouse.database),
                 UNCHANGED: False,
@@ -220,7 +275,7 @@ def dataset_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
         return dg.MaterializeResult(
             data_version=dg.DataVersion(exported.version),
             metadata={
-                "dagster/row_count": sum(exported.rows.values()),
+                ROWS: sum(exported.rows.values()),
                 "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
                 "folder": dg.MetadataValue.path(str(folder)),
                 UNCHANGED: unchanged,

@@ -3,7 +3,7 @@
 It is the reference of the benchmarks and of the tests of architectures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,9 @@ class NaiveBackend:
         self.caches = caches
 
     @property
-    def identity(self) -> Mapping[str, str]:
+    def identity(self) -> str:
         """Return the name."""
-        return {"backend": "naive"}
+        return "naive"
 
     @torch.inference_mode()
     def propose(

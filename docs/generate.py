@@ -15,9 +15,10 @@ from pydantic.fields import FieldInfo
 
 from toolformer_dag.cli import app
 from toolformer_dag.cli.settings_reference import settings_reference as sections_reference
+from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, PROFILES, load_settings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
@@ -93,7 +94,7 @@ def warehouse_reference() -> str:
         "# The warehouse\n",
         "The file is `lake/toolformer.duckdb` (`paths.warehouse`). DuckDB 1.0 and later can open it. The comments "
         "below are in the file too:\n",
-        "```\ntoolformer-dag sql \"select * from duckdb_columns() where table_name = 'loss_deltas'\"\n```\n",
+        '```\ntoolformer-dag sql "describe calls"\n```\n',
     ]
     for kind, found in (("Tables", tables), ("Views", views)):
         parts.append(f"## {kind}\n")
@@ -111,7 +112,7 @@ def empty_warehouse(folder: Path) -> Path:
     plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}))
     database = plan.settings.paths.warehouse
     database.parent.mkdir(parents=True)
-    build(plan.lake, warehouse_tables(table_outputs(plan)), [lane.key for lane in plan.lanes], database)
+    build(plan.lake, all_tables(table_outputs(plan)), plan.lane_names, database)
     return database
 
 
@@ -190,6 +191,8 @@ def _named(kind: Any) -> str:
         return f"table of {_named(inside[1])}"
     if hasattr(kind, "__metadata__"):
         return _named(inside[0])
+    if _is_model(kind):
+        return f"table of {', '.join(f'`{name}`' for name in kind.model_fields)}"
     names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path"}
     return names.get(kind, getattr(kind, "__name__", str(kind)))
 

@@ -17,8 +17,9 @@ from toolformer_dag.evaluation.measurements import OUTCOMES
 from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
-from toolformer_dag.pipeline.merging import HELDOUT, TRAIN, Example, KeptCall, examples, heldout_texts, split_of
-from toolformer_dag.pipeline.plan import Lane, lanes
+from toolformer_dag.pipeline.heldout_texts import heldout_texts
+from toolformer_dag.pipeline.merging import TRAIN, Example, KeptCall, examples, split_of
+from toolformer_dag.pipeline.plan import Lane, Plan, lanes
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
@@ -41,6 +42,8 @@ texts_per_shard = {documents}
 seed = {seed}
 [training]
 seed = {seed}
+max_steps = 300
+eval_steps = 100
 [evaluation]
 questions = {questions}
 seed = {ask}
@@ -176,7 +179,7 @@ def measure(settings: Settings, study: Study, seed: int) -> Measured:
     """Finetune on the unfiltered corpus and ask all conditions; the pipeline of `settings` must have run."""
     lake, tools = Lake(settings.paths.lake), lanes(settings)
     unfiltered = finetune_unfiltered(settings, unfiltered_texts(lake, tools, seed))
-    own = lake.table(OUTCOMES).read(WHOLE)
+    own = lake.table(OUTCOMES).read(WHOLE).filter(pl.col("k").is_not_null())  # without what needs no model
     asked = [outcome_table(found) for found in ask(settings, tools, str(unfiltered))]
     plain = plain_text_table(settings, plain_texts(settings.corpus.small_web.seed, study.real_text))
     return Measured(pl.concat([own, *asked]), plain)
@@ -184,8 +187,6 @@ def measure(settings: Settings, study: Study, seed: int) -> Measured:
 
 def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
     """Finetune M on these texts as on the filtered corpus; return the model folder."""
-    section, out = settings.training, settings.paths.lake / "training" / "unfiltered"
-    heldout = Lake(settings.paths.lake).table(CORPUS).read(WHOLE).filter(pl.col("split") == HELDOUT)["text"]
-    some = heldout_texts(heldout.to_list(), section.heldout_texts).choosing
-    finetune(settings.model, texts, some, section, out)
+    out = settings.paths.lake / "training" / "unfiltered"
+    finetune(settings.model, texts, heldout_texts(Plan.of(settings)).choosing, settings.training, out)
     return out

@@ -128,7 +128,7 @@ def annotate(plan: Plan, say: Say) -> Path:
         if not report.unchanged:
             say(f"{output.name}: {sum(report.rows.values())} rows, {sum(report.work.tokens.values()):,} tokens")
     database = plan.settings.paths.warehouse
-    build(plan.lake, warehouse_tables(outputs), [lane.key for lane in plan.lanes], database)
+    build(plan.lake, warehouse_tables(outputs), plan.lane_names, database)
     return database
 
 

@@ -28,8 +28,10 @@ from toolformer_dag.texts.calls import Call
 
 LARGEST_SHARE = 0.3  # of a text's plain words
 LARGEST_SHARE_OF_SUMS = 0.5
+CONTRACTED = re.compile(r"(?<=what|here)'s\b|(?<=who)'s\b", re.IGNORECASE)
 PLAIN_WORD = re.compile(r"(?<![\w'\"])[a-z]{2,}(?![\w'])")
 KEPT = frozenset(("answer", "is"))  # "The answer is" ends the questions of evaluation too
+KEPT_SUMS = 0.7  # of the sums keep the words that tell the operation
 DATE_WORDS = frozenset(("day", "weekday", "week", "month", "year", "date", "full", "complete"))  # they ask for a form
 
 
@@ -43,7 +45,10 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
     """
     share = random.random() * (LARGEST_SHARE_OF_SUMS if gold.tool == "calculator" else LARGEST_SHARE)
     asked = gold.input.strip('"')
-    kept = KEPT | {"machine_translation": set(asked.split()), "calendar": DATE_WORDS}.get(gold.tool, set())
+    own = {"machine_translation": set(asked.split()), "calendar": DATE_WORDS}
+    if random.random() < KEPT_SUMS:
+        own["calculator"] = set(word_list("calculator", "operation_words"))
+    kept = KEPT | own.get(gold.tool, set())
     words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]
     others = {word: random.choice(_words()) for word in words if random.random() < share}
 
@@ -74,7 +79,9 @@ def wrong_input(random: Random, gold: Phenomenon) -> str:
 
 
 def _wrong_sum(random: Random, expression: str) -> str:
-    a, operator, b = expression.split(" ")
+    a, operator, b, *rest = expression.split(" ")
+    if rest:  # a share in percent
+        return random.choice((f"{a} * {b}", f"{b} / {a}", f"{a} / 100"))
     other = random.choice([sign for sign in "+-*/" if sign != operator])
     turned = [f"{b} {operator} {a}"] if operator in "-/" else []
     return random.choice((*turned, f"{a} {other} {b}", f"{a} {operator} {_another(random, a, b)}"))
@@ -96,9 +103,10 @@ def _wrong_question(random: Random, gold: Phenomenon) -> str:
 
 def _name(asked: str, relation: Relation) -> str:
     templates = (f"{{e}} {relation.keyword}", relation.question, *relation.questions)
+    plain = CONTRACTED.sub(" is", asked)
     for before, after in (template.split("{e}", 1) for template in templates):
-        if asked.startswith(before) and asked.endswith(after):
-            return asked[len(before) : len(asked) - len(after)]
+        if plain.casefold().startswith(before.casefold()) and plain.endswith(after):
+            return plain[len(before) : len(plain) - len(after)]
     return asked
 
 

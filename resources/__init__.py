@@ -8,12 +8,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.live_runs import alive, ledger
+from resources.live_runs import HOME, alive, home_name, ledger
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import WarehouseTable, build
 from toolformer_dag.pipeline.chunks import Workers
+from toolformer_dag.pipeline.execution import OnDemand
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.process_pool import OnDemand
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.worker import Worker
@@ -31,6 +31,8 @@ class LakeResource(dg.ConfigurableResource[Lake]):
             yield Lake(self.root)
             return
         with alive(context.instance, context.run.run_id):
+            if HOME not in context.run.tags and not context.instance.is_ephemeral:
+                context.instance.add_run_tags(context.run.run_id, {HOME: home_name(context.instance)})
             yield Lake(self.root)
 
 
@@ -39,9 +41,13 @@ class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
 
     database: str
 
-    def build(self, lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> Mapping[str, int]:
+    @property
+    def path(self) -> Path:
+        return Path(self.database)
+
+    def build(self, lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Mapping[str, int]:
         """Build the file and return rows per table. Raises WarehouseError, DamagedPart."""
-        return build(lake, tables, lanes, Path(self.database))
+        return build(lake, tables, lanes, self.path)
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Compute:
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
     """Return the resource `compute`, whose workers live as long as a run."""
 
-    @dg.resource(description="Workers with warm models, one per GPU; `execution.workers` sets how many.")
+    @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(context: dg.InitResourceContext) -> Iterator[Compute]:
         instance, run = context.instance, context.run
         kept = None if instance is None or run is None or instance.is_ephemeral else ledger(instance, run.run_id)

@@ -4,7 +4,8 @@ A killed run must not hold a pool's slot, or look as if it went on, forever. Eve
 it, from before its first step to its end. The kernel releases the lock when the process ends, however it ends. A run
 that ends well removes its file before it releases the lock, so a file that nobody locks is a killed run's. A run that
 was re-executed has another id, and so another file. A run that was killed before it had a file is told by the process
-that Dagster noted in its log.
+that Dagster noted in its log. Where several machines share Dagster's storage, each looks after the runs that carry the
+name of its own DAGSTER_HOME; runs of other machines are left alone.
 """
 
 import fcntl
@@ -13,13 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import dagster as dg
 
-from toolformer_dag.files import beside, locked
+from toolformer_dag.files import beside, locked, write_whole
 from toolformer_dag.pipeline.spending import Spent, take_spent
 
 UNFINISHED = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+HOME = ".dagster/toolformer_home"
+"""The tag of a run that names the DAGSTER_HOME whose lock files tell whether it is alive; the UI shows no such tag."""
 NEVER_BEGUN = timedelta(minutes=10)
 """How long a run may be starting without a process of its own."""
 
@@ -46,11 +50,23 @@ _held: set[Path] = set()
 """The files that this process has locked."""
 
 
+def home_name(instance: dg.DagsterInstance) -> str:
+    """Return the name of this DAGSTER_HOME, which it keeps when it moves; made on first use."""
+    file = Path(instance.root_directory) / "home_name"
+    if not file.exists():
+        with locked(file.with_suffix(".lock")):
+            if not file.exists():
+                write_whole(file, uuid4().hex.encode())
+    return file.read_text("ascii")
+
+
 def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs as failed whose process is gone, and free the slots that they hold; return their ids."""
-    dead = []
+    dead, home = [], home_name(instance)
     for record in instance.get_run_records(dg.RunsFilter(statuses=UNFINISHED)):
         run, file = record.dagster_run, _file(instance, record.dagster_run.run_id)
+        if run.tags.get(HOME, home) != home:
+            continue
         if _left_behind(file) if file.exists() else _without_process(instance, record):
             instance.report_run_failed(run, "its process was killed; what it had committed is kept")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)

@@ -18,7 +18,7 @@ from tests.command_line import cli
 from toolformer_dag.synthetic import SMALL_MODEL
 
 SETTINGS = Path(__file__).parents[1] / "toolformer.toml"
-COMMANDS = ("run", "demo", "stale", "sql", "tool", "generate", "score", "clean", "ui")
+COMMANDS = ("run", "demo", "stale", "sql", "export", "tool", "generate", "score", "clean", "verify", "ui")
 LINE = {"text": "The total is 117 apples.", "offset": 12, "tool": "Calculator", "input": "94 + 23", "result": "117"}
 
 
@@ -135,8 +135,10 @@ def test_sql_reads_its_query_from_a_file_or_the_standard_input(tmp_path, databas
     [
         ((), "give one query"),
         (("select 1", "--file", "q.sql"), "give one query"),
+        (("most_helpfull",), "no saved query 'most_helpfull'; there are "),
         (("--file", "gone.sql"), "gone.sql: No such file"),
         (("--file", "latin.sql"), "latin.sql: is no text in UTF-8"),
+        (("select '\udce9'",), "the query: is no text in UTF-8"),
         (("select 1", "--output", "rows.xlsx"), "rows.xlsx: the ending decides the format"),
         (("create table t (n int)", "--output", "rows.csv"), "only one read-only query"),
         (("select 1", "--output", "taken/rows.csv"), "taken"),
@@ -167,6 +169,69 @@ def test_sql_writes_its_rows_to_a_file_whose_ending_is_the_format(tmp_path, data
     assert (head, rule, first) == ("| n | text | l | e |", "| ---: | --- | --- | --- |", second)
     shown = markdown.markdown("\n".join((head, rule, first)), extensions=["tables"])
     assert f"<td>{escape(hostile.replace(chr(10), ' '), quote=False)}</td>" in shown
+
+
+def test_sql_prints_rows_in_every_format_and_writes_them_whatever_the_ending(tmp_path, database, monkeypatch):
+    query = "select 1 as n, 'a|b' as text"
+    assert cli("sql", query, "--format", "md").stdout == "| n | text |\n| ---: | --- |\n| 1 | a\\|b |\n"
+    assert json.loads(cli("sql", query, "--format", "json").stdout) == {"n": 1, "text": "a|b"}
+    for format in ("csv", "json", "md", "table"):
+        assert cli("sql", query, "--format", format, "--output", "rows.txt").returncode == 0
+        assert (tmp_path / "rows.txt").read_text() == cli("sql", query, "--format", format).stdout
+    piped = subprocess.run(
+        [sys.executable, "-m", "toolformer_dag.cli", "sql", query, "--format", "parquet"],
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert pl.read_parquet(piped.stdout).to_dicts() == [{"n": 1, "text": "a|b"}]
+
+
+def test_sql_describes_all_tables_in_a_single_word(database):
+    assert cli("sql", "describe", "--format", "csv").stdout.startswith("name,kind,comment\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--format", "csv"), "every table has columns of its own; name one"),
+        (("9", "--format", "parquet"), "--output FILE.parquet"),
+        (("11",), "there is no table '11'"),
+    ],
+)
+def test_tables_says_which_table_and_format_it_needs(database, arguments, told):
+    done = cli("tables", *arguments)
+    assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_sql_lists_the_saved_queries_with_their_descriptions():
+    listed = dict(line.split(maxsplit=1) for line in cli("sql", "--list").stdout.splitlines())
+    assert {"table_2", "sweep", "kept_by_domain", "most_helpful", "near_misses", "rejections"} <= listed.keys()
+    assert all(len(told) > 20 and not told.startswith("-") for told in listed.values())
+
+
+def completed(*words):
+    """Return what the shell offers for the last word."""
+    variables = {
+        "COMP_WORDS": " ".join(("toolformer-dag", *words)),
+        "COMP_CWORD": str(len(words)),
+        "_TOOLFORMER_DAG_COMPLETE": "complete_bash",
+    }
+    program = "import sys; sys.argv = ['toolformer-dag']; from toolformer_dag.cli import app; app()"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_saved_queries_lanes_profiles_and_settings(tmp_path):
+    assert completed("sta") == ["stale"]
+    assert completed("sql", "most") == ["most_helpful"]
+    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n[tools.sums]\nuse = 'a:B'\n[profiles.mine]\n")
+    assert completed("tool", "s") == ["sums"]
+    assert completed("run", "--profile", "m") == ["mine"]
+    assert completed("run", "--set", "tools.sums.m") == ["tools.sums.m="]
+    assert "training.max_steps=" in completed("run", "--set", "training.")
+    (tmp_path / "toolformer.toml").write_text("broken [")
+    assert completed("tool", "calc") == ["calculator"]
 
 
 def test_sql_and_clean_look_where_the_settings_of_the_command_line_point(tmp_path):
@@ -251,7 +316,98 @@ def test_generate_says_why_nothing_was_written_and_why_a_call_has_no_result():
     assert "does_not_fit: the text fills the model's context" in done.stderr and done.stdout == ""
     done = cli("generate", "The house is", "--k", "2048", "--model", str(SMALL_MODEL))
     assert done.returncode == 0
-    assert done.stdout.startswith("The house is [") and "has no result: " in done.stderr
+    assert done.stdout.startswith("The house is ") and "[" not in done.stdout and "has no result: " in done.stderr
+
+
+def test_generate_ends_with_the_sentence_unless_a_number_of_tokens_is_asked():
+    one = cli("generate", "The house is", "--disabled", "--model", str(SMALL_MODEL)).stdout
+    more = cli("generate", "The house is", "--disabled", "--model", str(SMALL_MODEL), "--max-new-tokens", "60").stdout
+    assert more.startswith(one.rstrip("\n")) and len(more) > len(one)
+
+
+LINES = '{"text": "The house is", "id": 7}\nnope\n\n{"text": "Today is", "context": "2023-01-30"}\n{"text": 3}\n'
+
+
+@pytest.mark.parametrize("name", ["-", "questions.jsonl", "questions"])
+def test_generate_reads_and_writes_lines_and_names_the_bad_ones(tmp_path, name):
+    (tmp_path / name).write_text(LINES)
+    done = cli("generate", name, "--model", str(SMALL_MODEL), stdin=LINES if name == "-" else "")
+    assert done.returncode == 1
+    assert "line 2: not JSON" in done.stderr and "line 5: field 'text' must be a str" in done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(answer["line"], answer.get("id")) for answer in answers] == [(1, 7), (4, None)]
+    for answer, text in zip(answers, ("The house is", "Today is"), strict=True):
+        assert answer["text"].startswith(text) and answer["plain"].startswith(text)
+        assert all(set(call) == {"tool", "input", "result", "reason"} for call in answer["calls"])
+
+
+def test_generate_numbers_lines_that_are_answers_of_before_anew():
+    line = json.dumps({"line": 9, "model": "another", "text": "The house is", "id": 7}) + "\n"
+    done = cli("generate", "-", "--model", str(SMALL_MODEL), stdin=line)
+    answer = json.loads(done.stdout)
+    assert (answer["line"], answer["model"], answer["id"]) == (1, str(SMALL_MODEL), 7)
+
+
+def test_generate_writes_for_a_line_what_it_writes_for_the_text_alone():
+    prompts = ["The house is", "Ada had 17 apples and got 25 more, so in total there were", "Today is"]
+    lines = "".join(json.dumps({"text": prompt}) + "\n" for prompt in prompts)
+    together = cli("generate", "-", "--model", str(SMALL_MODEL), stdin=lines).stdout.splitlines()
+    alone = [cli("generate", prompt, "--model", str(SMALL_MODEL)).stdout for prompt in prompts]
+    assert [json.loads(line)["text"] + "\n" for line in together] == alone
+
+
+def test_generate_names_a_file_that_is_not_there_and_a_checkpoint_that_is_not_made():
+    done = cli("generate", "gone.jsonl")
+    assert done.returncode == 1 and "gone.jsonl: no such file" in done.stderr
+    done = cli("generate", "text", "--model", "Toolformer")
+    assert done.returncode == 1 and "holds no finished checkpoint; make it by toolformer-dag run" in done.stderr
+
+
+def test_generate_shows_several_models_one_after_another(tmp_path):
+    models = ("--model", "base", "--model", str(SMALL_MODEL))
+    done = cli("generate", "The house is", *models)
+    assert [line for line in done.stdout.splitlines() if line.startswith("== ")] == [
+        "== base ==",
+        f"== {SMALL_MODEL} ==",
+    ]
+    done = cli("generate", "-", *models, stdin=LINES)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(answer["model"], answer["line"]) for answer in answers] == [
+        (name, line) for name in ("base", str(SMALL_MODEL)) for line in (1, 4)
+    ]
+    assert done.stderr.count("line 2") == 1  # named once, not by each model
+    assert all(not answer["calls"] for answer in answers[:2])  # the condition "base" calls nothing
+
+
+def test_generate_traces_the_chance_of_a_call():
+    done = cli("generate", "The house is", "--trace", "--k", "3", "--model", str(SMALL_MODEL))
+    text, head, *rows = done.stdout.splitlines()
+    assert text.startswith("The house is") and head.split() == ["p", "of", "[", "rank", "k", "=", "3"]
+    assert rows and all(0 <= float(row.split()[0]) <= 1 for row in rows)
+    assert all(("<" in row.split()[2:3]) == (int(row.split()[1]) < 3) for row in rows)
+    done = cli("generate", "-", "--trace", "--model", str(SMALL_MODEL), stdin='{"text": "The house is"}')
+    assert set(json.loads(done.stdout)["trace"][0]) == {"text", "probability", "rank"}
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_generate_shows_a_call_in_colour_on_a_terminal_and_plainly_elsewhere(colours):
+    """A real terminal: the call is shown as it happens, and its end too, where it is taken back."""
+    import pty
+
+    main, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", **({} if colours else {"NO_COLOR": "1"})}
+    command = [sys.executable, "-m", "toolformer_dag.cli", "generate", "The house is", "--k", "2048"]
+    done = subprocess.Popen([*command, "--model", str(SMALL_MODEL)], stdout=terminal, env=environment)
+    os.close(terminal)
+    printed = b""
+    try:
+        while piece := os.read(main, 4096):
+            printed += piece
+    except OSError:  # the other end is closed
+        pass
+    assert done.wait() == 0
+    assert b"taken back]" in printed or b"->" in printed
+    assert (b"\x1b[3" in printed) == colours
 
 
 def test_unknown_setting_is_refused_with_the_remedy():

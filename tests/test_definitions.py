@@ -1,5 +1,6 @@
 """The asset graph: what Dagster loads, how light, how it hangs together, and what each change makes stale."""
 
+import inspect
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from assets.outputs import outputs
 from toolformer_dag import identity
+from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.definitions import build_definitions
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.settings_file import load_settings
@@ -54,16 +56,17 @@ def test_definitions_are_loadable_and_have_no_partitions(definitions):
     assert not [key for key in graph.toposorted_asset_keys if graph.get(key).is_partitioned]
 
 
-def test_the_two_jobs_share_every_asset_between_them(definitions):
+def test_the_two_jobs_make_every_asset_between_them_and_both_show_what_came_out(definitions):
     first, second = (
         {key.to_user_string() for key in definitions.resolve_job_def(name).asset_layer.selected_asset_keys}
         for name in ("bring_up_to_date", "finetune_and_evaluate")
     )
-    assert second == {f"training/{name}_checkpoint" for name in ("finetuned", "baseline")} | {
+    shown = {"warehouse/toolformer_duckdb", "warehouse/dataset", *(f"tables/table_{n}" for n in range(2, 11))}
+    assert first & second == shown | {"tables/figure_4"}
+    assert second - first == {f"training/{name}_checkpoint" for name in ("finetuned", "baseline")} | {
         "evaluation/accuracy",
         "evaluation/perplexity",
     }
-    assert not first & second
     assert first | second == set(picture(definitions))
 
 
@@ -73,6 +76,18 @@ def test_every_asset_tells_what_it_is(definitions):
         assert spec.owners, spec.key
         assert spec.kinds, spec.key
         assert spec.code_version, spec.key
+
+
+def test_every_asset_links_to_its_view_of_the_explorer_on_the_usual_port(definitions):
+    port = inspect.signature(explore).parameters["port"].default
+    made = [spec for spec in definitions.resolve_all_asset_specs() if spec.key.to_user_string() != "ccnet/shard_list"]
+    told = {spec.key.to_user_string(): spec.metadata["explore"].value for spec in made}
+    assert {link.partition("#")[0] for link in told.values()} == {f"http://127.0.0.1:{port}/"}
+    shown = {name: link.partition("#")[2] for name, link in told.items()}
+    assert shown["calculator/loss_deltas"] == "tool=calculator"
+    assert shown["warehouse/toolformer_duckdb"] == shown["tables/table_2"] == "view=thresholds"
+    assert shown["evaluation/accuracy"] == shown["training/finetuned_checkpoint"] == "view=runs"
+    assert shown["tables/figure_4"] == "view=runs"
 
 
 def test_import_loads_nothing_heavy():
@@ -125,7 +140,12 @@ def test_the_code_versions_are_those_that_dagster_compares(definitions):
         ("paths.lake='elsewhere'", set()),
         ("evaluation.questions=3", {"evaluation/accuracy"}),
         ("decoding.k=3", {"evaluation/accuracy"}),
+        ("tools.question_answering.inference.reader='extractive'", {"evaluation/accuracy"}),
+        ("evaluation.decoding_k=[1]", {"evaluation/accuracy"}),
+        ("evaluation.models={ small = 'embedded' }", {"evaluation/accuracy", "evaluation/perplexity"}),
         ("tools.calculator.limits.max_result_characters=7", {"calculator/tool_results", "evaluation/accuracy"}),
+        ("training.heldout_texts=3", {"training/finetuned_checkpoint", "training/baseline_checkpoint"}),
+        ("evaluation.perplexity_texts=3", {"evaluation/perplexity"}),
         ("training.learning_rate=0.5", {"training/finetuned_checkpoint", "training/baseline_checkpoint"}),
     ],
 )
@@ -179,7 +199,7 @@ def test_a_constant_of_the_method_changes_the_stages_that_use_it(monkeypatch, co
 
 def test_another_view_of_the_warehouse_changes_the_warehouse_alone(monkeypatch):
     monkeypatch.setattr("toolformer_dag.lake.warehouse.VIEWS", "CREATE VIEW one AS SELECT 1;")
-    assert changed() == {"warehouse/loss_deltas"}
+    assert changed() == {"warehouse/toolformer_duckdb"}
 
 
 def test_another_version_of_a_tool_changes_what_its_answers_determine(monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from toolformer_dag.cli import app
+from toolformer_dag.cli.sql_command import saved_queries
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -116,11 +117,16 @@ def test_a_block_of_settings_loads(text: str, tmp_path: Path) -> None:
     assert load_settings(tmp_path / "toolformer.toml", environment={}).root == tmp_path
 
 
+saved = saved_queries()
+
+
 def queries() -> list[tuple[str, str]]:
-    """Return (place, query) of every block in SQL and every query given to `toolformer-dag sql`."""
-    asked = [(place, arguments[1]) for place, arguments in commands() if arguments[:1] == ["sql"]]
-    given = [(place, query) for place, query in asked if not query.startswith("-")]
-    return [*blocks("sql"), *given]
+    """Return (place, query) of every block in SQL, every query given to `toolformer-dag sql`, and every saved one."""
+    asked = [
+        (place, argument) for place, arguments in commands() for argument in arguments[1:2] if arguments[0] == "sql"
+    ]
+    given = [(place, saved[text].text if text in saved else text) for place, text in asked if not text.startswith("-")]
+    return [*blocks("sql"), *given, *((one.name, one.text) for one in saved.values())]
 
 
 @pytest.mark.parametrize("text", cases(queries()))

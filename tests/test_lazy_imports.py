@@ -4,15 +4,18 @@ Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), accelerate (test_
 """
 
 import json
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+import altair as alt
 import polars as pl
 import pytest
 from packaging.requirements import Requirement
 
-from assets.plots import loss_curve
+from assets.plots import png
 from toolformer_dag.tools.foreign_text import Identifier
 
 USED_BY_OTHERS = ("protobuf", "sentencepiece", "accelerate", "vl-convert-python", "pyarrow", "huggingface_hub")
@@ -39,7 +42,7 @@ def test_fasttext_identifies_with_whichever_package_provides_it() -> None:
 
 
 def test_altair_draws_with_vl_convert() -> None:
-    assert loss_curve(pl.DataFrame({"step": [1], "measure": ["loss"], "value": [2.0]})).startswith(b"\x89PNG")
+    assert png(alt.Chart(pl.DataFrame({"step": [1]})).mark_point().encode(x="step:Q")).startswith(b"\x89PNG")
 
 
 def test_transformers_trains_with_accelerate() -> None:
@@ -71,3 +74,10 @@ def test_polars_and_duckdb_hand_rows_over_with_pyarrow() -> None:
 def test_ctranslate2_opens_the_folder_that_its_converter_wrote() -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     assert "int8" in ctranslate2.get_supported_compute_types("cpu")
+
+
+def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
+    """DuckDB loaded before Dagster also prints what it calls leaks when a run ends."""
+    asked = "import sys, toolformer_dag.cli; print(*{'dagster', 'duckdb', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,14 +1,41 @@
 """The plots beside an asset."""
 
+import base64
+from xml.etree import ElementTree
+
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from assets.plots import chance_curves, delta_histogram, histogram, loss_curve
+from assets.plots import accuracy_bars
+from assets.small_plots import HEIGHT, SHOWN_IN_PLACE, WIDTH, chance_curves, delta_histogram, histogram, loss_curve
+
+SHARE = st.floats(0, 1)
+ANY = st.floats(width=32)
 
 
-def test_a_curve_that_leaves_the_numbers_is_still_drawn() -> None:
-    curve = pl.DataFrame({"step": [1, 2, 3], "measure": ["loss"] * 3, "value": [2.0, float("nan"), float("inf")]})
-    assert loss_curve(curve).startswith(b"\x89PNG")
+def drawn(markdown: str) -> ElementTree.Element:
+    """Return the picture, which Dagster shows without a click."""
+    assert len(markdown) < SHOWN_IN_PLACE
+    encoded = markdown.partition("base64,")[2].removesuffix(")")
+    return ElementTree.fromstring(base64.b64decode(encoded).decode())
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)), st.none() | st.floats(-10, 10))
+def test_any_deltas_are_drawn_in_place(deltas: list[float], tau_f: float | None) -> None:
+    assert drawn(delta_histogram(pl.DataFrame({"delta": deltas}, {"delta": pl.Float64}), tau_f)).tag.endswith("svg")
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), SHARE, SHARE), min_size=1, max_size=500))
+def test_any_rates_are_drawn_in_place(rates: list[tuple[float, float, float]]) -> None:
+    assert drawn(chance_curves(pl.DataFrame(rates, ["tau_f", "fdr", "fdr_high"], orient="row"))).tag.endswith("svg")
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["loss", "perplexity"]), ANY), max_size=500))
+def test_any_curve_is_drawn_in_place_where_it_is_a_number(curve: list[tuple[int, str, float]]) -> None:
+    schema = {"step": pl.Int64, "measure": pl.String, "value": pl.Float64}
+    assert drawn(loss_curve(pl.DataFrame(curve, schema, orient="row"))).tag.endswith("svg")
 
 
 def test_a_bar_stands_over_its_own_deltas_so_that_tau_f_parts_them() -> None:
@@ -17,10 +44,15 @@ def test_a_bar_stands_over_its_own_deltas_so_that_tau_f_parts_them() -> None:
     assert bars["calls"].to_list() == [1, 2, 1, 1]
     assert bars["delta"].to_list() == pytest.approx([-3.0, 0.4, 0.5, 4.9])
     assert (bars["end"] - bars["delta"]).to_list() == pytest.approx([0.1] * 4)
-    assert delta_histogram(deltas.to_frame(), 0.5).startswith(b"\x89PNG")
+    lines = [path.get("d") for path in drawn(delta_histogram(deltas.to_frame(), 1.0)) if path.get("stroke")]
+    assert lines == [f"M{WIDTH // 2} 0V{HEIGHT}"]
 
 
-def test_a_lane_without_a_threshold_and_rates_by_chance_are_drawn() -> None:
-    assert delta_histogram(pl.DataFrame({"delta": [0.4]}), None).startswith(b"\x89PNG")
-    rates = pl.DataFrame({"tau_f": [0.2, 0.7], "kept": [2, 1], "fdr": [0.4, 0.1], "fdr_high": [1.0, 0.3]})
-    assert chance_curves(rates).startswith(b"\x89PNG")
+def test_a_full_histogram_is_drawn_in_place() -> None:
+    deltas = pl.DataFrame({"delta": [-3 + bin / 10 + 0.05 for bin in range(80) for _ in range((bin * 37) % 91 + 9)]})
+    drawn(delta_histogram(deltas, 0.5))
+
+
+def test_accuracy_is_drawn() -> None:
+    row = {"benchmark": "calendar", "condition": "toolformer", "accuracy": 95.0, "low": 90.0, "high": 99.0}
+    assert accuracy_bars(pl.DataFrame([row])).startswith(b"\x89PNG")

@@ -19,10 +19,10 @@ from tests.contract.conftest import BY_HAND, NOTHING, STAGES, Expected, Spent, W
 pytestmark = pytest.mark.long
 
 COSTS = Expected("costs")
-ALL = {"training/augmented_corpus", "warehouse/loss_deltas", "warehouse/dataset", *BY_HAND}
+ALL = {"training/augmented_corpus", "warehouse/toolformer_duckdb", "warehouse/dataset", *BY_HAND}
 CALCULATOR = {f"calculator/{stage}" for stage in STAGES}
 SUMS = {f"sums/{stage}" for stage in STAGES}
-TEXTS = {"ccnet/raw_shards"}
+TEXTS = {"ccnet/raw_shards", "ccnet/heldout_texts"}
 EVERYTHING = CALCULATOR | SUMS | ALL | TEXTS
 Edit = Callable[[World], None]
 
@@ -91,11 +91,11 @@ CHANGES = {
     "dtype": Change(
         ("model.dtype=bfloat16", "tools.sums.enabled=false"),
         must={"calculator/scored_candidates", "calculator/loss_deltas"},
-        may=CALCULATOR | ALL,
+        may=CALCULATOR | ALL | TEXTS,
     ),
     "seed of sampling": of_all("scored_candidates", "sampling.seed=5"),
     "length of a call": of_all("scored_candidates", "sampling.max_call_tokens=9"),
-    "length of a text": of_all("heuristic_subset", "corpus.segment_tokens=30"),
+    "length of a text": Change(("corpus.segment_tokens=30",), must={"sums/heuristic_subset"}, may=EVERYTHING),
     "texts per shard": of_all("heuristic_subset", "corpus.texts_per_shard=3"),
     "shard added": Change(edit=added_shard, must=TEXTS, may=EVERYTHING),
     "shard removed": Change(edit=removed_shard, may=EVERYTHING),

@@ -98,7 +98,7 @@ def test_the_delta_is_what_the_losses_make_it(demo):
 
 def test_what_is_kept_follows_from_the_deltas_and_the_thresholds(demo):
     key = "tool, digest, segment, position, sample"
-    for tool, tau_f in demo.sql("from lanes"):
+    for tool, tau_f in demo.sql("select tool, tau_f from lanes"):
         kept = demo.sql(f"select {key} from filtered_calls where tool = '{tool}' order by all")
         assert kept == demo.sql(f"select {key} from kept_at({tau_f}) where tool = '{tool}' order by all")
 

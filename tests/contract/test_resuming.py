@@ -29,7 +29,7 @@ def kill_after(world: World, landed: int, wait: float, *options: str) -> int:
 
 @pytest.mark.parametrize(("landed", "workers"), list(zip(LANDED, (1, 1, 2), strict=True)))
 def test_a_killed_run_goes_on_and_gives_the_tables_of_an_undisturbed_one(fresh, made, landed, workers):
-    assert "warehouse/loss_deltas" in fresh.stale()  # opens the instance, which is polled from here on
+    assert "warehouse/toolformer_duckdb" in fresh.stale()  # opens the instance, which is polled from here on
     wait = random.Random(landed).uniform(0, 0.5)
     code = kill_after(fresh, landed, wait, "--set", f"execution.workers={workers}")
     assert code in (0, -signal.SIGKILL)
@@ -42,7 +42,7 @@ def test_a_killed_run_goes_on_and_gives_the_tables_of_an_undisturbed_one(fresh, 
 def test_a_lake_that_was_removed_is_made_again_in_full(world, made):
     shutil.rmtree(world.folder / "lake")
     stale = world.stale()
-    assert {"ccnet/raw_shards", "calculator/loss_deltas", "sums/loss_deltas", "warehouse/loss_deltas"} <= stale
+    assert {"ccnet/raw_shards", "calculator/loss_deltas", "sums/loss_deltas", "warehouse/toolformer_duckdb"} <= stale
     spent = world.run()
     assert spent.tokens > 0 and spent.calls > 0
     assert_same(world.tables(), made.tables())
@@ -52,6 +52,6 @@ def test_a_lake_that_was_removed_is_made_again_in_full(world, made):
 
 def test_a_warehouse_that_was_removed_is_copied_again(world, made):
     world.warehouse.unlink()
-    assert world.stale() == {"warehouse/loss_deltas"}
+    assert world.stale() == {"warehouse/toolformer_duckdb"}
     assert world.mend() == NOTHING
     assert_same(world.tables(), made.tables())

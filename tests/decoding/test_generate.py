@@ -1,22 +1,24 @@
 """Decoding with tools against a slow reference, on random models and on one that has learnt to misbehave."""
 
 import math
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from toolformer_dag.decoding.generation import DecodedCall, Generation
+from toolformer_dag.decoding.generation import DecodedCall, Generation, call_text
 from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.decoding.written_row import Vocabulary
 from toolformer_dag.model.decoding_batches import BatchMethod, CachedBatch, RecomputedBatch, choose_batch_method
 from toolformer_dag.model.loading import LanguageModel, load_language_model
 from toolformer_dag.model.transformers_backend import backend_of
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
-from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
 from toolformer_dag.training.finetune import finetune
@@ -89,41 +91,54 @@ class Reference:
     withheld: frozenset[str]
     new: int
     call_tokens: int
+    calls: int = 1
 
     def run(self, prompt: str, context: str) -> Generation:
         tokenizer = self.model.tokenizer
         self.start = tokenizer(" [", add_special_tokens=False).input_ids
         ids = tokenizer(prompt).input_ids
-        before, body, why = self.write(ids, self.new, may_call=self.k > 0 and not set(self.tools) <= self.withheld)
-        if body is None:
-            text = self.text(ids, before)
-            return Generation(text, text, (), len(before))
-        call, inserted = self.answer(self.text(self.start, body), why, context)
-        full = ids + before + tokenizer(inserted, add_special_tokens=False).input_ids
-        after, _, _ = self.write(full, self.new - len(before), may_call=False)
-        tokens = len(before) + len(self.start) + len(body) + len(after)
-        head, tail = self.text(ids, before), self.text(full, after)
-        return Generation(head + inserted + tail, head + tail, (call,), tokens)
+        text = plain = ""
+        made: list[DecodedCall] = []
+        tokens, left = 0, self.new
+        while True:
+            may_call = self.k > 0 and not set(self.tools) <= self.withheld and len(made) < self.calls
+            written, body = self.write(ids, left, may_call, after_call=bool(made))
+            head = self.text(ids, written)
+            text, plain, tokens, left = text + head, plain + head, tokens + len(written), left - len(written)
+            if body is None:
+                return Generation(text, plain, tuple(made), tokens)
+            tokens += len(self.start) + len(body)
+            made.append(self.answer(self.text(self.start, body), context))
+            ids = ids + written
+            if made[-1].result is not None:
+                inserted = f" [{made[-1].tool}({made[-1].input}) -> {made[-1].result}]"
+                text += inserted
+                ids = ids + tokenizer(inserted, add_special_tokens=False).input_ids
 
-    def write(self, ids: list[int], budget: int, may_call: bool) -> tuple[list[int], list[int] | None, str]:
+    def write(
+        self, ids: list[int], budget: int, may_call: bool, after_call: bool
+    ) -> tuple[list[int], list[int] | None]:
         written: list[int] = []
         while len(written) < budget:
             scores = self.scores(ids + written)
             half = [self.text(ids, written[: len(written) - n]).endswith("\ufffd") for n in (0, len(self.start) - 1)]
-            if may_call and not half[0] and self.triggered(ids + written, scores):
-                body, why = self.call(ids + written + self.start)
-                return written, body, why
-            if (not may_call or half[1]) and (ids + written + [self.start[-1]])[-len(self.start) :] == self.start:
+            here = may_call and not (after_call and not written)
+            if here and not half[0] and self.triggered(ids + written, scores):
+                return written, self.call(ids + written + self.start)
+            here = may_call and not half[1] and not (after_call and len(written) < len(self.start))
+            if not here and (ids + written + [self.start[-1]])[-len(self.start) :] == self.start:
                 scores[self.start[-1]] = -math.inf
             token = int(scores.argmax())
+            while after_call and "->" in self.text(ids, [*written, token]):
+                scores[token] = -math.inf
+                token = int(scores.argmax())
             if token == self.model.tokenizer.eos_token_id:
                 break
             written.append(token)
             if may_call and written[-len(self.start) :] == self.start:
                 del written[-len(self.start) :]
-                body, why = self.call(ids + written + self.start)
-                return written, body, why
-        return written, None, ""
+                return written, self.call(ids + written + self.start)
+        return written, None
 
     def triggered(self, ids: list[int], scores: torch.Tensor) -> bool:
         probability = scores.softmax(-1)
@@ -133,50 +148,42 @@ class Reference:
         better = [token for token, p in enumerate(probability.tolist()) if p > start and token != self.start[0]]
         return len(better) < self.k
 
-    def call(self, ids: list[int]) -> tuple[list[int], str]:
+    def call(self, ids: list[int]) -> list[int]:
         body: list[int] = []
-        while len(body) < self.call_tokens:
-            scores = self.scores(ids + body)
-            written = self.text(self.start, body)
-            if self.withheld and any(name.startswith(written) and name != written for name in self.names()):
-                leads = [self.leads_to_a_name([*body, token], written) for token in range(len(scores))]
-                scores[~torch.tensor(leads)] = -math.inf
-            token = int(scores.argmax())
-            if token == self.model.tokenizer.eos_token_id:
-                return body, "end_of_text"
+        while len(body) < self.call_tokens and "->" not in self.text(self.start, body):
+            by_score = self.scores(ids + body).sort(descending=True, stable=True).indices.tolist()
+            token = next((token for token in by_score if self.keeps_form(body, token)), None)
+            if token is None:
+                return body
             body.append(token)
-            written = self.text(self.start, body)
-            if "->" in written:
-                return body, "arrow"
-            if "]" in written:
-                return body, "no_arrow"
-        return body, "no_end"
+        return body
 
-    def names(self) -> list[str]:
-        return [f"{name}(" for name in self.tools if name not in self.withheld]
+    def keeps_form(self, body: list[int], token: int) -> bool:
+        """Name(input) -> and its beginnings: no second call, no "]", no line end in the input."""
+        if token in self.model.tokenizer.all_special_ids or token >= len(self.model.tokenizer):
+            return False
+        names = [f"{name}(" for name in self.tools if name not in self.withheld]
+        written, arrow, _ = self.text(self.start, [*body, token]).partition("->")
+        if not arrow and "(" not in written:
+            return any(name.startswith(written) for name in names)
+        name, bracket, input = written.partition("(")
+        closed = re.fullmatch(r"(.*)\)\s*", input, re.DOTALL)
+        if f"{name}{bracket}" not in names or (arrow and not closed):
+            return False
+        input = closed[1] if arrow and closed else input
+        return not re.search(r"[\]\n\r\v\f\x1c-\x1e\x85\u2028\u2029]|\[\s*[^\s\[\]()]+\(", input)
 
-    def leads_to_a_name(self, body: list[int], written: str) -> bool:
-        names = self.names()
-        longer, special = self.text(self.start, body), body[-1] in self.model.tokenizer.all_special_ids
-        return not special and longer != written and any(n.startswith(longer) or longer.startswith(n) for n in names)
-
-    def answer(self, written: str, why: str, context: str) -> tuple[DecodedCall, str]:
-        body = written.split("->")[0].split("]")[0].rstrip()
+    def answer(self, written: str, context: str) -> DecodedCall:
+        written, arrow, _ = written.partition("->")
+        name, bracket, input = written.partition("(")
+        if not arrow:
+            return DecodedCall(name if bracket else "", input if bracket else written, None, "no_end")
+        input = input.rstrip()[:-1]
         try:
-            call = parse_call(body)
-        except MalformedCall as error:
-            return DecodedCall("", body, None, f"malformed:{error.reason}" if why == "arrow" else why), f" [{body}]"
-        closed = f" [{call.tool}({call.input})]"
-        if why != "arrow":
-            return DecodedCall(call.tool, call.input, None, why), closed
-        if call.tool not in self.tools:
-            return DecodedCall(call.tool, call.input, None, "unknown_tool"), closed
-        try:
-            [found] = self.tools[call.tool].run([ToolCall(call.input, context)])
+            [found] = self.tools[name].run([ToolCall(input, context)])
         except ToolDown:
             found = ToolResult(None, "tool_down")
-        made = DecodedCall(call.tool, call.input, found.result, found.reason)
-        return made, closed if found.result is None else f" [{call.tool}({call.input}) -> {found.result}]"
+        return DecodedCall(name, input, found.result, found.reason)
 
     def text(self, before: list[int], ids: list[int]) -> str:
         decode = self.model.tokenizer.decode
@@ -187,11 +194,13 @@ class Reference:
             return self.model.model(torch.tensor([ids])).logits[0, -1].double()
 
 
-def check(model: LanguageModel, prompts: Sequence[str], k: int, withheld: frozenset[str] = frozenset()) -> Any:
+def check(
+    model: LanguageModel, prompts: Sequence[str], k: int, withheld: frozenset[str] = frozenset(), calls: int = 1
+) -> Any:
     contexts = [f"2023-01-{at + 10}" for at in range(len(prompts))]
-    options = {"k": k, "withheld": withheld, "max_new_tokens": 20, "max_call_tokens": 16}
+    options = {"k": k, "withheld": withheld, "calls": calls, "max_new_tokens": 20, "max_call_tokens": 16}
     found = generate(model, prompts, TOOLS, contexts=contexts, **options)
-    reference = Reference(model, TOOLS, k, withheld, 20, 16)
+    reference = Reference(model, TOOLS, k, withheld, 20, 16, calls)
     assert found == [reference.run(prompt, date) for prompt, date in zip(prompts, contexts, strict=True)]
     return dict(zip(prompts, found, strict=True))
 
@@ -213,28 +222,45 @@ def scripted(
     return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
 
 
-def test_every_call_ends_and_every_text_goes_on(scripted: LanguageModel) -> None:
+def test_calls_are_well_formed_and_those_without_a_result_are_taken_back(scripted: LanguageModel) -> None:
     found = check(scripted, PROMPTS, k=1)
     calls = {prompt: generation.calls[0] for prompt, generation in found.items() if generation.calls}
-    assert calls == {
-        "Bo had 3 and 4, so": DecodedCall("Calculator", "3 + 4", "7", None),
-        "Di had 3 and some, so": DecodedCall("Calculator", "3 + x", None, "not_a_sum"),
-        "A town named Foo": DecodedCall("Maps", "Foo", None, "unknown_tool"),
-        "A stray bracket": DecodedCall("", "see the note", None, "malformed:not_a_call"),
-        "No arrow and": DecodedCall("Calculator", "1 + 1", None, "no_arrow"),
-        "No end, there were": calls["No end, there were"],
-        "The end is": calls["The end is"],
-        "Twice, first": DecodedCall("Calculator", "1 + 2", "3", None),
-        "It is now": DecodedCall("Calendar", "", "Today is 2023-01-18.", None),
-        "About Oslo": DecodedCall("WikiSearch", "Oslo", None, "tool_down"),
-    }
+    assert set(PROMPTS) - set(calls) == {"No call here"}
+    assert calls["Bo had 3 and 4, so"] == DecodedCall("Calculator", "3 + 4", "7", None)
+    assert calls["Di had 3 and some, so"] == DecodedCall("Calculator", "3 + x", None, "not_a_sum")
+    assert calls["It is now"] == DecodedCall("Calendar", "", "Today is 2023-01-18.", None)
+    assert calls["About Oslo"] == DecodedCall("WikiSearch", "Oslo", None, "tool_down")
     assert calls["No end, there were"].reason == "no_end"
-    assert calls["The end is"].reason in ("end_of_text", "no_end")
+    # "Maps", "see the note", "]" before the arrow and the end of the text: none of them can be written
+    assert {call.tool for call in calls.values()} <= set(TOOLS)
     assert found["Bo had 3 and 4, so"].text == SCRIPTS["Bo had 3 and 4, so"]
     assert found["Bo had 3 and 4, so"].plain == " 7 in all."
     assert found["No call here"].text == SCRIPTS["No call here"]
-    assert all(len(generation.plain) > 2 for generation in found.values())
-    assert all(generation.text.count(" [") == len(generation.calls) for generation in found.values())
+    for generation in found.values():
+        kept = [call for call in generation.calls if call.result is not None]
+        assert generation.text.count(" [") == generation.text.count("->") == len(kept)
+        assert "->" not in generation.plain and "[" not in generation.plain
+
+
+def test_a_text_with_a_call_taken_back_goes_on_as_if_nothing_had_been_called(scripted: LanguageModel) -> None:
+    [taken] = generate(scripted, ["Di had 3 and some, so"], TOOLS, k=1, max_new_tokens=20)
+    [without] = generate(scripted, ["Di had 3 and some, so"], TOOLS, k=0, max_new_tokens=20)
+    assert taken.calls[0].reason == "not_a_sum"
+    if "->" not in without.text:
+        assert taken.text == taken.plain == without.text
+
+
+def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:
+    prompt = "Twice, first"
+    assert check(scripted, PROMPTS, k=1)[prompt].text.count("[Calculator") == 1
+    for calls in (2, 3):
+        twice = check(scripted, PROMPTS, k=1, calls=calls)[prompt]
+        assert twice.text == SCRIPTS[prompt] and twice.plain == " 3 and then 5."
+        assert [call.input for call in twice.calls] == ["1 + 2", "2 + 3"]
+    for generation in check(scripted, PROMPTS, k=100, calls=3).values():
+        written = [call_text(call) for call in generation.calls]
+        assert len(written) <= 3
+        assert not any(first and second and first + second in generation.text for first, second in pairwise(written))
 
 
 def test_no_calls_when_disabled_or_k_is_zero(scripted: LanguageModel) -> None:
@@ -249,7 +275,7 @@ def test_withheld_tools_are_never_called(scripted: LanguageModel, withheld: set[
     found = check(scripted, PROMPTS, k=1, withheld=frozenset(withheld))
     called = {call.tool for generation in found.values() for call in generation.calls}
     assert not called & withheld
-    assert called <= set(TOOLS) | {""}
+    assert called <= set(TOOLS)
     assert bool(called) == (len(withheld) < len(TOOLS))
 
 
@@ -274,6 +300,7 @@ def test_random_models_agree_with_the_reference(
     model = tiny_model(kind, one_token_start=one_token_start, bos=kind == "llama", seed=3)
     for k in (0, 1, 3, 20, 150):
         check(model, prompts, k)
+    check(model, prompts, 150, calls=3)
     check(model, prompts, 150, withheld=frozenset({"WikiSearch"}))
 
 
@@ -289,6 +316,19 @@ def test_a_name_is_written_to_its_end_where_decoding_drops_a_leading_space(
             # a random model also writes half characters
             written = generation.text.partition(" [")[2].partition("\ufffd")[0]
             assert any(written.startswith(name) or name.startswith(written) for name in ("Calculator(", "Calendar("))
+
+
+@pytest.mark.parametrize("kind", ["first", "prepend"])
+def test_a_name_whose_letters_are_several_tokens_is_written_to_its_end(
+    tiny_model: Callable[..., LanguageModel], llama_tokenizer: Callable[[str], Any], kind: str
+) -> None:
+    vocabulary = Vocabulary(tiny_model("llama", tokenizer=llama_tokenizer(kind)))
+    body: list[int] = []
+    while "(" not in vocabulary.text(body, vocabulary.start):
+        token = min(vocabulary.name_tokens(body, ["Übersetzer"]))
+        assert vocabulary.may_follow(body, token, ["Übersetzer"])
+        body.append(token)
+    assert vocabulary.text(body, vocabulary.start) == "Übersetzer("
 
 
 def test_no_call_begins_inside_a_character(tiny_model: Callable[..., LanguageModel]) -> None:
@@ -310,7 +350,7 @@ def test_a_call_begins_only_where_all_of_its_start_fits(tiny_model: Callable[...
 
 def test_a_prompt_that_fills_the_context_is_refused_by_name(tiny_model: Callable[..., LanguageModel]) -> None:
     model = tiny_model("gpt2", positions=16)
-    long, short, empty = generate(model, ["apples " * 40, "Ada had", ""], TOOLS, k=400, max_new_tokens=40)
+    long, short, empty = generate(model, ["apples " * 40, "Ada had", ""], TOOLS, k=0, max_new_tokens=40)
     assert (long.reason, long.text, long.tokens) == ("does_not_fit", "", 0)
     assert (empty.reason, empty.text) == ("empty_prompt", "")
     assert short.reason is None

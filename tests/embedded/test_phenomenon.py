@@ -1,5 +1,6 @@
 """Phenomena: what stands at a gold place, and the wordings that lead up to it."""
 
+import re
 from random import Random
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from toolformer_dag.synthetic.names import PARTS
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.wordings import word_list
 from toolformer_dag.synthetic.world import World
 
 
@@ -22,7 +24,7 @@ def test_the_answer_begins_what_follows_the_place(world: World, tool: str, wordi
         assert one.tool == tool
         assert one.after.startswith(f" {one.answer}")
         assert one.after[len(one.answer) + 1] in ".,; "
-        assert one.before[0].isupper() or one.before[0].isdigit()
+        assert one.before[0].isalnum() or one.before[0] in "\"'"
         assert not one.before.endswith(" ")
         assert one.answer in one.result
         assert not set("{}[]\0\n") & set(one.text + one.input + one.result)
@@ -54,9 +56,12 @@ def _shape(one: Phenomenon) -> str:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_statements_and_questions(world: World, tool: str) -> None:
     drawn = _draw(world, tool, "seen")
-    asked = [one for one in drawn if one.before.endswith(" The answer is")]
+    asked = [one.before for one in drawn if re.search(r"[/.]q\d", one.wording)]
     assert 0.3 < len(asked) / len(drawn) < 0.6
-    assert all("?" in one.before and one.before.endswith("? The answer is") for one in asked)
+    leads = set(word_list("answers", "leads")) - {""}
+    led = {text: next((lead for lead in leads if text.endswith(lead)), "") for text in asked}
+    assert set(led.values()) == leads | {""}
+    assert all(text.removesuffix(lead).rstrip().endswith(("?", ".")) for text, lead in led.items())
 
 
 def test_an_unknown_tool_is_refused(world: World) -> None:

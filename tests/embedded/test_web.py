@@ -22,7 +22,7 @@ from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document, date_from_url
 from toolformer_dag.texts.shard_reader import read_documents
 
-PAGES = "5f4314ef6874fa58"
+PAGES = "cc9edb905106b05c"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_lengths_and_lines_are_those_of_the_text(pages: list[dict]) -> None:
 
 def test_a_document_is_one_segment(pages: list[dict]) -> None:
     words = sorted(len(page["raw_content"].split()) for page in pages)
-    assert words[20] > 50
+    assert words[20] > 35
     assert words[-20] < 135
     assert len({page["digest"] for page in pages}) == len(pages)
     assert len({page["url"].split("/")[2] for page in pages}) > 30
@@ -69,9 +69,10 @@ def test_dates_stand_in_urls_in_several_forms_or_not_at_all(pages: list[dict]) -
 
 
 def test_a_page_that_says_the_date_has_it_in_its_url(pages: list[dict]) -> None:
-    said = re.compile(r"[Cc]urrent (?:year|month) is (\w+)|current (?:year|month)\? The answer is (\w+)")
-    found = [(match[1] or match[2], page["url"]) for page in pages if (match := said.search(page["raw_content"]))]
-    assert len(found) >= 5
+    value = rf"((?:20\d\d|{'|'.join(MONTHS)})\b)"
+    said = re.compile(rf"(?:[Cc]urrent|[Pp]resent|[Tt]his) (?:year|month) is (?:called )?{value}")
+    found = [(match[1], page["url"]) for page in pages if (match := said.search(page["raw_content"]))]
+    assert len(found) >= 3
     for words, url in found:
         day = date_from_url(url, datetime.date(2024, 12, 31))
         assert day is not None

@@ -94,7 +94,7 @@ def test_right_with_the_tool_and_wrong_without(ask: Ask) -> None:
     found = ask(WITH_TOOLS)
     assert [one.called for one in found] == ["Calculator"] * 5 + ["Calendar"]
     assert [one.right_tool for one in found] == [True] * 5 + [False]
-    assert found[0].text.startswith(" [Calculator(3 + 4) -> 7] 7")
+    assert found[0].written.startswith(" [Calculator(3 + 4) -> 7] 7")
     total = score(found)
     assert (total.n, total.calls, total.right_tool) == (6, 1.0, pytest.approx(5 / 6))
     assert total.tools == {"Calculator": 5, "Calendar": 1} and total.reasons == {}
@@ -136,7 +136,7 @@ def test_what_was_written_once_is_judged_again_and_not_written_again(ask: Ask) -
     first = ask(WITH_TOOLS, tool, CALENDAR)
     assert tool.asked == 5
     again = ask(Condition("later", 1), tool, CALENDAR, benchmark=replace(sums(), correct=lambda text, answers: True))
-    assert (tool.asked, [one.text for one in again]) == (5, [one.text for one in first])
+    assert (tool.asked, [one.written for one in again]) == (5, [one.written for one in first])
     assert all(one.correct for one in again)
 
 

@@ -115,6 +115,74 @@ def test_open_questions(tmp_path: Path) -> None:
     assert web.withheld == nq.withheld == trivia.withheld == {"QA"}
 
 
+OPEN_FORMS = {
+    "answer.jsonl": '{"question": "who is it", "answer": ["Bo", "Bo Lee"]}\n' * 2,
+    "answers.jsonl": '{"id": 1, "question": "who is it", "answers": ["Bo", "Bo Lee"]}\n',
+    "golden.jsonl": '{"id": "a", "question": "who is it?", "golden_answers": ["Bo", "Bo Lee"]}\n',
+    "list.json": '[{"question": "who is it", "answers": ["Bo", "Bo Lee"]}]',
+    "headed.csv": 'id,question,answers\n1,who is it,"[\'Bo\', ""Bo Lee""]"\n',
+    "numpy.csv": "question,golden_answers\nwho is it,['Bo' 'Bo Lee']\n",
+    "dpr.qa.csv": "who is it\t['Bo', \"Bo Lee\"]\n",
+    "dpr_quoted.tsv": '"who is it"\t"[\'Bo\', ""Bo Lee""]"\n',
+}
+
+
+@pytest.mark.parametrize("benchmark", ["nq", "triviaqa", "webquestions"])
+@pytest.mark.parametrize("form", OPEN_FORMS)
+def test_questions_and_answers_are_read_in_the_forms_they_are_passed_on_in(
+    tmp_path: Path, benchmark: str, form: str
+) -> None:
+    (tmp_path / form).write_text(OPEN_FORMS[form])
+    [found] = read_benchmark(benchmark, tmp_path / form)
+    assert {(q.prompt, q.answers) for q in found.questions} == {(f"{ASK}who is it?", ("Bo", "Bo Lee"))}
+
+
+def test_answers_of_trivia_qa_need_no_aliases(tmp_path: Path) -> None:
+    records = [
+        {"context": "Question: Which herb?\nAnswer:", "answer": "Onion"},
+        {"question": "Which herb?", "answer": "Onion", "aliases": None},
+        {"question": "Which herb?", "answer": {"value": "Onion", "aliases": []}},
+        {"question": "Which herb?", "answer": {"value": "Onion"}},
+    ]
+    [found] = read_benchmark("triviaqa", lines(tmp_path / "t.jsonl", *records))
+    assert {(q.prompt, q.answers) for q in found.questions} == {(f"{ASK}Which herb?", ("Onion",))}
+    (tmp_path / "t.json").write_text(json.dumps({"Data": [{"Question": "Which herb?", "Answer": {"Value": "Onion"}}]}))
+    [own] = read_benchmark("triviaqa", tmp_path / "t.json")
+    assert own.questions == found.questions[:1]
+    (tmp_path / "t.csv").write_text('question,answer,aliases\nWhich herb?,"Onion, red",[]\n')
+    [table] = read_benchmark("triviaqa", tmp_path / "t.csv")
+    assert [q.answers for q in table.questions] == [("Onion, red",)]
+
+
+def test_svamp_is_read_as_a_list_as_lines_and_as_a_table(tmp_path: Path) -> None:
+    record = {"Body": 'A "big" pack, new, costs 76.', "Question": "How much?", "Answer": 51.0}
+    (tmp_path / "s.json").write_text(json.dumps([record, record]))
+    lines(tmp_path / "s.jsonl", record, record)
+    (tmp_path / "lines.json").write_text((tmp_path / "s.jsonl").read_text())
+    (tmp_path / "s.csv").write_text("Body,Question,Answer\n" + '"A ""big"" pack, new, costs 76.",How much?,51.0\n' * 2)
+    found = [read_benchmark("svamp", tmp_path / name)[0] for name in ("s.json", "s.jsonl", "lines.json", "s.csv")]
+    assert all(one.questions == found[0].questions for one in found)
+    assert found[0].questions[0].prompt == 'A "big" pack, new, costs 76. How much? The answer is'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nq.jsonl", '{"prompt": "who", "label": "Bo"}', "fields prompt, label; known: question or qText with a list"),
+        ("svamp.csv", "Question,Answer\nHow many?,3\n", "fields Question, Answer; known: Body, Question and Answer"),
+        ("svamp.json", '{"examples": []}', "holds no list; .*it has the fields examples"),
+        ("nq.csv", "question,answers\nwho,['Bo'],3\n", r"row 2 has 3 cells and not 2 \(question, answers\)"),
+        ("nq.csv", 'question,answers\n"who"s,Bo\n', "is not readable CSV"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_was_found_and_what_is_known(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BenchmarkError, match=f"{name}.*{message}"):
+        read_benchmark(name.partition(".")[0], tmp_path / name)
+
+
 def test_mlqa_and_its_likeness_are_told_apart(tmp_path: Path) -> None:
     asked = {"question": "Wo?", "answers": [{"text": "here"}, {"text": "here"}]}
     data = [{"paragraphs": [{"context": "It is here.", "qas": [asked]}]}]
@@ -129,6 +197,18 @@ def test_mlqa_and_its_likeness_are_told_apart(tmp_path: Path) -> None:
         "Your task is to answer a question based on the following paragraph: It is here. "
         "Now answer the following question in English: Wo?"
     )
+
+
+def test_the_same_questions_of_mlqa_are_asked_in_english(tmp_path: Path) -> None:
+    for language, asked in (("de", {"1": "Wo?", "2": "Wer?", "3": "Was?"}), ("en", {"2": "Who?", "1": "Where?"})):
+        qas = [{"id": key, "question": question, "answers": [{"text": "Bo"}]} for key, question in asked.items()]
+        data = [{"paragraphs": [{"context": "It is Bo.", "qas": qas}]}]
+        file = tmp_path / f"test-context-en-question-{language}.json"
+        file.write_text(json.dumps({"version": "1.0", "data": data}))
+    german, english = read_benchmark("mlqa", tmp_path)
+    assert (german.name, english.name) == ("MLQA (de)", "MLQA (de, all En)")
+    assert [one.prompt.rpartition("English: ")[2] for one in english.questions] == ["Where?", "Who?"]
+    assert (len(german.questions), english.left_out) == (3, {"not_in_english": 1})
 
 
 def test_mlqa_asks_in_one_file_per_language(tmp_path: Path) -> None:

@@ -83,3 +83,17 @@ def test_neither_a_pass_nor_its_float32_logits_grow_with_the_context(tiny_model:
 def test_nothing_to_predict_is_an_error(tiny_model: Callable[..., LanguageModel]) -> None:
     with pytest.raises(ValueError, match="nothing to predict"):
         perplexity(tiny_model("gpt2"), [""])
+
+
+def test_the_interval_is_that_of_a_ratio_over_texts(tiny_model: Callable[..., LanguageModel]) -> None:
+    model, texts = tiny_model("gpt2", bos=True), ["Ada had 17 apples.", "Today " * 9, "The river of Oslo is long."]
+    found, parts = perplexity(model, texts), [perplexity(model, [text]) for text in texts]
+    mean = sum(part.nats for part in parts) / sum(part.tokens for part in parts)
+    squares = sum((part.nats - mean * part.tokens) ** 2 for part in parts)
+    error = math.sqrt(3 / 2 * squares) / found.tokens
+    low, high = found.interval
+    assert (low, high) == (
+        pytest.approx(math.exp(mean - 1.96 * error), rel=1e-3),
+        pytest.approx(math.exp(mean + 1.96 * error), rel=1e-3),
+    )
+    assert parts[0].interval == (None, None)

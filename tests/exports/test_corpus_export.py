@@ -59,19 +59,19 @@ def test_every_call_joins_back_to_its_row_in_loss_deltas(folder: Path, exported_
     card = (folder / "README.md").read_text("utf-8")
     join = card.split("```sql\n")[1].split("```")[0].replace("FOLDER", str(folder))
     exported = pl.concat([pl.read_parquet(file) for file in sorted((folder / "data").glob("*.parquet"))])
-    calls = exported.select("digest", "url", "calls").explode("calls").unnest("calls")
+    written = exported.select("digest", "url", "calls").explode("calls").unnest("calls")
     with duckdb.connect(str(exported_world.folder / "lake" / "toolformer.duckdb"), read_only=True) as connection:
-        assert len(connection.sql(join).fetchall()) == calls.height > 0
+        assert len(connection.sql(join).fetchall()) == written.height > 0
         joined = connection.sql(
             "SELECT c.*, s.input AS i, s.result AS r, s.delta AS d, s.loss_empty AS e, s.loss_call AS l, "
             "s.loss_result AS p, s.char_offset - t.offset AS o, w.url AS u "
-            "FROM calls AS c JOIN loss_deltas AS s USING (tool, shard, digest, segment, position, sample) "
+            "FROM written AS c JOIN loss_deltas AS s USING (tool, shard, digest, segment, position, sample) "
             "JOIN filtered_calls AS f USING (tool, shard, digest, segment, position, sample) "
             "JOIN augmented_corpus AS t ON t.digest = c.digest AND s.char_offset >= t.offset "
             "AND s.char_offset < t.offset + length(t.text) "
             "JOIN documents AS w ON w.digest = c.digest AND w.shard = t.shard"
         ).pl()
-    assert joined.height == calls.height
+    assert joined.height == written.height
     pairs = {"i": "input", "r": "result", "d": "delta", "e": "loss_empty", "l": "loss_call", "p": "loss_result"}
     for theirs, ours in {**pairs, "o": "offset", "u": "url"}.items():
         assert joined[theirs].to_list() == joined[ours].to_list()

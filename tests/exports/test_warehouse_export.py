@@ -57,7 +57,7 @@ def test_each_table_with_rows_is_a_config(tables: Path, exported_world: World) -
         str(name): exported_world.sql(f'select count(*) from "{name}"')[0][0] for name, _ in exported_world.sql(TABLES)
     }
     assert set(get_dataset_config_names(str(tables))) == {name for name, count in counts.items() if count}
-    assert load_dataset(str(tables), "loss_deltas", split="train").num_rows == counts["loss_deltas"]
+    assert load_dataset(str(tables), "decisions", split="train").num_rows == counts["decisions"]
 
 
 def test_the_same_warehouse_gives_the_same_bytes_however_large(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_same_warehouse_gives_the_same_bytes_however_large(tmp_path: Path) -
         connection.execute("create table empty (nothing integer)")
         connection.execute("create table sources (source varchar, version varchar)")
         connection.execute("comment on column numbers.number is 'a number; it''s counted'")
-    made = [export_warehouse(database, tmp_path / name, "other") for name in ("one", "two", "one")]
+    made = [export_warehouse(database, tmp_path / name, "other", "") for name in ("one", "two", "one")]
     assert len({one.version for one in made}) == 1 and made[0].rows == {"empty": 0, "numbers": 50_500, "sources": 0}
     parts = sorted((tmp_path / "one" / "data").glob("numbers-*"))
     assert [pq.read_metadata(part).num_rows for part in parts] == [20_000, 20_000, 10_500]

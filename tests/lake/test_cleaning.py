@@ -10,7 +10,7 @@ import pytest
 
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.record import STORES
-from toolformer_dag.lake.row_store import CHUNK, new_row_file
+from toolformer_dag.lake.row_files import CHUNK, new_row_file
 from toolformer_dag.lake.table import Lake
 
 DAY = timedelta(days=1)

@@ -1,7 +1,7 @@
 """Rows that are computed once, found by key, and found again after damage."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from unittest.mock import Mock
@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolformer_dag.files import NotPlain, ReadError
-from toolformer_dag.lake import parquet
+from toolformer_dag.lake import parquet, row_store
+from toolformer_dag.lake.row_files import parse_row_file, read_blocks
 from toolformer_dag.lake.row_store import MERGE_AT, RowStore
 from toolformer_dag.lake.table import Lake
 
@@ -36,17 +37,30 @@ def as_set(frame: pl.DataFrame) -> set[tuple[str, int]]:
     return set(frame.select(KEY).rows())
 
 
+def small_runs(patch: pytest.MonkeyPatch) -> None:
+    """Merge after few chunks, into files of a few hundred bytes."""
+    for name, value in {"MERGE_AT": 3, "RUNS_AT": 2, "RUN_BYTES": 2000}.items():
+        patch.setattr(row_store, name, value)
+
+
+@pytest.mark.parametrize("merging", [False, True])
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=6), max_size=6), st.data())
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=6), max_size=12), st.data())
 def test_stored_and_missing_agree_with_a_dictionary(
-    tmp_path_factory: pytest.TempPathFactory, chunks: Sequence[list[tuple[str, int]]], data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory,
+    merging: bool,
+    chunks: Sequence[list[tuple[str, int]]],
+    data: st.DataObject,
 ) -> None:
     store = store_at(tmp_path_factory.mktemp("lake"))
     model: dict[tuple[str, int], float] = {}
-    for number, chunk in enumerate(chunks):
-        store.append(rows(*chunk, value=float(number)))
-        for key in chunk:
-            model.setdefault(key, float(number))
+    with pytest.MonkeyPatch.context() as patch:
+        if merging:
+            small_runs(patch)
+        for number, chunk in enumerate(chunks):
+            store.append(rows(*chunk, value=float(number)))
+            for key in chunk:
+                model.setdefault(key, float(number))
     wanted = data.draw(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 6))))
     found = store.stored(keys(*wanted))
     assert {(t, p): value[1] for t, p, value in found.rows()} == {key: model[key] for key in wanted if key in model}
@@ -89,6 +103,101 @@ def test_many_chunks_become_few_files_and_no_row_is_lost(tmp_path: Path) -> None
     assert len(files) == 3 + 5
     for store in (writer, reader, store_at(tmp_path)):
         assert as_set(store.stored(keys(*wanted))) == set(wanted)
+
+
+def test_the_number_of_files_grows_with_the_logarithm_of_the_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MERGE_AT": 4, "RUNS_AT": 2}.items():
+        monkeypatch.setattr(row_store, name, value)
+    store, most = store_at(tmp_path), 0
+    for number in range(130):
+        store.append(rows((f"text {number}", number)))
+        most = max(most, len(list(store.folder.glob("*.parquet"))))
+    assert most <= 3 + 5
+    assert store.missing(keys(*((f"text {number}", number) for number in range(131)))).rows() == [("text 130", 130)]
+
+
+def test_a_lookup_reads_few_rows_of_a_large_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, total = store_at(tmp_path), 64_000
+    for begin in range(0, total, total // MERGE_AT):
+        store.append(
+            rows(*((f"text {number // 10}", number % 10) for number in range(begin, begin + total // MERGE_AT)))
+        )
+    [run] = store.folder.glob("*.parquet")
+    assert "-run1-" in run.name
+    read = Mock(side_effect=read_blocks)
+    monkeypatch.setattr(row_store, "read_blocks", read)
+    assert as_set(store.stored(keys(("text 7", 3), ("text 19", 11)))) == {("text 7", 3)}
+    assert 0 < sum(len(call.kwargs["blocks"]) for call in read.mock_calls) <= 4
+
+
+def test_a_merge_that_was_killed_before_it_removed_anything_loses_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_runs(monkeypatch)
+    store, wanted = store_at(tmp_path), [(f"text {number}", number) for number in range(40)]
+    for at in (0, 10):
+        store.append(rows(*wanted[at : at + 10]))
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(Path, "unlink", Mock(side_effect=KeyboardInterrupt))
+        store.append(rows(*wanted[20:]))
+    files = [parse_row_file(path.name) for path in store.folder.glob("*.parquet")]
+    assert sorted({file.level for file in files if file}) == [0, 1]
+    assert as_set(store_at(tmp_path).stored(keys(*wanted))) == set(wanted)
+    store.append(rows(("more", 1)))
+    assert as_set(store.stored(keys(*wanted))) == set(wanted)
+    assert store.stored(keys(*wanted)).height == len(wanted)
+
+
+def test_a_damaged_block_of_a_run_is_noticed_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_runs(monkeypatch)
+    store, wanted = store_at(tmp_path), [(f"text {number}", number) for number in range(30)]
+    for at in range(0, 30, 10):
+        store.append(rows(*wanted[at : at + 10]))
+    runs = sorted(store.folder.glob("*-run1-*.parquet"))
+    content = bytearray(runs[0].read_bytes())
+    content[len(content) // 4] ^= 1
+    runs[0].write_bytes(content)
+    reopened = store_at(tmp_path)
+    found, missing = reopened.stored(keys(*wanted)), reopened.missing(keys(*wanted))
+    assert found.height + missing.height == len(wanted) and missing.height > 0
+    assert len(reopened.damaged) == 1 and runs[0].name in reopened.damaged[0]
+
+
+def test_a_flipped_bit_anywhere_in_a_run_gives_no_other_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged footer that pyarrow reads can end the process."""
+    monkeypatch.setattr(row_store, "MERGE_AT", 3)
+    store, wanted = store_at(tmp_path), [(f"text {number}", number) for number in range(9)]
+    for at in range(0, 9, 3):
+        store.append(rows(*wanted[at : at + 3]))
+    [run] = store.folder.glob("*-run1-*.parquet")
+    content, stored = run.read_bytes(), sorted(store.stored(keys(*wanted)).rows())
+    for place in range(0, len(content), 3):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        run.write_bytes(flipped)
+        found, missing = store_at(tmp_path).stored(keys(*wanted)), store_at(tmp_path).missing(keys(*wanted))
+        assert sorted(found.rows()) in ([], stored) and found.height + missing.height == len(wanted)
+
+
+def test_a_merge_that_ends_while_a_folder_is_listed_hides_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_runs(monkeypatch)
+    store, listing = store_at(tmp_path), Path.iterdir
+    for number in range(2):
+        store.append(rows((f"text {number}", number)))
+
+    def torn(folder: Path) -> Iterator[Path]:
+        listed = list(listing(folder))
+        monkeypatch.setattr(Path, "iterdir", listing)
+        store_at(tmp_path).append(rows(("text 2", 2)))
+        yield from (path for path in listed if path.exists())
+
+    monkeypatch.setattr(Path, "iterdir", torn)
+    assert store.missing(keys(("text 0", 0), ("text 1", 1))).is_empty()
+    assert len(list(store.folder.glob("*-run1-*.parquet"))) == 1
 
 
 @pytest.mark.parametrize("kept", [0, 5, -1])

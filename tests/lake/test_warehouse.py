@@ -8,6 +8,7 @@ import duckdb
 import polars as pl
 import pytest
 
+from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.table import DamagedPart, Lake
 from toolformer_dag.lake.warehouse import (
     OWN_TABLES,
@@ -23,17 +24,23 @@ from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import STAGES, table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
 
-LANES = ["calculator", "calendar"]
+LANES = {"calculator": "Calculator", "calendar": "Calendar"}
 NAMES = {"documents", "texts", "candidates", "tool_results", "loss_deltas", "swapped_results", "filtered_calls"}
 SCHEMAS = {stage.name: stage.schema for stage in STAGES}
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> list[WarehouseTable]:
-    """Declare the tables of two lanes."""
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Plan two lanes."""
     file = tmp_path_factory.mktemp("project") / "toolformer.toml"
     file.write_text("".join(f"[tools.{lane}]\n" for lane in LANES))
-    return warehouse_tables(table_outputs(Plan.of(load_settings(file, environment={}))))
+    return Plan.of(load_settings(file, environment={}))
+
+
+@pytest.fixture(scope="module")
+def tables(plan: Plan) -> list[WarehouseTable]:
+    """Declare the tables of the stages."""
+    return warehouse_tables(table_outputs(plan))
 
 
 def row(stage: str, **values: object) -> pl.DataFrame:
@@ -81,6 +88,19 @@ def test_a_duckdb_file_of_another_hand_is_replaced(tmp_path: Path, lake: Lake, t
     assert out_of_date(lake, tables, LANES, tmp_path / "mine.duckdb") == []
 
 
+def test_an_error_that_is_no_matter_of_space_is_not_told_as_one(
+    tmp_path: Path, lake: Lake, tables: list[WarehouseTable]
+) -> None:
+    wrong = [replace(table, select="SELECT nowhere FROM rows") for table in tables if table.name == "documents"]
+    others = [table for table in tables if table.name != "documents"]
+    with pytest.raises(
+        WarehouseError, match=r"cannot write .*nowhere.*; a file .* is damaged, or this is a bug: "
+    ) as told:
+        build(lake, [*others, *wrong], LANES, tmp_path / "w.duckdb")
+    assert "free space" not in str(told.value)
+    assert not (tmp_path / "w.duckdb").exists()
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """Two shards, of which one is scored."""
@@ -111,16 +131,32 @@ def test_all_names_are_there_even_for_a_lane_that_has_not_run(database: Path) ->
     assert statistics.rows() == [("calculator", 0, 0), ("calendar", 0, 0)]
 
 
-def test_every_table_and_column_has_its_comment(database: Path, tables: list[WarehouseTable]) -> None:
+def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path: Path) -> None:
+    tables, database = all_tables(table_outputs(plan)), tmp_path / "w.duckdb"
+    build(lake, tables, LANES, database)
     written = query(database, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
     comments = {(table, column): comment for table, column, comment in written.rows()}
     for table in (*tables, *OWN_TABLES):
         found = {column: comments[table.name, column] for name, column in comments if name == table.name}
         assert found == dict(table.columns)
-    told = query(database, "SELECT table_name, comment FROM duckdb_tables()")
-    assert dict(told.rows()) == {table.name: table.comment for table in (*tables, *OWN_TABLES)}
-    views = query(database, "SELECT comment FROM duckdb_views() WHERE NOT internal")
-    assert views["comment"].null_count() == 0
+    assert {place for place, comment in comments.items() if not comment} == set()
+    told = query(database, "describe")
+    assert told["comment"].null_count() == 0
+    declared = {table.name: table.comment for table in (*tables, *OWN_TABLES)}
+    found = {name: comment for name, _, comment in told.rows() if name in declared}
+    assert found == declared
+    views = {"decisions", "curves", "swapped_places", "calls", "kept_at(tau)", "table_9", "questions_in_corpus"}
+    assert views <= set(told["name"])
+
+
+def test_describe_shows_the_comments(database: Path) -> None:
+    for name in ("calls", "DECISIONS", '"kept_at"'):
+        told = query(database, f"describe {name};")
+        assert told.height > 0 and told["comment"].null_count() == 0
+    assert query(database, "describe calls")["column_name"][0] == "tool"
+    assert query(database, "describe select 1 as one")["column_name"].to_list() == ["one"]
+    with pytest.raises(WarehouseError, match="nowhere"):
+        query(database, "describe nowhere")
 
 
 def test_the_funnel_counts_per_tool_and_stage(database: Path) -> None:
@@ -149,7 +185,7 @@ def test_parts_that_were_withdrawn_and_lanes_that_are_disabled_are_left_out(
     assert build(lake, tables, LANES, database)["documents"] == 1
     named = [tuple(name for name in table.sources if not name.startswith("calculator/")) for table in tables]
     fewer = [replace(table, sources=sources) for table, sources in zip(tables, named, strict=True)]
-    assert build(lake, fewer, ["calendar"], database)["tool_results"] == 0
+    assert build(lake, fewer, {"calendar": "Calendar"}, database)["tool_results"] == 0
 
 
 def test_a_reader_keeps_what_it_opened_and_is_in_nobodys_way(
@@ -161,6 +197,16 @@ def test_a_reader_keeps_what_it_opened_and_is_in_nobodys_way(
         assert reader.sql("SELECT count(*) FROM documents").fetchall() == [(2,)]
     assert query(database, "SELECT count(*) FROM documents").item() == 1
     assert {path.name for path in database.parent.glob("*.duckdb*")} == {"w.duckdb", ".w.duckdb.lock", ".w.duckdb.seal"}
+
+
+def test_what_a_killed_build_spilled_beside_the_file_goes_with_the_next(
+    lake: Lake, tables: list[WarehouseTable], database: Path
+) -> None:
+    spilled = database.with_name(f".{database.name}.spilled")
+    spilled.mkdir()
+    (spilled / "duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"rows")
+    build(lake, tables, LANES, database)
+    assert not spilled.exists()
 
 
 def test_a_damaged_part_leaves_the_old_file(lake: Lake, tables: list[WarehouseTable], database: Path) -> None:

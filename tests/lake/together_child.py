@@ -35,4 +35,4 @@ for step in range(10):
     lake.table("calculator/loss_deltas").publish("both", [frame], record)
     own = frame.with_columns(pl.lit(f"own {seed}").alias("shard"))
     lake.table("calculator/loss_deltas").publish(f"own {seed}", [own], record)
-    build(lake, tables, ["calculator"], folder / "warehouse.duckdb")
+    build(lake, tables, {"calculator": "Calculator"}, folder / "warehouse.duckdb")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.model.proposing import draw, nucleus
+from toolformer_dag.model.drawing import draw, nucleus
 from toolformer_dag.model.requests import uniforms
 
 

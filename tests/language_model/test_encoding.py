@@ -43,6 +43,7 @@ def test_marks_that_a_tokenizer_joins_to_a_letter_belong_to_its_token(cases: Any
 def test_offsets_cut_the_text_into_the_texts_of_its_tokens(cases: Any, name: str, text: str) -> None:
     encoding = cases(name).language_model.encoding
     found = encoding.texts([text])[0]
+    assert encoding.lengths([text, text + "[a"]) == [len(one.ids) for one in encoding.texts([text, text + "[a"])]
     starts = [int(o) for o, inside in zip(found.offsets, found.inside, strict=True) if not inside]
     assert starts == sorted(set(starts)) and (not text or starts[0] == 0)
     for start in starts:

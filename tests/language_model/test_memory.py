@@ -131,3 +131,16 @@ def test_a_text_that_does_not_fit_into_memory_names_the_settings_that_count(
     block.mlp = Narrow(block.mlp, 16)
     with pytest.raises(ModelError, match="lower segment_tokens, k, m or max_call_tokens, or use a smaller model"):
         engine.propose(prompt, [ProposalRequest(texts[0], "d")], **asked)
+
+
+def test_no_more_branches_are_open_than_memory_holds(cases: Any, prompt: str) -> None:
+    engine, text = cases("gpt2_bytes").engine(64), "a b c d e f g h " * 6
+    rows: list[int] = []
+    model = engine.language_model.model
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[0]))
+    asked = {"tau_s": 0, "k": 1, "m": 1, "sampling": SamplingSettings(max_call_tokens=6)}
+    try:
+        propose = engine.propose(prompt, [ProposalRequest(text, "d")], **asked)
+    finally:
+        hook.remove()
+    assert len(propose[0].probabilities) > 64 >= max(rows)

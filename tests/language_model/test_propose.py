@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.model.attention import NAME
+from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.loading import wrap_language_model
+from toolformer_dag.model.heads import CachedHead
+from toolformer_dag.model.loading import own_logits, wrap_language_model
 from toolformer_dag.model.proposing import in_place
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED
@@ -210,3 +212,36 @@ def test_select_positions() -> None:
     assert select_positions(probabilities, 0.0, 3) == [1, 3, 4]
     assert select_positions(probabilities, 0.0, 1) == [1]
     assert select_positions(probabilities, 0.9, 5) == []
+
+
+def test_texts_that_wait_take_the_places_of_those_that_are_done(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
+    requests = [ProposalRequest(text, f"{text}{number}") for number in range(8) for text in texts[:3]]
+    longest = max(len(gpt2.reference.tokens(text)) for text in texts[:3])
+    engine = gpt2.engine(longest)
+    many = {"k": 1, "m": 2, "sampling": SamplingSettings(max_call_tokens=48)}
+    found = samples(propose(engine, prompt, requests, **many))
+    alone, steps = [], []
+    for number, request in enumerate(requests):
+        one = gpt2.engine()
+        alone += [(number, *sample[1:]) for sample in samples(propose(one, prompt, [request], **many))]
+        steps.append(one.counts.decoding_steps)
+    assert found == alone
+    assert len(set(steps)) > 1 and engine.counts.decoding_steps < sum(steps) / 2
+
+
+def test_a_slot_holds_the_keys_of_its_last_text_alone(gpt2: Any) -> None:
+    model = gpt2.language_model.model
+    backbone = Backbone(model)
+    head, first, second, other = [5, 6, 7], [8, 9, 10, 11], [12, 13, 14], [15, 16]
+    with torch.inference_mode():
+        texts = CachedHead(backbone, head).texts(slots=8, width=4)
+        branches = texts.branches(capacity=4, room=2)
+        texts.features([3, 4], [first, other], first=0)
+        branches.admit([3, 4], [4, 1])
+        branches.step(torch.tensor([20, 21]))
+        texts.features([3], [second], first=0)
+        branches.select([1])
+        branches.admit([3], [2])
+        found = backbone.logits(branches.step(torch.tensor([22, 23])))
+    expected = [own_logits(model, [*head, *other[:1], 21, 22])[-1], own_logits(model, [*head, *second[:2], 23])[-1]]
+    assert torch.allclose(found, torch.stack(expected), atol=1e-5)

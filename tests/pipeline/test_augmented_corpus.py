@@ -16,7 +16,6 @@ from toolformer_dag.pipeline.merging import (
     Example,
     KeptCall,
     examples,
-    heldout_texts,
     split_of,
 )
 from toolformer_dag.pipeline.stage import TableOutput
@@ -131,14 +130,3 @@ def test_the_split_is_about_the_share_and_depends_on_the_document_alone() -> Non
     found = [split_of(f"sha1:{number}") for number in range(4000)]
     assert 140 < found.count(HELDOUT) < 260 and found.count(TRAIN) + found.count(HELDOUT) == 4000
     assert found == [split_of(f"sha1:{number}") for number in range(4000)]
-
-
-def test_no_text_that_chose_the_checkpoint_measures_it() -> None:
-    for held in (2, 7, 60):
-        for at_most in (1, 20, 1000):
-            texts = [f"text {number}" for number in range(held)]
-            found = heldout_texts(texts, at_most)
-            choosing = min(at_most, held // 2)
-            assert found.choosing == texts[:choosing]
-            assert found.measuring == texts[choosing : choosing + at_most]
-    assert heldout_texts(["one"], 1000).choosing == heldout_texts(["one"], 1000).measuring == ["one"]

@@ -71,7 +71,7 @@ def lake(folder: Path, rows: Sequence[Row], *more: str, tau_f: object = 1.0) -> 
 
 def warehouse(folder: Path, outputs: Outputs) -> Path:
     some = next(iter(outputs.values()))
-    lanes = [lane.key for lane in some.plan.lanes]
+    lanes = some.plan.lane_names
     build(some.plan.lake, warehouse_tables(list(outputs.values())), lanes, folder / "w.duckdb")
     return folder / "w.duckdb"
 
@@ -199,7 +199,9 @@ def test_the_filter_takes_the_threshold_of_the_view_or_its_fallback(
     told = threshold_told(chosen)
     assert told.startswith("tau_f = ") == (certified is not None)
     assert ("fallback" in told) == (certified is None and fallback is not None)
-    rule = query(warehouse(folder, outputs), "FROM filter_rules JOIN lanes USING (tool)").row(0, named=True)
+    rule = query(
+        warehouse(folder, outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)"
+    ).row(0, named=True)
     assert (rule["by_chance"], rule["tau_f"]) == (level, tau_f)
     assert (rule["verdict"] == "certified") == (certified is not None)
 
@@ -301,7 +303,9 @@ def test_a_swap_whose_delta_is_a_bound_keeps_thresholds_out_too(tmp_path: Path) 
 def test_a_lane_without_shards_has_no_calls_to_choose_from(tmp_path: Path) -> None:
     outputs = hand_made(tmp_path, "calculator", tau_f={"by_chance": 0.05})
     assert update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]["verdict"] == "no calls"
-    rule = query(warehouse(tmp_path, outputs), "FROM filter_rules JOIN lanes USING (tool)")
+    rule = query(
+        warehouse(tmp_path, outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)"
+    )
     assert rule.rows() == [("calculator", 0.05, "no calls", None)]
 
 

@@ -72,7 +72,12 @@ def filtered(outputs: Outputs) -> TableReport:
 
 
 def warehouse(outputs: Outputs, folder: Path) -> Path:
-    build(outputs[SCORED].plan.lake, warehouse_tables(list(outputs.values())), ["calculator"], folder / "w.duckdb")
+    build(
+        outputs[SCORED].plan.lake,
+        warehouse_tables(list(outputs.values())),
+        {"calculator": "Calculator"},
+        folder / "w.duckdb",
+    )
     return folder / "w.duckdb"
 
 

@@ -8,7 +8,9 @@ import pytest
 from tests.pipeline.conftest import Line, NewLine
 from toolformer_dag.pipeline import (
     augmented_corpus,
+    document_cuts,
     filtered_calls,
+    heldout_texts,
     heuristic_subset,
     loss_deltas,
     losses,
@@ -19,9 +21,9 @@ from toolformer_dag.pipeline import (
 from toolformer_dag.pipeline.stage import Column, Stage, TableOutput
 
 LANE = {"heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "swapped_results", "filtered_calls"}
-STAGES = {"raw_shards", "augmented_corpus", *LANE}
+STAGES = {"raw_shards", "heldout_texts", "augmented_corpus", *LANE}
 LOSSES = {"loss_deltas", "swapped_results"}
-TEXTS = {"heuristic_subset", "augmented_corpus"}
+TEXTS = {"heldout_texts", "heuristic_subset", "augmented_corpus"}
 SAMPLES = {"scored_candidates"}
 MODEL = {*TEXTS, *SAMPLES, *LOSSES}
 
@@ -42,7 +44,7 @@ def changed(line: Line, before: dict[str, str]) -> set[str]:
 
 CONSTANTS = [
     (raw_shards, "READER", 99, {"raw_shards"}),
-    (heuristic_subset, "CUTTING", 99, TEXTS),
+    (document_cuts, "CUTTING", 99, TEXTS),
     (scored_candidates, "METHOD", 99, SAMPLES),
     (scored_candidates, "PARSING", 99, SAMPLES),
     (losses, "METHOD", 99, LOSSES),
@@ -51,6 +53,7 @@ CONSTANTS = [
     (filtered_calls, "SQL", filtered_calls.SQL + "-- another rule", {"filtered_calls"}),
     (augmented_corpus, "MERGING", 99, {"augmented_corpus"}),
     (augmented_corpus, "HELDOUT_SHARE", 0.1, {"augmented_corpus"}),
+    (heldout_texts, "HELDOUT_SHARE", 0.1, {"heldout_texts"}),
 ]
 
 
@@ -107,6 +110,7 @@ def test_a_setting_changes_the_stages_that_apply_it(
         {"paths__lake": "elsewhere"},
         {"corpus__first": 1},
         {"decoding__k": 1, "training__max_steps": 1},
+        {"training__heldout_texts": 1, "evaluation__perplexity_texts": 1},
     ],
 )
 def test_how_work_is_done_changes_no_stage(new_line: NewLine, values: dict[str, object]) -> None:

@@ -6,7 +6,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.pipeline.chunks import claim, text_chunks
+from toolformer_dag.pipeline.chunks import claim, release, text_chunks
 from toolformer_dag.pipeline.stage import Claimed
 
 
@@ -47,3 +47,11 @@ def test_every_key_is_claimed_by_the_first_part_that_asks(asked: list[tuple[str,
         free = claim(claimed, store, digests(sorted(wanted)))["text_digest"].to_list()
         assert free == [f"{number:03d}" for number in sorted(wanted) if (store, number) not in seen]
         seen |= {(store, number) for number in wanted}
+
+
+def test_claims_of_a_published_part_are_forgotten_the_others_are_not() -> None:
+    claimed = Claimed()
+    for numbers in ([1, 2], [2, 3]):
+        claim(claimed, "a", digests(numbers))
+    release(claimed)
+    assert claim(claimed, "a", digests([1, 2, 3]))["text_digest"].to_list() == ["001", "002"]

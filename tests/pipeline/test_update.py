@@ -4,6 +4,7 @@ import os
 import shutil
 
 import pytest
+import transformers
 
 from tests.pipeline.conftest import Line, NewLine, Reports, assert_same, computed, cost, silent, tokens
 from tests.worlds import write_shard
@@ -11,7 +12,15 @@ from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.update import Difference, differences, update, withdraw
 from toolformer_dag.pipeline.worker import Worker
 
-SHARDED = ("raw_shards", "heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "swapped_results")
+SHARDED = (
+    "raw_shards",
+    "heldout_texts",
+    "heuristic_subset",
+    "scored_candidates",
+    "tool_results",
+    "loss_deltas",
+    "swapped_results",
+)
 WHOLE_TABLES = ("filtered_calls", "augmented_corpus")
 
 
@@ -171,10 +180,9 @@ def test_every_table_keeps_its_promises(finished: NewLine) -> None:
     assert all("unique_keys" in report.violations for report in reports.values())
 
 
-def test_the_record_says_how_the_models_products_were_computed(new_line: NewLine) -> None:
+def test_the_record_says_what_computed_the_rows(new_line: NewLine) -> None:
     line = new_line("one", "two")
     line.run()
     for stage in ("scored_candidates", "loss_deltas"):
-        assert {line.output(stage).table.pointer(part).record["arithmetic"][0] for part in ("one", "two")} == {
-            "float32"
-        }
+        told = {line.output(stage).table.pointer(part).record["backends"][0] for part in ("one", "two")}
+        assert told == {f"transformers {transformers.__version__}, float32"}

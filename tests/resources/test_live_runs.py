@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from resources import LakeResource, live_runs
-from resources.live_runs import alive, end_dead_runs, ledger, take_unfinished
+from resources.live_runs import HOME, alive, end_dead_runs, home_name, ledger, take_unfinished
 from toolformer_dag.cli.project import shared_instance
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.spending import Ledger, Spent
@@ -137,3 +137,13 @@ def test_a_run_that_opened_the_lake_lives_until_it_ends_and_leaves_no_file(insta
     done = dg.materialize([living], instance=instance, resources={"lake": LakeResource(root=str(tmp_path))})
     assert done.success and judged == [[]]
     assert not list((tmp_path / ".dagster" / "live_runs").iterdir())
+
+
+def test_a_run_of_another_machine_is_left_alone(instance, monkeypatch):
+    job = dg.Definitions([scored], jobs=[dg.define_asset_job("job", [scored])]).resolve_job_def("job")
+    for home in ("another", home_name(instance)):
+        instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING, tags={HOME: home})
+    monkeypatch.setattr(live_runs, "NEVER_BEGUN", timedelta(0))
+    [ended] = end_dead_runs(instance)
+    run = instance.get_run_by_id(ended)
+    assert run is not None and run.tags[HOME] == home_name(instance)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes import at_work
 from toolformer_dag.model.weights import parameters
-from toolformer_dag.pipeline.process_pool import cores, worker_count
+from toolformer_dag.pipeline.execution import cores, worker_count
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
 

@@ -28,7 +28,9 @@ def test_named_benchmarks_get_a_row_each_and_nothing_else_runs(world):
     write_benchmarks(world, 51.0, 3.0)
     world.edit("[evaluation]\n", BENCHMARKS)
     assert world.stale() == ["evaluation/accuracy", "evaluation/perplexity"]
-    assert world.run(training=True).ran == ["evaluation/accuracy", "evaluation/perplexity"]
+    ran = world.run(training=True).ran
+    assert ran[:3] == ["evaluation/accuracy", "evaluation/perplexity", "warehouse/toolformer_duckdb"]
+    assert {name.partition("/")[0] for name in ran[3:]} == {"tables"}
     table = read_accuracy(world.folder / "lake")
     assert table.select("benchmark", "n").rows() == [("calculator (seen)", 1), ("SVAMP", 2), ("Natural Questions", 1)]
     perplexity = Lake(world.folder / "lake").table(PERPLEXITY).read(WHOLE)
@@ -45,7 +47,7 @@ def test_what_models_wrote_is_kept_while_it_is_used_and_not_written_again(world)
         return {path.parent.name for path in (world.folder / "lake" / GENERATIONS).glob("*/*.parquet")}
 
     before = kept()
-    assert world.run("decoding.k=3", training=True).ran == ["evaluation/accuracy"]
+    assert world.run("decoding.k=3", training=True).ran[0] == "evaluation/accuracy"
     assert len(kept() - before) == 1 and before < kept()
     clean(lake, timedelta(0), dry_run=False)
     assert len(before - kept()) == 1 and len(kept()) == len(before)

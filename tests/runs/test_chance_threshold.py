@@ -47,3 +47,24 @@ def test_a_run_says_why_no_threshold_was_certified_and_what_would_do(world):
     assert "calculator: no tau_f is certified at 1e-06" in done.output and "nothing is kept" in done.output
     assert world.sql("select sum(count) > 0 from rejections where reason = 'no_threshold'") == [(True,)]
     assert world.sql("select tau_f from lanes where tool = 'calculator'") == [(None,)]
+
+
+def test_a_run_that_keeps_no_call_says_so_with_the_counts_by_chance_and_what_to_do(world):
+    pairs = [f"--set=tools.{tool}.tau_f=50" for tool in ("calculator", "sums")]
+    done = CliRunner().invoke(app, ["stale", "--run", "--config", str(world.folder / "toolformer.toml"), *pairs])
+    [(places, best)] = world.sql("select count(*), max(delta) from places where tool = 'calculator'")
+    [by_chance] = world.sql("select by_chance, by_chance_low, by_chance_high from swapped_statistics where tau_f = 50")[
+        :1
+    ]
+    assert done.exit_code == 0
+    assert f"calculator: no call is kept at tau_f = 50. Of {places} places the best gains {best:.3f}" in done.output
+    assert "0 at 50 (by chance {}, 95 %: {}-{})".format(*by_chance) in done.output
+    assert "nothing to finetune on. Lower tau_f" in done.output
+
+
+def test_a_lane_without_a_judged_call_points_to_the_funnel(world):
+    done = CliRunner().invoke(
+        app,
+        ["stale", "--run", "--config", str(world.folder / "toolformer.toml"), "--set=tools.calculator.tau_s=0.999999"],
+    )
+    assert done.exit_code == 0 and 'sql "from funnel"' in done.output and "nothing to finetune on" not in done.output

@@ -135,9 +135,9 @@ def test_a_shard_that_changed_under_the_same_size_and_time_is_named(world: World
 
 def test_a_damaged_warehouse_is_stale_and_built_anew(world: World) -> None:
     flip(world.folder / "lake" / "toolformer.duckdb", random.Random(3))
-    assert world.stale() == ["warehouse/loss_deltas"]
+    assert world.stale() == ["warehouse/toolformer_duckdb"]
     report = world.run()
-    assert report.ran == ["warehouse/loss_deltas"] and world.stale() == []
+    assert report.ran == ["warehouse/toolformer_duckdb"] and world.stale() == []
 
 
 def test_a_damaged_checkpoint_is_stale_and_trained_again(world: World) -> None:

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 import assets.running
-from assets.running import watched_by
+from assets.running import Step, watched_by
 from resources.live_runs import ledger
 from tests.runs.conftest import assert_same
 
@@ -28,10 +28,10 @@ def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_
     change = ("tools.sums.k=3", "execution.chunk_texts=1")
     project, seen = world.project(*change), []
 
-    def cancel(name: str, done: int, total: int) -> None:
-        seen.append((name, done, total))
+    def cancel(step: Step) -> None:
+        seen.append((step.name, step.done, step.total))
         [run] = project.instance.get_runs(limit=1)
-        if name == "sums/scored_candidates" and run.status is dg.DagsterRunStatus.STARTED:
+        if step.name == "sums/scored_candidates" and run.status is dg.DagsterRunStatus.STARTED:
             project.instance.report_run_canceling(run)
 
     with watched_by(cancel), pytest.raises(KeyboardInterrupt):
@@ -49,9 +49,9 @@ def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_
 def test_a_worker_that_is_killed_loses_its_chunk_and_two_workers_make_the_rows_of_one(fresh, made):
     told, killed = [], []
 
-    def kill_the_first(name: str, done: int, total: int) -> None:
-        told.append(name)
-        if name == "calculator/heuristic_subset" and not killed:
+    def kill_the_first(step: Step) -> None:
+        told.append(step.name)
+        if step.name == "calculator/heuristic_subset" and step.outcome is None and not killed:
             worker = multiprocessing.active_children()[0]
             worker.kill()
             killed.append(worker.pid)

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.runs.conftest import World
+from tests.runs.conftest import World, apart_from_tables
 from tests.worlds import write_shard
 from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.stages import table_outputs
@@ -101,7 +101,8 @@ def test_a_shard_whose_time_alone_has_changed_is_read_once(world, seconds):
 def test_a_bad_line_is_counted_in_sql_though_the_documents_are_the_same(world):
     shard = world.folder / "web" / "two.json.gz"
     shard.write_bytes(gzip.compress(gzip.decompress(shard.read_bytes()) + b"not json\n"))
-    assert world.run().ran == ["ccnet/raw_shards", "warehouse/loss_deltas", "warehouse/dataset"]
+    ran = apart_from_tables(world.run().ran)
+    assert ran == ["ccnet/raw_shards", "warehouse/toolformer_duckdb", "warehouse/dataset"]
     assert world.sql("select reason, count from rejections where stage = 'raw_shards'") == [("not_json", 1)]
     assert world.stale() == []
 

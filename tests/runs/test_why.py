@@ -24,6 +24,7 @@ CHANGES = {
     "sampling.seed=5": {"sums/scored_candidates": "settings.sampling.seed: 0 -> 5"},
     "model.dtype=bfloat16": {"calculator/loss_deltas": "settings.model.dtype: float32 -> bfloat16"},
     "training.max_steps=3": {"training/finetuned_checkpoint": "settings.max_steps: 1 -> 3"},
+    "evaluation.perplexity_texts=1": {"evaluation/perplexity": "settings.texts: 10000 -> 1"},
     "decoding.k=3": {"evaluation/accuracy": "settings.decoding.k: 10 -> 3"},
     "evaluation.questions=2": {"evaluation/accuracy": "settings.questions.questions: 1 -> 2"},
 }

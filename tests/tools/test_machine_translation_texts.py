@@ -173,4 +173,9 @@ def test_the_embedded_backend_wants_phrases_of_its_lexicon() -> None:
     tool = load_tool("machine_translation", {"backend": "embedded"})
     assert tool.wants("The song la rana was translated as the frog.", document("")) == "lexicon_phrase"
     assert tool.wants("la rana", document("")) is None
+    spanish = "Ayer por la tarde vimos la rana en el jardín de mi abuela, que vive cerca del río."
+    assert tool.wants(spanish, document("")) is None
+    assert tool.wants(f"We read this on the wall of the inn: {spanish}", document("")) is None
+    assert tool.wants(f"We read it on the wall: {spanish} Nobody told us what it means.", document("")) is None
+    assert tool.wants("We saw la rana on the wall, and nobody told us what it means.", document("")) == "lexicon_phrase"
     assert tool.wants("The song was translated, and the die was cast.", document("")) is None

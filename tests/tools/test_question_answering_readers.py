@@ -15,7 +15,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -24,7 +23,7 @@ from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering, QuestionAnsweringOptions
 from toolformer_dag.tools.endpoint import MAX_ANSWER_BYTES
 from toolformer_dag.tools.passages import Passage
-from toolformer_dag.tools.readers import FidReader, Seq2SeqReader, best_span, passage_inputs, reader_input
+from toolformer_dag.tools.readers import Seq2SeqReader, best_span, reader_input
 from toolformer_dag.tools.registry import ToolError, load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
@@ -105,42 +104,26 @@ def test_the_answer_is_bounded(seq2seq: str, passages: str) -> None:
     assert answers(load(options), QUESTIONS[2:]) == ["a"]
 
 
-def slow_fusion(reader: FidReader, question: str, passages: list[Passage]) -> str:
-    """FiD token by token: every passage alone through the encoder, states one after the other, greedy."""
-    texts = passage_inputs(question, passages, len(passages))
-    encoder = reader.model.get_encoder()
-    ids = [reader.tokenizer(text, return_tensors="pt").input_ids for text in texts]
-    states = torch.cat([encoder(input_ids=one).last_hidden_state for one in ids], dim=1)
-    tokens = [0]
-    for _ in range(reader.options.max_answer_tokens):
-        logits = reader.model(encoder_outputs=(states,), decoder_input_ids=torch.tensor([tokens])).logits
-        tokens.append(int(logits[0, -1].argmax()))
-        if tokens[-1] == reader.tokenizer.eos_token_id:
-            break
-    return str(reader.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+def test_a_finetuned_model_is_answered_by_the_reader_of_inference(seq2seq: str, extractive: str, passages: str) -> None:
+    options = {"model": seq2seq, "revision": "a", "passages": passages, "passages_read": 1}
+    plain = load(options)
+    tool = load({**options, "inference": {"reader": "extractive", "model": extractive}})
+    assert plain.at_inference() is plain
+    assert tool.identity() == plain.identity()
+    assert answers(tool, QUESTIONS) == ANSWERS
+    at_inference = tool.at_inference()
+    assert answers(at_inference, QUESTIONS) == ["Scranton", "Atlanta", "a drug"]
+    assert at_inference.identity() == load({**options, "reader": "extractive", "model": extractive}).identity()
+    assert tool.at_inference().at_inference().identity() == at_inference.identity()
 
 
-def test_fusion_in_the_decoder_agrees_with_one_passage_at_a_time(seq2seq: str) -> None:
-    reader = FidReader(QuestionAnsweringOptions(reader="fid", model=seq2seq, max_answer_tokens=6))
-    several = [p for _, p, _ in FACTS]
-    found = reader.read(QUESTIONS, [several, several[:1], several[1:]])
-    expected = [slow_fusion(reader, q, p) for q, p in zip(QUESTIONS, [several, several[:1], several[1:]], strict=True)]
-    assert [result.result or "" for result in found] == expected
-    assert any(expected)
-
-
-def test_a_question_without_passages_does_not_break_its_neighbours(seq2seq: str) -> None:
-    options = QuestionAnsweringOptions(reader="fid", model=seq2seq, max_answer_tokens=6)
-    reader, own = FidReader(options), [FACTS[0][1]]
-    alone = reader.read(QUESTIONS[:1], [own])
-    assert reader.read([QUESTIONS[0], "Is there nothing?"], [own, []])[0] == alone[0]
-
-
-def test_fid_is_one_of_the_readers_of_the_tool(seq2seq: str, passages: str) -> None:
-    tool = load({"reader": "fid", "model": seq2seq, "passages": passages})
-    plain = load({"model": seq2seq, "passages": passages})
-    assert all(tool.run([ToolCall(q)]) for q in QUESTIONS)
-    assert tool.identity() != plain.identity()
+def test_the_reader_of_inference_is_checked_like_the_other(passages: str) -> None:
+    with pytest.raises(ToolError, match="needs url"):
+        load({"passages": passages, "inference": {"reader": "http"}})
+    with pytest.raises(ToolError, match="answers from passages only"):
+        load({"passages_read": 0, "inference": {"reader": "extractive"}})
+    with pytest.raises(ToolError, match=r"inference\.modle"):
+        load({"inference": {"modle": "x"}})
 
 
 def test_a_long_input_loses_the_end_of_the_passages_not_the_question(seq2seq: str) -> None:

@@ -8,10 +8,14 @@ import sys
 import typer
 
 from toolformer_dag.cli.embedded import app as embedded
+from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.cli.export_command import export
-from toolformer_dag.cli.lake_commands import clean, sql, verify
+from toolformer_dag.cli.generate_command import generate
+from toolformer_dag.cli.lake_commands import clean, verify
 from toolformer_dag.cli.run import demo, run, stale, ui
-from toolformer_dag.cli.single_pieces import generate, score, tool
+from toolformer_dag.cli.single_pieces import score, tool
+from toolformer_dag.cli.sql_command import sql
+from toolformer_dag.cli.tables_command import tables
 from toolformer_dag.files import UserError
 
 NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
@@ -62,6 +66,7 @@ for command in (
     demo,
     stale,
     sql,
+    tables,
     export,
     tool,
     generate,
@@ -69,6 +74,7 @@ for command in (
     clean,
     verify,
     ui,
+    explore,
 ):
     app.command()(command)
 app.add_typer(embedded, name="embedded")

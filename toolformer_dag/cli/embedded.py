@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toolformer_dag.cli.terminal import Config, ModelName, Set, settings_of
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -122,6 +123,32 @@ def evaluate(
         found = [one.result() for one in pending]
     outcomes = pl.concat([one.outcomes for one in found])
     _show(outcomes, pl.concat([one.plain for one in found]))
+
+
+@app.command()
+def visitor(
+    model: ModelName = None,
+    each: Annotated[int, typer.Option(min=1, help="Questions per wording.")] = 4,
+    guide: Annotated[
+        bool, typer.Option("--guide", help="The wordings that may guide the small web, not those for measuring alone.")
+    ] = False,
+    config: Config = None,
+    set: Set = None,
+) -> None:
+    """Ask a checkpoint what a visitor would type, in wordings that no training text has.
+
+    Each question is asked as it is typed, and led: with `The answer is` behind it.
+
+    Example: toolformer-dag embedded visitor --each 4
+    """
+    from embedded_model.visitor_study import visitor_outcomes, visitor_table
+    from toolformer_dag.evaluation.accuracy_tables import markdown
+    from toolformer_dag.model.loading import load_identified
+    from toolformer_dag.training.training_report import finetuned_or_base
+
+    settings = settings_of(config, "embedded", set)
+    asked = load_identified(settings.model, model or finetuned_or_base(settings))
+    typer.echo(markdown(visitor_table(visitor_outcomes(settings, asked, "guide" if guide else "measured", each))))
 
 
 @app.command()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
-from toolformer_dag.exports.forms import FormName
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.sections import FormName
 
 if TYPE_CHECKING:
     from toolformer_dag.exports.forms import Form
@@ -38,6 +38,7 @@ def export(
     Example: toolformer-dag export data; toolformer-dag export pairs --form preference --license odc-by;
     toolformer-dag export tables --warehouse
     """
+    from toolformer_dag.evaluation.evaluated_tables import EVALUATED
     from toolformer_dag.exports.corpus_export import export_corpus
     from toolformer_dag.exports.warehouse_export import export_warehouse
     from toolformer_dag.pipeline.plan import Plan
@@ -50,7 +51,8 @@ def export(
     plan = Plan.of(settings_of(config, profile, pairs))
     _refuse_stale(plan)
     if warehouse:
-        made = export_warehouse(plan.settings.paths.warehouse, folder, plan.settings.export.license)
+        views = "\n".join(table.views for table in EVALUATED)
+        made = export_warehouse(plan.settings.paths.warehouse, folder, plan.settings.export.license, views)
     else:
         made = export_corpus(plan, folder, _form(plan, form, tokenizer))
     for name, rows in made.rows.items():
@@ -60,15 +62,16 @@ def export(
 
 def _refuse_stale(plan: "Plan") -> None:
     """Raise UserError where the warehouse does not hold what the settings say."""
+    from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.lake.warehouse import out_of_date, query
-    from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+    from toolformer_dag.pipeline.stages import table_outputs
     from toolformer_dag.pipeline.update import differences
 
     outputs, database = table_outputs(plan), plan.settings.paths.warehouse
     query(database, "SELECT 1")  # raises where there is none
     changed = [f"{output.name}: {change}" for output in outputs for change in differences(output).settings()]
-    lanes = [lane.key for lane in plan.lanes]
-    changed += out_of_date(plan.lake, warehouse_tables(outputs), lanes, database)
+    lanes = plan.lane_names
+    changed += out_of_date(plan.lake, all_tables(outputs), lanes, database)
     if changed:
         more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
@@ -78,11 +81,11 @@ def _refuse_stale(plan: "Plan") -> None:
 
 def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
     from toolformer_dag.exports.corpus_export import applied_thresholds
-    from toolformer_dag.exports.forms import chat_form, folder_name, masked_form, preference_form, text_form
+    from toolformer_dag.exports.forms import chat_form, masked_form, preference_form, text_form
 
     if name == "masked":
         from toolformer_dag.model.loading import load_encoding
-        from toolformer_dag.model.weights import model_name
+        from toolformer_dag.model.weights import folder_name, model_name
 
         model = plan.settings.model
         named = (

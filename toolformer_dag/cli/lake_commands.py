@@ -1,59 +1,12 @@
-"""The lake from outside: `sql` asks the warehouse, `clean` removes files that nothing needs."""
+"""The lake from outside: `verify` reads everything, `clean` removes files that nothing needs."""
 
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.query_results import Format, check_ending, printed, write_rows
 from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
 from toolformer_dag.files import UserError
-
-
-def sql(
-    query: Annotated[str | None, typer.Argument(help="A query in DuckDB's SQL; `-` reads it from the input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the query from this file.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Write the rows to a .csv, .json, .jsonl, .md or .parquet.")
-    ] = None,
-    format: Annotated[Format, typer.Option("--format", help="table, csv, or json (a line per row).")] = Format.table,
-    config: Config = None,
-    profile: Profile = None,
-    set: Set = None,
-) -> None:
-    """Run a read-only query over the warehouse; print its rows, or write them to a file.
-
-    Example: toolformer-dag sql "select tool, tau_f, examples from filter_statistics"; toolformer-dag sql --file
-    kept.sql --output kept.parquet
-    """
-    from toolformer_dag.lake.warehouse import query as ask
-
-    text = _query_text(query, file)
-    if output is not None:
-        check_ending(output)
-    rows = ask(settings_of(config, profile, set).paths.warehouse, text)
-    if output is None:
-        sys.stdout.write(printed(rows, format))
-    else:
-        write_rows(rows, output)
-        typer.echo(f"{rows.height:,} rows in {output}", err=True)
-
-
-def _query_text(query: str | None, file: Path | None) -> str:
-    """Return the text of the query that was given in one of three ways. Raises UserError."""
-    if (query is None) == (file is None):
-        raise UserError("give one query: as the argument, with --file, or with `-` on the standard input")
-    try:
-        if file is not None:
-            return file.read_text("utf-8-sig")
-        return sys.stdin.read() if query == "-" else str(query)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file or 'the standard input'}: is no text in UTF-8 ({error.reason})") from error
-    except OSError as error:
-        raise UserError(f"--file {file}: {error.strerror}; name a file with a query") from error
-
 
 CENTURY = 876_600.0  # hours; much more has no date
 

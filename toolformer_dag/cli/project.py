@@ -13,11 +13,12 @@ import dagster as dg
 
 from assets import JOB, TRAINING_JOB
 from assets.metadata import UNCHANGED
-from assets.outputs import BY_HAND, SHARD_LIST, outputs
+from assets.outputs import BY_HAND, IN_BOTH_JOBS, SHARD_LIST, SHOWN, outputs
+from assets.paper import STEP
 from assets.shard_list import observe
 from assets.staleness import StaleAsset, stale_assets, with_descendants
 from assets.tables import asset_key
-from resources.live_runs import UNFINISHED, alive, end_dead_runs, ledger, take_unfinished
+from resources.live_runs import HOME, UNFINISHED, alive, end_dead_runs, home_name, ledger, take_unfinished
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.table import DamagedPart
@@ -134,7 +135,7 @@ class Project:
     def _run_job(self, name: str, stale: Sequence[str], report: RunReport) -> None:
         """Run what is stale and what depends on it; its steps skip themselves where nothing changed."""
         everything = with_descendants(outputs(self.plan), stale)
-        chosen = [one for one in everything if (one in BY_HAND) == (name == TRAINING_JOB)]
+        chosen = [one for one in everything if one in IN_BOTH_JOBS or (one in BY_HAND) == (name == TRAINING_JOB)]
         if not chosen:
             return
         if RAW_SHARDS in chosen:
@@ -146,6 +147,7 @@ class Project:
                 asset_selection=list(map(asset_key, chosen)),
                 raise_on_error=False,
                 run_config=QUIET,
+                tags={HOME: home_name(self.instance)},
                 run_id=run_id,
             )
             report.spent += take_spent(ledger(self.instance, run_id))
@@ -157,7 +159,8 @@ def _add(report: RunReport, chosen: Sequence[str], result: dg.ExecuteInProcessRe
     errors = {event.step_key: event for event in result.all_events if event.is_step_failure}
     for name in chosen:
         key = asset_key(name)
-        if (failure := errors.get(key.to_python_identifier())) is not None:
+        step = STEP if name in SHOWN else key.to_python_identifier()
+        if key not in landed and (failure := errors.get(step)) is not None:
             report.failed[name] = _reason(failure)
             report.damaged |= _is_damage(failure)
         elif key not in landed:

@@ -9,26 +9,29 @@ import polars as pl
 
 from toolformer_dag.cli.terminal import harmless
 from toolformer_dag.files import UserError, write_whole
-from toolformer_dag.lake.queries import UNSHOWN
-from toolformer_dag.lake.warehouse import WarehouseError
 
 
 class Format(StrEnum):
-    """How rows are printed."""
+    """How rows are printed. JSON has a line per row."""
 
     table = "table"
     csv = "csv"
     json = "json"
+    parquet = "parquet"
+    md = "md"
 
 
 ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
 
+ENDING_OF = {Format.csv: ".csv", Format.json: ".jsonl", Format.parquet: ".parquet", Format.md: ".md"}
+
 
 def printed(rows: pl.DataFrame, format: Format) -> str:
-    """Return all rows as text; JSON has a line per row. Raises WarehouseError for a map whose keys are no text."""
+    """Return all rows as text; `format` is not parquet. Raises WarehouseError for a map whose keys are no text."""
     if format is not Format.table:
-        return _encoded(rows, ".csv" if format is Format.csv else ".jsonl").decode()
+        text = encoded(rows, ENDING_OF[format]).decode()
+        return harmless(text) if format is Format.md else text
     with pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=80, tbl_hide_dataframe_shape=True, tbl_width_chars=200):
         return harmless(f"{rows}\n")
 
@@ -39,16 +42,21 @@ def check_ending(file: Path) -> None:
         raise UserError(f"--output {file}: the ending decides the format; end it with one of {', '.join(ENDINGS)}")
 
 
-def write_rows(rows: pl.DataFrame, file: Path) -> None:
-    """Write all rows to `file` in the format of its ending; a reader sees the old file or the new one.
+def write_rows(rows: pl.DataFrame, file: Path, format: Format | None = None) -> None:
+    """Write all rows to `file`, in the format of its ending where none is given; a reader sees the old file or the new.
 
     Raises WriteError, UserError for another ending, WarehouseError for values without a place in the format.
     """
-    check_ending(file)
-    write_whole(file, _encoded(rows, file.suffix.lower()))
+    if format is Format.table:
+        write_whole(file, printed(rows, format).encode())
+        return
+    if format is None:
+        check_ending(file)
+    write_whole(file, encoded(rows, file.suffix.lower() if format is None else ENDING_OF[format]))
 
 
-def _encoded(rows: pl.DataFrame, ending: str) -> bytes:
+def encoded(rows: pl.DataFrame, ending: str) -> bytes:
+    """Return all rows in the format of one of ENDINGS. Raises WarehouseError for values without a place in it."""
     buffer = BytesIO()
     try:
         match ending:
@@ -63,6 +71,9 @@ def _encoded(rows: pl.DataFrame, ending: str) -> bytes:
             case _:
                 rows.write_parquet(buffer)
     except (pl.exceptions.PolarsError, TypeError) as error:
+        from toolformer_dag.lake.queries import UNSHOWN
+        from toolformer_dag.lake.warehouse import WarehouseError
+
         reason = str(error).partition("\n")[0].rstrip(".")
         format = ending.removeprefix(".")
         raise WarehouseError(f"a column has values without a place in {format} ({reason}), {UNSHOWN}") from error

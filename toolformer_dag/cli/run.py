@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 
 First = Annotated[int | None, typer.Option(min=1, help="Take only the first N shards through the line, for a look.")]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="Annotate a sample of the texts, forecast what the rest will cost, and stop.")
+]
 Again = Annotated[list[str] | None, typer.Option(help="Make the rows of this shard anew, from its file on.")]
 
 
@@ -29,12 +32,18 @@ def run(
     set: Set = None,
     first: First = None,
     again: Again = None,
+    estimate: Estimate = False,
 ) -> None:
     """Materialize everything that is missing or stale, training and evaluation included.
 
     Example: toolformer-dag run --profile embedded --shards 'crawl/en_head_*.json.gz' --set tools.calculator.tau_f=0.8
     """
     project = _project(config, profile, shards, set, first)
+    if estimate:
+        from toolformer_dag.cli.forecast import forecast
+
+        typer.echo(forecast(project.plan))
+        return
     report = _run(project, again or (), training=True)
     report.raise_for_failures()
     typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
@@ -58,10 +67,7 @@ def stale(
     """
     project = _project(config, profile, shards, set, first)
     if run:
-        report = _run(project, again or (), training=False)
-        for name in report.ran:
-            typer.echo(f"ran {name}")
-        report.raise_for_failures()
+        _run(project, again or (), training=False, ran=lambda name: typer.echo(f"ran {name}")).raise_for_failures()
         return
     found = project.stale()
     for asset in found:
@@ -81,8 +87,11 @@ def _project(
     return Project.of(settings_of(config, profile, [*(pairs or ()), *limit], shards))
 
 
-def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
-    from toolformer_dag.cli.terminal import shown
+def _run(
+    project: "Project", again: Sequence[str], training: bool, ran: Callable[[str], None] | None = None
+) -> "RunReport":
+    from toolformer_dag.cli.run_display import shown
+    from toolformer_dag.pipeline.chance import kept_nothing
     from toolformer_dag.pipeline.spending import Spent
     from toolformer_dag.pipeline.stages import table_outputs
     from toolformer_dag.pipeline.update import withdraw
@@ -93,7 +102,7 @@ def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport
         withdraw(table_outputs(project.plan), shard)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
-    with shown():
+    with shown(ran):
         report = project.run(training)
     for damaged in report.set_aside:
         typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)
@@ -103,6 +112,8 @@ def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport
         typer.echo(f"This run: {report.spent}.", err=True)
     for line in _thresholds(project):
         typer.echo(line)
+    for line in kept_nothing(project.plan):
+        typer.echo(line, err=True)
     return report
 
 
@@ -217,7 +228,7 @@ def _plain(rows: "pl.DataFrame") -> str:
 
 
 def ui(
-    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1.")] = 3000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page on 127.0.0.1.")] = 3000,
     config: Config = None,
 ) -> None:
     """Start the Dagster UI and stop it with Ctrl-C; SIGTERM stops it alike. Runs that were killed are ended first.

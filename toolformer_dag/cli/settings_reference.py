@@ -34,6 +34,16 @@ def settings_reference() -> str:
     return "\n\n".join(_sections("", WrittenSettings)) + "\n"
 
 
+def setting_keys(name: str = "", table: type[SettingsTable] = SettingsTables) -> Iterator[tuple[str, str]]:
+    """Yield every key with its description; `tools.NAME.tau_f` stands for the keys of all tools."""
+    for key, field in table.model_fields.items():
+        path = f"{name}.{key}".lstrip(".")
+        if _holds_values(field):
+            yield path, field.description or ""
+        if (below := _subtable(field)) is not None:
+            yield from setting_keys(f"{path}.NAME" if get_origin(field.annotation) is dict else path, below)
+
+
 def _sections(name: str, table: type[SettingsTable]) -> Iterator[str]:
     rows = [_row(key, field) for key, field in table.model_fields.items() if _holds_values(field)]
     if rows:

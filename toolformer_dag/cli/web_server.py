@@ -22,6 +22,8 @@ from toolformer_dag.files import UserError
 MODULE = "toolformer_dag.definitions"
 HOST = "127.0.0.1"
 DAGSTER = str(Path(sys.executable).with_name("dagster"))
+HTTP = 80
+"""The port that a browser leaves out of the header Host."""
 PATIENCE = 20.0
 """Seconds that a process has to end when it is told to."""
 Scope = MutableMapping[str, Any]
@@ -37,7 +39,8 @@ class OwnPages:
 
     def __init__(self, app: App, port: int) -> None:
         self._app = app
-        self._hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+        names = (HOST, "localhost")
+        self._hosts = {f"{name}:{port}" for name in names} | (set(names) if port == HTTP else set())
         self._origins = {f"http://{host}" for host in self._hosts}
 
     async def __call__(
@@ -71,8 +74,7 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
 
     Raises UserError where the port is in use. No process is left behind.
     """
-    if _in_use(port):
-        raise UserError(f"port {port} is in use, perhaps by another `toolformer-dag ui`; choose one with --port")
+    bound(port, "ui").close()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         code, workspace = folder / "code", folder / "workspace.yaml"
@@ -103,14 +105,32 @@ def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> 
             process.wait()
 
 
-def _in_use(port: int) -> bool:
+def bound(port: int, command: str) -> socket.socket:
+    """Return a socket on this machine's `port`, 0 for a free one. Raises UserError where it cannot be had.
+
+    `command`: what would listen there.
+    """
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        probe.close()
+        if isinstance(error, OverflowError):
+            raise UserError(f"--port {port}: no such port; give one from 1 to 65535") from error
+        if isinstance(error, PermissionError):
+            raise UserError(f"port {port} is kept for the system; choose one above 1023 with --port") from error
+        raise UserError(
+            f"port {port} is in use, perhaps by another `toolformer-dag {command}`; end that one, or choose "
+            f"another port: `toolformer-dag {command} --port {_free_port()}`"
+        ) from error
+    return probe
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return True
-    return False
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def main() -> None:

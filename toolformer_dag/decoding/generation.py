@@ -1,31 +1,27 @@
 """Results of decoding, and running the calls that it opened. Imports no torch."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from toolformer_dag.settings.sections import ToolLimits
-from toolformer_dag.texts.calls import API_END, RESULT_ARROW, Call, MalformedCall, parse_call
+from toolformer_dag.texts.calls import RESULT_ARROW, Call, format_call, parse_call
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 
-DECODING = 2  # raise this when the same model would write another text after the same prompt
+DECODING = 3  # raise this when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
 """The reason of every call to a tool that raised ToolDown."""
+NO_END = "no_end"
+"""The reason of a call without `->` within the limit of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedCall:
     """A call that decoding opened, with its result or the reason for its absence.
 
-    Where the text is not a call, `tool` is empty and `input` holds the text. Reasons:
-
-    - the tool's own, and the runner's (`lost:...`)
-    - `tool_down`, `unknown_tool`, `withheld`
-    - `malformed:...` as in `parse_call`
-    - `no_arrow`: closed before `->`
-    - `no_end`: neither `->` nor `]` within the limit
-    - `end_of_text`
+    `reason` is the tool's own, the runner's (`lost:...`), `tool_down` or `no_end`. After `no_end`, `input` is as far as
+    it was written; `tool` is empty, and `input` all that was written, where not even the name was complete.
     """
 
     tool: str
@@ -34,13 +30,34 @@ class DecodedCall:
     reason: str | None
 
 
+def call_text(call: DecodedCall) -> str:
+    """Return e(c, r) as it stands in the text; "" for a call without a result, which is taken back."""
+    return "" if call.result is None else format_call(Call(call.tool, call.input), call.result)
+
+
+@dataclass(frozen=True, slots=True)
+class StartChance:
+    """How likely a call was at a position outside calls.
+
+    - `text`: what was written there: a token, or ` [` where a call began.
+    - `probability`: the model's p of ` [`, also where decoding forbids a call.
+    - `rank`: how many tokens were more likely; a call may begin where this is below k.
+    """
+
+    text: str
+    probability: float
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The text written after the prompt: `text` with calls, `plain` without them.
 
+    - `calls`: all calls in order; those without a result are not in `text`.
     - `tokens`: the number of tokens that the model chose, including those of calls.
     - `reason`: why nothing was written: `does_not_fit` (the prompt fills the context) or `empty_prompt` (no prompt, and
       the tokenizer adds no BOS).
+    - `chances`: the chance of a call at every position, where `generate` was asked to trace.
     """
 
     text: str
@@ -48,6 +65,22 @@ class Generation:
     calls: tuple[DecodedCall, ...]
     tokens: int
     reason: str | None = None
+    chances: tuple[StartChance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPiece:
+    """A piece of text as soon as it is decoded.
+
+    - `prompt`: the index of the prompt.
+    - `text`: the characters that were added to the text, or to the call if `in_call`; a call begins with ` [`.
+    - `call`: the call that just ended, with its result or reason; `text` is then empty.
+    """
+
+    prompt: int
+    text: str
+    in_call: bool
+    call: DecodedCall | None = None
 
 
 _log = logging.getLogger(__name__)
@@ -55,46 +88,33 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """The text written after ` [`, why it stopped (`DecodingRow.stop`), and the prompt's context."""
+    """The text written after ` [`, up to `->` or the limit of tokens, and the prompt's context."""
 
     body: str
-    stop: str
     context: str
 
 
 def run_open_calls(
-    calls: Sequence[OpenCall],
-    tools: Mapping[str, Tool],
-    withheld: Collection[str],
-    limits: Mapping[str, ToolLimits],
+    calls: Sequence[OpenCall], tools: Mapping[str, Tool], limits: Mapping[str, ToolLimits]
 ) -> list[DecodedCall]:
     """Run open calls and return them in order; a call without a result gets a reason."""
-    checked = [_checked(call, tools, withheld) for call in calls]
+    decoded = [_decoded(call.body) for call in calls]
     for name, tool in tools.items():
-        places = [at for at, call in enumerate(checked) if call.tool == name and call.reason is None]
-        tool_calls = [ToolCall(checked[at].input, calls[at].context) for at in places]
+        places = [at for at, call in enumerate(decoded) if call.tool == name and call.reason is None]
+        tool_calls = [ToolCall(decoded[at].input, calls[at].context) for at in places]
         for at, result in zip(places, _tool_results(tool, tool_calls, limits.get(name, ToolLimits())), strict=True):
-            checked[at] = DecodedCall(name, checked[at].input, result.result, result.reason)
-    return checked
+            decoded[at] = DecodedCall(name, decoded[at].input, result.result, result.reason)
+    return decoded
 
 
-def _checked(call: OpenCall, tools: Mapping[str, Tool], withheld: Collection[str]) -> DecodedCall:
-    """Return the call with the reason why it cannot be run; without a reason where it can."""
-    body = call.body.partition(RESULT_ARROW)[0].partition(API_END)[0].rstrip()
-    try:
-        parsed = parse_call(body)
-    except MalformedCall as error:
-        reason = f"malformed:{error.reason}" if call.stop == "arrow" else call.stop
-        return DecodedCall("", body, None, reason)
-    return DecodedCall(parsed.tool, parsed.input, None, _fault(parsed, call.stop, tools, withheld))
-
-
-def _fault(call: Call, stop: str, tools: Mapping[str, Tool], withheld: Collection[str]) -> str | None:
-    if stop != "arrow":
-        return stop
-    if call.tool in withheld:
-        return "withheld"
-    return None if call.tool in tools else "unknown_tool"
+def _decoded(body: str) -> DecodedCall:
+    """Return the call that is to be run, or why it cannot be; decoding wrote no other text (`continues_call`)."""
+    written, arrow, _ = body.partition(RESULT_ARROW)
+    if arrow:
+        call = parse_call(written.rstrip())
+        return DecodedCall(call.tool, call.input, None, None)
+    name, bracket, input = body.partition("(")
+    return DecodedCall(name, input, None, NO_END) if bracket else DecodedCall("", body, None, NO_END)
 
 
 def _tool_results(tool: Tool, calls: Sequence[ToolCall], limits: ToolLimits) -> list[ToolResult]:

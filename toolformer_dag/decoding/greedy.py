@@ -1,14 +1,24 @@
-"""Decode greedily with tools: top-k trigger, at most one call per input (paper, section 4.2)."""
+"""Decode greedily with tools: top-k trigger, at most one call per input by default (paper, section 4.2)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import exp
 
-from toolformer_dag.decoding.generation import DecodedCall, Generation, OpenCall, run_open_calls
-from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, Vocabulary
+from toolformer_dag.decoding.generation import (
+    DecodedCall,
+    Generation,
+    OpenCall,
+    StartChance,
+    WrittenPiece,
+    call_text,
+    run_open_calls,
+)
+from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, vocabulary_of
 from toolformer_dag.model.backend import Backend, GreedyRows
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.transformers_backend import backend_of
 from toolformer_dag.settings.sections import ToolLimits
-from toolformer_dag.texts.calls import API_END, API_START, Call, format_call
 from toolformer_dag.tools.tool import Tool
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
@@ -42,7 +52,8 @@ def _decode_batch(batch: GreedyRows, rows: list[DecodingRow]) -> None:
     while True:
         tokens = _next_tokens(batch, rows)
         for row, token in zip(rows, tokens, strict=True):
-            row.append(token)
+            if row.stop is None:
+                row.append(token)
         active = [at for at, row in enumerate(rows) if row.stop is None]
         if not active:
             return
@@ -53,15 +64,42 @@ def _decode_batch(batch: GreedyRows, rows: list[DecodingRow]) -> None:
 
 
 def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
-    start = rows[0].rules.vocabulary.start
-    for at, rank in enumerate(batch.ranks(start[0])):
-        if rows[at].may_begin_call and rank < rows[at].rules.k and _is_likely(batch, at, start, rows[at].rules.k):
-            rows[at].begin_call()
+    """Return each row's next token; rows that stop instead get any token."""
+    rules = rows[0].rules
+    start = rules.vocabulary.start
+    ranks = batch.ranks(start[0])
+    for at, row in enumerate(rows):
+        if row.is_measured:
+            rank = ranks[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
+            row.measure(exp(batch.log_probability(at, start)), rank)
+    if rules.one_sentence:
+        for row, token in zip(rows, batch.best(), strict=True):
+            row.stop_before(token)
+    for at, row in enumerate(rows):
+        likely = row.stop is None and row.may_begin_call and ranks[at] < rules.k
+        if likely and _is_likely(batch, at, start, rules.k):
+            row.begin_call()
     batch.forbid([(at, token) for at, row in enumerate(rows) for token in row.forbidden()])
     for at, row in enumerate(rows):
-        if (tokens := row.permitted()) is not None:
+        if (tokens := row.name_tokens()) is not None:
             batch.permit(at, tokens)
-    return [row.forced[0] if row.forced else token for row, token in zip(rows, batch.best(), strict=True)]
+    best = _best_permitted(batch, rows)
+    return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
+
+
+def _best_permitted(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
+    """Return the most likely token of each row that it permits; rows that permit none give up."""
+    refused: set[tuple[int, int]] = set()
+    best, asked = batch.best(), [at for at, row in enumerate(rows) if row.stop is None]
+    while True:
+        new = [(at, best[at]) for at in asked if not rows[at].permits(best[at])]
+        for place in refused.intersection(new):  # all scores are -inf: every token was refused
+            rows[place[0]].give_up()
+        if not (new := [place for place in new if place not in refused]):
+            return best
+        refused.update(new)
+        batch.forbid(new)
+        best, asked = batch.best(), [at for at, _ in new]
 
 
 def _is_likely(batch: GreedyRows, at: int, start: Sequence[int], k: int) -> bool:
@@ -79,65 +117,98 @@ def generate(
     *,
     max_new_tokens: int,
     k: int = 10,
+    calls: int = 1,
     disabled: bool = False,
     withheld: frozenset[str] = frozenset(),
     contexts: Sequence[str] | None = None,
     limits: Mapping[str, ToolLimits] | None = None,
     max_call_tokens: int = 64,
+    one_sentence: bool = False,
+    traced: bool = False,
+    watch: Callable[[WrittenPiece], None] | None = None,
     backend: Backend | None = None,
 ) -> list[Generation]:
-    """Decode each prompt greedily with at most one call; return a Generation per prompt (paper, section 4.2).
+    """Decode each prompt greedily with at most `calls` calls; return a Generation per prompt (paper, section 4.2).
 
     - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
-      the probability of ` [` to 0, as it is after the first call.
+      the probability of ` [` to 0, as it is after the last call. Two calls have text between them, as in C*.
+    - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
+      is not withheld. At the limit of tokens an open call has no result.
     - At `->` in the text, the row leaves its batch. The calls of all rows run together. Then e(c, r), tokenized as in
       C*, replaces the open call, and decoding continues.
-    - A call without a result is closed as e(c); text that is not a call is closed as ` [...]`.
-    - With `withheld` tools, the tokens after ` [` are limited to the names of the other tools.
+    - A call without a result is taken back: decoding continues as if it had not begun, without ` [` at this position.
+      C* holds no call without a result.
+    - Behind a call, `->` is not written: it would begin an invented result.
 
     `tools` and `limits` have the names in the text as keys. `contexts` are ISO dates for the calendar.
-    `max_new_tokens` limits the text outside the call, `max_call_tokens` the call up to `->`; the context limits both.
-    `backend` runs the model; by default transformers.
+    `max_new_tokens` limits the text outside calls, `max_call_tokens` a call up to `->`; the context limits both.
+    `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
+    piece of text as it is decoded. `backend` runs the model; by default transformers.
     """
-    names = [name for name in tools if name not in withheld] if withheld else None
-    rules = DecodingRules(Vocabulary(language_model), k, max_call_tokens, names)
-    may_call = k > 0 and not disabled and names != []
+    names = [name for name in tools if name not in withheld]
+    rules = DecodingRules(vocabulary_of(language_model), k, max_call_tokens, names, one_sentence, traced)
+    most = calls if k > 0 and names and not disabled else 0
     encoding = language_model.encoding
-    prefixes = [encoding.bos + text.ids for text in encoding.texts(prompts)]
-    rows = [DecodingRow(rules, ids, max_new_tokens, _room(language_model, ids), may_call) for ids in prefixes]
+    answers: list[_Answer] = []
+    for at, text in enumerate(encoding.texts(prompts)):
+        watched = partial(_watched, watch, at) if watch else None
+        prefix = encoding.bos + text.ids
+        room = language_model.context_length - len(prefix)
+        row = DecodingRow(rules, prefix, max_new_tokens, room, most > 0, watch=watched)
+        answers.append(_Answer(language_model, row, most))
     backend = backend or backend_of(language_model)
-    decode_rows(backend, rows)
-    opened = {at: _open_call(row, contexts[at] if contexts else "") for at, row in enumerate(rows) if row.in_call}
-    calls = dict(zip(opened, run_open_calls(list(opened.values()), tools, withheld, limits or {}), strict=True))
-    rest = {at: _continued(language_model, rows[at], call) for at, call in calls.items()}
-    decode_rows(backend, list(rest.values()))
-    return [_generation(row, calls.get(at), rest.get(at)) for at, row in enumerate(rows)]
+    while any(answer.row.stop is None for answer in answers):
+        decode_rows(backend, [answer.row for answer in answers])
+        open_answers = [(at, answer) for at, answer in enumerate(answers) if answer.row.in_call]
+        opened = [OpenCall(answer.row.body_text(), contexts[at] if contexts else "") for at, answer in open_answers]
+        for (at, answer), call in zip(open_answers, run_open_calls(opened, tools, limits or {}), strict=True):
+            answer.go_on(call)
+            if watch:
+                watch(WrittenPiece(at, "", True, call))
+    return [answer.generation() for answer in answers]
 
 
-def call_text(call: DecodedCall) -> str:
-    """Return e(c, r), e(c) without a result, or the closed text where it is not a call."""
-    if not call.tool:
-        return f"{API_START}{call.input}{API_END}"
-    return format_call(Call(call.tool, call.input), call.result)
+def _watched(watch: Callable[[WrittenPiece], None], prompt: int, text: str, in_call: bool) -> None:
+    watch(WrittenPiece(prompt, text, in_call))
 
 
-def _room(language_model: LanguageModel, ids: Sequence[int]) -> int:
-    return language_model.context_length - len(ids)
+@dataclass(slots=True)
+class _Answer:
+    """What was written after a prompt: the rows up to each call, and the row being decoded."""
 
+    language_model: LanguageModel
+    row: DecodingRow
+    most_calls: int
+    text: str = ""
+    tokens: int = 0
+    calls: list[DecodedCall] = field(default_factory=list)
+    chances: list[StartChance] = field(default_factory=list)
 
-def _open_call(row: DecodingRow, context: str) -> OpenCall:
-    return OpenCall(row.body_text(), str(row.stop), context)
+    def go_on(self, call: DecodedCall) -> None:
+        """Close the row's call, and continue with a row after it."""
+        row, written, inserted = self.row, self.row.written_text(), call_text(call)
+        self.calls.append(call)
+        self.text += written + inserted
+        self.tokens += row.tokens()
+        self.chances += row.chances()
+        prefix = row.prefix + row.written
+        if inserted:
+            prefix = prefix + self.language_model.encoding.calls([inserted])[0]
+        self.row = DecodingRow(
+            row.rules,
+            prefix,
+            row.budget - len(row.written),
+            self.language_model.context_length - len(prefix),
+            may_call=len(self.calls) < self.most_calls,
+            after_call=True,
+            answer=row.answer + written,
+            watch=row.watch,
+        )
 
-
-def _continued(language_model: LanguageModel, row: DecodingRow, call: DecodedCall) -> DecodingRow:
-    """Return the row that continues after the closed call."""
-    prefix = row.prefix + row.written + language_model.encoding.calls([call_text(call)])[0]
-    return DecodingRow(row.rules, prefix, row.budget - len(row.written), _room(language_model, prefix), may_call=False)
-
-
-def _generation(row: DecodingRow, call: DecodedCall | None, rest: DecodingRow | None) -> Generation:
-    before, tokens = row.written_text(), row.tokens()
-    if call is None or rest is None:
-        return Generation(before, before, (), tokens, row.rejection())
-    after = rest.written_text()
-    return Generation(before + call_text(call) + after, before + after, (call,), tokens + rest.tokens())
+    def generation(self) -> Generation:
+        """Return the finished text."""
+        rest = self.row.written_text()
+        reason = None if self.calls else self.row.rejection()
+        chances = (*self.chances, *self.row.chances())
+        tokens = self.tokens + self.row.tokens()
+        return Generation(self.text + rest, self.row.answer + rest, tuple(self.calls), tokens, reason, chances)

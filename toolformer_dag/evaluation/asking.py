@@ -1,7 +1,7 @@
 """Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import polars as pl
@@ -23,7 +23,8 @@ from toolformer_dag.training.training_report import checkpoint_folder
 NO_CALLS = 0
 """k of a disabled model."""
 BASE, BASE_C = Condition("base", NO_CALLS), Condition("base + C", NO_CALLS)
-DISABLED = Condition("Toolformer (disabled)", NO_CALLS)
+TOOLFORMER = "Toolformer"
+DISABLED = Condition(f"{TOOLFORMER} (disabled)", NO_CALLS, TOOLFORMER)
 
 
 Found = TypeVar("Found")
@@ -32,16 +33,36 @@ Found = TypeVar("Found")
 def compared(
     settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Found]]
 ) -> Iterator[Found]:
-    """Yield the results of `measure` for the base model, M + C, and Toolformer disabled and with tools.
+    """Yield the results of `measure` for the base model, M + C, Toolformer disabled and with tools, and named models.
 
-    Models are loaded in turn, and only a single model is in memory unless `measure` keeps a reference.
+    Models are loaded in turn, and only a single model is in memory unless `measure` keeps a reference. The first
+    condition of each model is without calls.
     """
     finetuned, baseline = (str(checkpoint_folder(settings, f"{name}_checkpoint")) for name in ("finetuned", "baseline"))
     yield from measure(load_identified(settings.model), [BASE])
     yield from measure(load_identified(settings.model, baseline), [BASE_C])
-    yield from measure(
-        load_identified(settings.model, finetuned), [DISABLED, Condition("Toolformer", settings.decoding.k)]
-    )
+    yield from measure(load_identified(settings.model, finetuned), toolformer_conditions(settings, TOOLFORMER))
+    for name, model in settings.evaluation.models.items():
+        own = settings.model.model_copy(update={"name": model.name, "revision": model.revision})
+        conditions = toolformer_conditions(settings, name) if model.tools else [Condition(name, NO_CALLS)]
+        yield from measure(load_identified(own), conditions)
+
+
+def toolformer_conditions(settings: Settings, model: str) -> list[Condition]:
+    """Return the conditions of a model that calls tools: disabled, with decoding's k, and the other k of Table 9."""
+    own = settings.decoding.k
+    others = sorted({*settings.evaluation.decoding_k} - {NO_CALLS, own})
+    return [
+        Condition(f"{model} (disabled)", NO_CALLS, model),
+        Condition(model, own, model),
+        *(Condition(f"{model} (k = {k})", k, model) for k in others),
+    ]
+
+
+def condition_count(settings: Settings) -> int:
+    """Return the number of conditions of `compared`."""
+    calling = len(toolformer_conditions(settings, TOOLFORMER))
+    return 2 + calling + sum(calling if model.tools else 1 for model in settings.evaluation.models.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +94,7 @@ class Asking:
         return {
             **written,
             "k": self.k,
+            "calls": self.settings.decoding.calls,
             "max_call_tokens": self.settings.sampling.max_call_tokens,
             "tools": {lane.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),
@@ -85,6 +107,7 @@ class Asking:
             prompts,
             {lane.tool.name: lane.tool for lane in self.lanes},
             k=self.k,
+            calls=self.settings.decoding.calls,
             withheld=self._not_called,
             max_new_tokens=self.settings.decoding.max_new_tokens,
             max_call_tokens=self.settings.sampling.max_call_tokens,
@@ -100,9 +123,10 @@ class Asking:
 GENERATIONS = "evaluation/generations"
 CHUNK = 256  # prompts per write: a killed run loses at most these
 KEY = ("prompt", "context")
-CALL = ("tool", "input", "result", "call_reason")
+CALLS = pl.List(pl.Struct({name: pl.String() for name in ("tool", "input", "result", "reason")}))
 ROW = pl.Schema(
-    {name: pl.String() for name in (*KEY, "text", "plain", *CALL)} | {"tokens": pl.Int64(), "reason": pl.String()}
+    {name: pl.String() for name in (*KEY, "text", "plain")}
+    | {"calls": CALLS, "tokens": pl.Int64(), "reason": pl.String()}
 )
 
 
@@ -111,8 +135,10 @@ def generation_store(lake: Lake, asking: Asking) -> RowStore:
     return lake.rows(GENERATIONS, asking.identity(), KEY, ROW)
 
 
-def generations(store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion]) -> list[Generation]:
-    """Return a generation per question, in order; generate those that are not in `store`.
+def generations(
+    store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion]
+) -> tuple[list[Generation], pl.DataFrame]:
+    """Return a generation per question, in order, and the rows that were generated because `store` lacked them.
 
     Generations with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
     Raises StorageError, WriteError.
@@ -121,10 +147,11 @@ def generations(store: RowStore, asking: Asking, questions: Sequence[BenchmarkQu
     requested = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
     missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
     generated = [_generated(store, asking, missing[at : at + CHUNK]) for at in range(0, missing.height, CHUNK)]
-    found = dict(_read(pl.concat([*generated, store.stored(requested)])))
+    fresh = pl.concat([ROW.to_frame(), *generated])
+    found = dict(_read(pl.concat([fresh, store.stored(requested)])))
     if damaged := requested.height - len(found):
         raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
-    return [found[pair] for pair in pairs]
+    return [found[pair] for pair in pairs], fresh
 
 
 def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
@@ -133,29 +160,37 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
     texts = asking.write(prompts, contexts)
     rows = [_row(*each) for each in zip(prompts, contexts, texts, strict=True)]
     frame = pl.DataFrame(rows, schema=ROW, orient="row")
-    lost = pl.col("call_reason").str.starts_with(LOST) | (pl.col("call_reason") == TOOL_DOWN)
-    store.append(frame.filter(~lost.fill_null(False)))
+    lost = [any(_is_lost(call) for call in text.calls) for text in texts]
+    store.append(frame.filter(~pl.Series(lost, dtype=pl.Boolean)))
     return frame
 
 
+def _is_lost(call: DecodedCall) -> bool:
+    return call.reason is not None and (call.reason.startswith(LOST) or call.reason == TOOL_DOWN)
+
+
 def _row(prompt: str, context: str, generation: Generation) -> tuple[object, ...]:
-    call = generation.calls[0] if generation.calls else None  # decoding allows a single call
-    fields = (call.tool, call.input, call.result, call.reason) if call else (None,) * len(CALL)
-    return prompt, context, generation.text, generation.plain, *fields, generation.tokens, generation.reason
+    calls = [asdict(call) for call in generation.calls]
+    return prompt, context, generation.text, generation.plain, calls, generation.tokens, generation.reason
 
 
 def _read(rows: pl.DataFrame) -> Iterator[tuple[tuple[str, str], Generation]]:
-    for prompt, context, text, plain, tool, *fields, tokens, reason in rows.iter_rows():
-        calls = () if tool is None else (DecodedCall(tool, *fields),)
-        yield (prompt, context), Generation(text, plain, calls, tokens, reason)
+    for prompt, context, text, plain, calls, tokens, reason in rows.iter_rows():
+        made = tuple(DecodedCall(**call) for call in calls)
+        yield (prompt, context), Generation(text, plain, made, tokens, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedBenchmark:
-    """An outcome per question, in order; `store` is the name of the row store of the generations."""
+    """An outcome per question, in order; `store` is the name of the row store of the generations.
+
+    `tokens`, `calls`: what was written and called now, without what an earlier run had stored.
+    """
 
     outcomes: list[QuestionOutcome]
     store: str
+    tokens: int
+    calls: int
 
 
 def benchmark_outcomes(
@@ -165,31 +200,43 @@ def benchmark_outcomes(
 
     Generations in the lake from earlier runs are reused and judged again. Raises StorageError, WriteError.
     """
-    asking = Asking(settings, lanes, model, condition.k, benchmark.withheld)
+    asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld)
     store = generation_store(Lake(settings.paths.lake), asking)
     keys = {lane.tool.name: lane.key for lane in lanes}
-    pairs = zip(benchmark.questions, generations(store, asking, benchmark.questions), strict=True)
-    return AskedBenchmark([_outcome(benchmark, condition, keys, *pair) for pair in pairs], store.name)
+    written, fresh = generations(store, asking, benchmark.questions)
+    pairs = enumerate(zip(benchmark.questions, written, strict=True), 1)
+    outcomes = [_outcome(benchmark, condition, keys, number, *pair) for number, pair in pairs]
+    return AskedBenchmark(outcomes, store.name, int(fresh["tokens"].sum()), int(fresh["calls"].list.len().sum()))
 
 
 def _outcome(
     benchmark: Benchmark,
     condition: Condition,
     keys: dict[str, str],
+    number: int,
     question: BenchmarkQuestion,
     generation: Generation,
 ) -> QuestionOutcome:
-    call = generation.calls[0] if generation.calls else None
-    key = keys.get(call.tool) if call else None
+    first = generation.calls[0] if generation.calls else None
+    called = {keys.get(call.tool) for call in generation.calls}
+    reasons = [call.reason for call in generation.calls if call.reason is not None]
     return QuestionOutcome(
         benchmark=benchmark.name,
+        question=number,
         condition=condition.name,
-        prompt=question.prompt,
-        answers=question.answers,
+        model=condition.of_model,
+        k=condition.k,
         wording=question.wording,
-        text=generation.text,
-        called=(call.tool or None) if call else None,
-        right_tool=key == question.tool if question.tool else None,
+        prompt=question.prompt,
+        context=question.context,
+        gold=question.answers,
+        written=generation.text,
+        plain=generation.plain,
+        called=(first.tool or None) if first else None,
+        call_input=first.input if first else None,
+        call_result=first.result if first else None,
+        reason=reasons[0] if reasons else generation.reason,
+        right_tool=question.tool in called if question.tool else None,
         correct=benchmark.correct(generation.plain, question.answers),
-        reason=call.reason if call else generation.reason,
+        tokens=generation.tokens,
     )

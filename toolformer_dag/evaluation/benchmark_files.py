@@ -1,6 +1,9 @@
 """Read benchmark files, format their prompts (appendix C), and read WikiText's articles."""
 
+import ast
+import csv
 import hashlib
+import io
 import json
 import re
 from collections import Counter
@@ -21,6 +24,69 @@ class BenchmarkError(UserError):
     """A benchmark that cannot be read. The message names the file, the reason and the remedy."""
 
 
+def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterator[Any]:
+    """Yield the records of a file: a JSON list (under `key` of an object), JSON lines, or a table (`.csv`, `.tsv`).
+
+    `lone`: whether a file that is one JSON object holds one record, as `*.jsonl` does. Raises BenchmarkError.
+    """
+    if file.suffix.lower() in (".csv", ".tsv"):
+        yield from _table_rows(file)
+        return
+    try:
+        whole = json.loads(_text(file))
+    except (ValueError, RecursionError):  # several lines, or an error that reading by line locates
+        yield from json_lines(file)
+        return
+    if isinstance(whole, dict) and (lone or file.suffix == ".jsonl") and not (key and key in whole):
+        yield whole
+    else:
+        yield from list_in(whole, file, key if isinstance(whole, dict) or not whole else None)
+
+
+HEADINGS = {"question", "answer", "answers", "golden_answers", "aliases", "body", "input", "target", "context"}
+ANSWER_HEADINGS = {"answer", "answers", "golden_answers", "aliases"}
+QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+LIST_CELL = re.compile(rf"\s*\[(?:[\s,]|{QUOTED})*\]\s*", re.DOTALL)
+LIST_ITEM = re.compile(QUOTED, re.DOTALL)
+
+
+def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table by heading; without headings, as in DPR's `nq-test.qa.csv`, question and answers.
+
+    Tabs separate columns where the first line has one, else commas; quotes are doubled within quotes (RFC 4180).
+    """
+    text = _text(file)
+    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+    except csv.Error as error:
+        raise BenchmarkError(f"{file} is not readable CSV ({error}); give the benchmark's own file") from error
+    headed = bool(rows) and any(cell.strip().lower() in HEADINGS for cell in rows[0])
+    names = [name.strip() for name in rows.pop(0)] if headed else ["question", "answers"]
+    for number, row in enumerate(rows, 1 + headed):
+        if len(row) != len(names):
+            raise BenchmarkError(
+                f"{file}, row {number} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the "
+                "benchmark's own file"
+            )
+        yield {
+            name: _cell_answers(cell) if name in ANSWER_HEADINGS else cell
+            for name, cell in zip(names, row, strict=True)
+        }
+
+
+def _cell_answers(cell: str) -> list[str]:
+    """Return the answers of a cell: one, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
+    if not LIST_CELL.fullmatch(cell):
+        return [cell]
+    return [str(ast.literal_eval(item)) for item in LIST_ITEM.findall(cell)]
+
+
+def field_of(record: Any, *names: str) -> Any:
+    """Return the value of the first of `names` that a record has. Raises KeyError with the first where it has none."""
+    return record[next((name for name in names if name in record), names[0])]
+
+
 def json_lines(file: Path) -> Iterator[Any]:
     """Yield the records of a file of JSON lines. Raises BenchmarkError."""
     for number, line in enumerate(_text(file).split("\n"), 1):
@@ -33,18 +99,13 @@ def json_file(file: Path) -> Any:
     return _parsed(_text(file), str(file))
 
 
-def json_list(file: Path, key: str | None = None) -> list[Any]:
-    """Return the list in a JSON file, or under `key` of its object. Raises BenchmarkError."""
-    return list_in(json_file(file), file, key)
-
-
 def list_in(found: Any, file: Path, key: str | None) -> list[Any]:
     """Return the list in `found`, the parsed content of `file`, or under its `key`. Raises BenchmarkError."""
-    if key is not None:
-        found = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(found, list):
-        raise BenchmarkError(f"{file} holds no list{f' {key!r}' if key else ''}; give the benchmark's own file")
-    return found
+    listed = found if key is None else found.get(key) if isinstance(found, dict) else None
+    if not isinstance(listed, list):
+        what = f"{file} holds no list{f' {key!r}' if key else ''}"
+        raise BenchmarkError(f"{what}; give the benchmark's own file ({_told(found)})")
+    return listed
 
 
 def files(folder: Path, *patterns: str) -> list[Path]:
@@ -70,15 +131,22 @@ def content(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _told(found: Any) -> str:
+    """Say what a value is: its fields, or its type."""
+    if not isinstance(found, dict):
+        return f"it holds {type(found).__name__} {found!r:.40}"
+    return f"it has the fields {', '.join(map(str, found)) or 'none'}"[:200]
+
+
 def read_questions(
-    sources: Mapping[Path, Iterable[Any]], convert: Callable[[Any], QuestionOrReason]
+    sources: Mapping[Path, Iterable[Any]], convert: Callable[[Any], QuestionOrReason], known: str = ""
 ) -> tuple[tuple[BenchmarkQuestion, ...], dict[str, int]]:
     """Convert the records of all files; return the questions, and the number of other records by reason.
 
-    Raises BenchmarkError for a record of another shape.
+    Raises BenchmarkError for a record of another shape, with what it holds and the shapes that are `known`.
     """
     results = [
-        _converted(f"{file}, record {number}", record, convert)
+        _converted(f"{file}, record {number}", record, convert, known)
         for file, records in sources.items()
         for number, record in enumerate(records, 1)
     ]
@@ -87,18 +155,19 @@ def read_questions(
 
 
 @contextmanager
-def expect_shape(where: str) -> Iterator[None]:
-    """Raise BenchmarkError with `where` when the block finds that a record has another shape."""
+def expect_shape(where: str, told: str = "") -> Iterator[None]:
+    """Raise BenchmarkError with `where` and `told` when the block finds that a record has another shape."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise BenchmarkError(
-            f"{where} has an unexpected shape ({type(error).__name__}: {error}); give the benchmark's own file"
+            f"{where} has an unexpected shape ({type(error).__name__}: {error}){told}; give the benchmark's own file"
         ) from error
 
 
-def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason]) -> QuestionOrReason:
-    with expect_shape(where):
+def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], known: str) -> QuestionOrReason:
+    told = f": {_told(record)}; known: {known}"
+    with expect_shape(where, told if known else ""):
         result = convert(record)
         return _answerable(result) if isinstance(result, BenchmarkQuestion) else result
 

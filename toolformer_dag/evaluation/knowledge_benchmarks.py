@@ -19,14 +19,15 @@ from toolformer_dag.evaluation.benchmark_files import (
     QuestionOrReason,
     completion,
     expect_shape,
+    field_of,
     files,
     json_file,
     json_lines,
-    json_list,
     list_in,
     multilingual,
     question_answering,
     read_questions,
+    records,
 )
 
 LAMA_WITHHELD = frozenset({"WikiSearch"})
@@ -109,44 +110,69 @@ DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')  #
 
 
 def web_questions(file: Path) -> Benchmark:
-    """Read WebQuestions: a JSON list of `utterance` and `targetValue` (the original), or `qText` and `answers`."""
-    return _benchmark("WebQuestions", file, json_list(file), _web_question)
+    """Read WebQuestions: `utterance` and `targetValue` (the original), or a question and its answers."""
+    return _open_benchmark("WebQuestions", file, records(file), _web_question, f"utterance and targetValue; {OPEN}")
 
 
 def natural_questions(file: Path) -> Benchmark:
-    """Read NQ-open: JSON lines with `question` and `answer`."""
-    return _benchmark(
-        "Natural Questions", file, json_lines(file), lambda record: _open_question(record["question"], record["answer"])
-    )
+    """Read NQ-open: a question and its answers."""
+    return _open_benchmark("Natural Questions", file, records(file, lone=True), _question_and_answers, OPEN)
 
 
 def trivia_qa(file: Path) -> Benchmark:
-    """Read TriviaQA; every alias of an answer is right.
+    """Read TriviaQA; every alias of an answer is right, and a record may have none.
 
-    The file is the original (`*.json` with `Question` and `Answer` under `Data`) or JSON lines with `context`
-    ("Question: ...\\nAnswer:"), `answer` and `aliases`.
+    - The original: `Question` and `Answer` (`Value`, `Aliases`) under `Data`.
+    - `context` ("Question: ...\\nAnswer:") or `question`, and `answer`: a text, beside it maybe `aliases`, or an object
+      of `value` and `aliases`.
+    - A question and its answers.
     """
-    records = json_list(file, "Data") if file.suffix == ".json" else json_lines(file)
-    return _benchmark("TriviaQA", file, records, _trivia)
+    known = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
+    found = records(file, "Data", lone=file.suffix != ".json")
+    return _open_benchmark("TriviaQA", file, found, _trivia, known)
 
 
-def _benchmark(name: str, file: Path, records: Iterable[Any], convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
-    questions, left_out = read_questions({file: records}, convert)
+def _open_benchmark(
+    name: str, file: Path, found: Iterable[Any], convert: Callable[[Any], QuestionOrReason], known: str
+) -> Benchmark:
+    questions, left_out = read_questions({file: found}, convert, known)
     return Benchmark(name, questions, in_first_twenty_words, OPEN_QUESTIONS_WITHHELD, left_out)
+
+
+OPEN = "question or qText with a list answer, answers or golden_answers"
+
+
+def _question_and_answers(record: Any) -> QuestionOrReason:
+    return _open_question(
+        field_of(record, "question", "qText"), field_of(record, "answer", "answers", "golden_answers")
+    )
 
 
 def _web_question(record: Any) -> QuestionOrReason:
     if "utterance" not in record:
-        return _open_question(record["qText"], record["answers"])
+        return _question_and_answers(record)
     found = DESCRIPTION.findall(record["targetValue"])
     return _open_question(record["utterance"], [bare or re.sub(r"\\(.)", r"\1", quoted) for quoted, bare in found])
 
 
 def _trivia(record: Any) -> QuestionOrReason:
     if "Question" in record:
-        return _open_question(record["Question"], [record["Answer"]["Value"], *_listed(record["Answer"]["Aliases"])])
-    question = record["context"].removeprefix("Question: ").removesuffix("\nAnswer:")
-    return _open_question(question, [record["answer"], *_listed(record["aliases"])])
+        return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
+    if "answer" not in record:
+        return _question_and_answers(record)
+    question = field_of(record, "context", "question").removeprefix("Question: ").removesuffix("\nAnswer:")
+    return _open_question(
+        question, [*_values(record["answer"], "value", "aliases"), *_listed(record.get("aliases") or ())]
+    )
+
+
+def _values(answer: Any, value: str, aliases: str) -> list[str]:
+    """Return an answer and its aliases: a text, a list, or an object of both, whose aliases may be missing."""
+    if isinstance(answer, str):
+        return [answer]
+    if isinstance(answer, list):
+        return answer
+    return [answer[value], *_listed(answer.get(aliases) or ())]
 
 
 def _open_question(question: str, answers: Any) -> QuestionOrReason:
@@ -164,11 +190,21 @@ def _listed(texts: Any) -> Iterable[str]:
 LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")  # as in the paper; English questions need no translation
 
 
+ALL_ENGLISH = ", all En)"
+"""The end of the name of a benchmark whose questions are those of another one in English."""
+
+
 def mlqa(folder: Path) -> list[Benchmark]:
-    """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language."""
+    """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language.
+
+    With `...context-en-question-en.json`, each language has a second benchmark: the same questions, told by their ids,
+    in English (Table 6, "All En").
+    """
     found = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
-    _check_distinct(found)
-    return [_mlqa(file) for file in found]
+    english = sorted(folder.glob("*context-en-question-en.json"))
+    _check_distinct([*found, *english])
+    benchmarks = [each for file in found for each in (_mlqa(file), *(_in_english(file, one) for one in english))]
+    return [each for each in benchmarks if each.questions or not each.name.endswith(ALL_ENGLISH)]
 
 
 def _check_distinct(found: list[Path]) -> None:
@@ -188,12 +224,35 @@ def _language(file: Path) -> str:
 
 def _mlqa(file: Path) -> Benchmark:
     """Read a file of MLQA, or of XQuAD in its format, which gets its own name."""
+    name, pairs = _named_pairs(file)
+    questions, left_out = read_questions({file: pairs}, _mlqa_question)
+    return Benchmark(f"{name} ({_language(file)})", questions, in_first_ten_words, left_out=left_out)
+
+
+def _in_english(file: Path, english: Path) -> Benchmark:
+    """Read the questions of `file` in English; those without an English one are left out."""
+    name, pairs = _named_pairs(file)
+    in_english = {_id(english, pair): pair for pair in _named_pairs(english)[1]}
+    found = [in_english.get(_id(file, pair) or ABSENT) for pair in pairs]
+    questions, left_out = read_questions({english: found}, lambda pair: _mlqa_question(pair) if pair else ABSENT)
+    return Benchmark(f"{name} ({_language(file)}{ALL_ENGLISH}", questions, in_first_ten_words, left_out=left_out)
+
+
+ABSENT = "not_in_english"
+
+
+def _id(file: Path, pair: tuple[str, Any]) -> str | None:
+    with expect_shape(str(file)):
+        found: str | None = pair[1].get("id")
+        return found
+
+
+def _named_pairs(file: Path) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the name of the benchmark, and its pairs of paragraph and question."""
     content = json_file(file)
     articles = list_in(content, file, "data")
     name = "XQuAD in MLQA's form" if str(content.get("version", "")).startswith("xquad") else "MLQA"
-    pairs = [pair for number, each in enumerate(articles, 1) for pair in _pairs(f"{file}, article {number}", each)]
-    questions, left_out = read_questions({file: pairs}, _mlqa_question)
-    return Benchmark(f"{name} ({_language(file)})", questions, in_first_ten_words, left_out=left_out)
+    return name, [pair for number, each in enumerate(articles, 1) for pair in _pairs(f"{file}, article {number}", each)]
 
 
 def _pairs(where: str, article: Any) -> list[tuple[str, Any]]:

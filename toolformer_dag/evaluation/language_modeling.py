@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from toolformer_dag.evaluation.scores import Z_95
 from toolformer_dag.model.backend import Backend, TokenQuery
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.transformers_backend import backend_of
@@ -22,13 +23,15 @@ PIECES = 256
 class Perplexity:
     """The summed loss `nats` of `tokens` predicted tokens in texts of `utf8_bytes` bytes.
 
-    `left_out`: the number of tokens that a disabled model cannot write (` [`); they are not predicted.
+    `left_out`: the number of tokens that a disabled model cannot write (` [`); they are not predicted. `error`: the
+    standard error of the nats per token with texts as the sample; None for fewer than two texts.
     """
 
     nats: float
     tokens: int
     utf8_bytes: int
     left_out: int
+    error: float | None = None
 
     @property
     def perplexity(self) -> float:
@@ -39,6 +42,14 @@ class Perplexity:
     def bits_per_byte(self) -> float:
         """Return the bits per byte, which are comparable between tokenizers."""
         return self.nats / math.log(2) / self.utf8_bytes
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """Return the 95 % interval of the perplexity over texts like these; (None, None) for fewer than two."""
+        if self.error is None:
+            return None, None
+        mean = self.nats / self.tokens
+        return math.exp(mean - Z_95 * self.error), math.exp(mean + Z_95 * self.error)
 
 
 def perplexity(
@@ -59,18 +70,35 @@ def perplexity(
     encoding = language_model.encoding
     rows = [encoding.bos + text.ids for text in encoding.texts(texts)]
     length = min(backend.context_length, PASS_TOKENS)
-    pieces = sorted((piece for ids in rows for piece in windows(ids, length)), key=len)
+    pieces = sorted(((piece, text) for text, ids in enumerate(rows) for piece in windows(ids, length)), key=_length)
     start = encoding.start if disabled else []
-    nats, tokens, left_out = 0.0, 0, 0
+    nats, tokens, left_out = np.zeros(len(texts)), np.zeros(len(texts), np.int64), 0
     for first in range(0, len(pieces), PIECES):
         some = pieces[first : first + PIECES]
-        for piece, found in zip(some, backend.log_probabilities([_query(piece, start) for piece in some]), strict=True):
+        answers = backend.log_probabilities([_query(piece, start) for piece, _ in some])
+        for (piece, text), found in zip(some, answers, strict=True):
             losses = _losses(piece, found.astype(np.float64), start)
-            nats, tokens = nats + float(losses.sum()), tokens + len(losses)
+            nats[text] += losses.sum()
+            tokens[text] += len(losses)
             left_out += len(found) - len(losses)
-    if not tokens:
+    predicted = int(tokens.sum())
+    if not predicted:
         raise ValueError("no text has two tokens: there is nothing to predict")
-    return Perplexity(nats, tokens, sum(len(text.encode()) for text in texts), left_out)
+    utf8_bytes = sum(len(text.encode()) for text in texts)
+    return Perplexity(float(nats.sum()), predicted, utf8_bytes, left_out, _error(nats, tokens))
+
+
+def _length(piece: tuple[list[int], int]) -> int:
+    return len(piece[0])
+
+
+def _error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
+    """Return the standard error of sum(nats) / sum(tokens), a ratio estimate (Cochran 1977, equation 6.13)."""
+    n = int((tokens > 0).sum())
+    if n < 2:
+        return None
+    residuals = nats - nats.sum() / tokens.sum() * tokens
+    return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / tokens.sum())
 
 
 def _query(piece: list[int], start: Sequence[int]) -> TokenQuery:

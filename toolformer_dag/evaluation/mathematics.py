@@ -1,7 +1,6 @@
 """Read ASDiv, SVAMP and MAWPS (paper, section 4.2.2)."""
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,10 +10,9 @@ from toolformer_dag.evaluation.benchmark_files import (
     BenchmarkError,
     QuestionOrReason,
     files,
-    json_lines,
-    json_list,
     mathematics,
     read_questions,
+    records,
 )
 
 ASDIV_ANSWER = re.compile(r"([^\s()]+)\s*(?:\([^()]*\))?")  # a number and its unit
@@ -32,24 +30,20 @@ def asdiv(file: Path) -> Benchmark:
 
 
 def svamp(file: Path) -> Benchmark:
-    """Read SVAMP.json."""
-    questions, left_out = read_questions({file: json_list(file)}, _svamp)
+    """Read SVAMP: a JSON list (the original), JSON lines or CSV with `Body`, `Question`, `Answer` and maybe `Type`."""
+    questions, left_out = read_questions({file: records(file)}, _svamp, "Body, Question and Answer")
     return Benchmark("SVAMP", questions, number_is_right, left_out=left_out)
 
 
 def mawps(folder: Path) -> Benchmark:
     """Read all files of a folder as MAWPS; problems with several solutions are left out.
 
-    `*.json` files are the original lists of `sQuestion` and `lSolutions`. `*.jsonl` files hold `input` (context and
-    question) and `target`.
+    Records have `sQuestion` and `lSolutions` (the original), or `input` (context and question) and `target`, as JSON or
+    CSV.
     """
-    records = {file: _mawps_records(file) for file in files(folder, "*.json", "*.jsonl")}
-    questions, left_out = read_questions(records, _mawps)
+    found = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
+    questions, left_out = read_questions(found, _mawps, "sQuestion and lSolutions; input and target")
     return Benchmark("MAWPS", questions, number_is_right, left_out=left_out)
-
-
-def _mawps_records(file: Path) -> Iterable[Any]:
-    return json_lines(file) if file.suffix == ".jsonl" else json_list(file)
 
 
 def _asdiv(problem: Any) -> QuestionOrReason:
@@ -62,7 +56,7 @@ def _asdiv(problem: Any) -> QuestionOrReason:
 
 def _svamp(record: Any) -> QuestionOrReason:
     prompt = mathematics(record["Body"].strip(), record["Question"].strip())
-    return _question(prompt, record["Answer"], record["Type"])
+    return _question(prompt, record["Answer"], str(record.get("Type") or ""))
 
 
 def _mawps(record: Any) -> QuestionOrReason:

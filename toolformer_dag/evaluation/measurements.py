@@ -4,26 +4,41 @@ Imports torch only to measure.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from toolformer_dag.decoding.generation import DECODING
-from toolformer_dag.evaluation.accuracy_tables import accuracy_by_condition, outcome_table, score_table
+from toolformer_dag.evaluation.accuracy_tables import (
+    OUTCOME_SCHEMA,
+    Weights,
+    accuracy_by_condition,
+    outcome_table,
+    score_table,
+)
+from toolformer_dag.evaluation.arithmetic_baselines import BASELINES, baseline_outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmark_files import content, wikitext
 from toolformer_dag.evaluation.catalogue import READING, chosen_benchmarks, chosen_identity
+from toolformer_dag.evaluation.question_overlap import question_overlap
 from toolformer_dag.evaluation.scores import Condition, check_outage, score
 from toolformer_dag.files import StorageError
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, changes, record
 from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.model.weights import folder_name, model_identity
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
-from toolformer_dag.pipeline.merging import HELDOUT, heldout_texts
+from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.stage import REJECTIONS, encoded
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.synthetic.phenomena import TOOLS
+from toolformer_dag.texts.shared_passages import MATCHING
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import checkpoint_folder, read_report
 
@@ -33,36 +48,77 @@ if TYPE_CHECKING:
 
 ACCURACY, OUTCOMES, PERPLEXITY = "evaluation/accuracy", "evaluation/outcomes", "evaluation/perplexity"
 """Tables: scores (`score_table`), outcomes (`outcome_table`), and perplexity per source and condition."""
+OVERLAP = "evaluation/question_overlap"
+"""The table of the questions that occur in C*'s training texts (`question_overlap`)."""
 PERPLEXITY_COLUMNS = {
     "source": pl.String,
     "condition": pl.String,
     "texts": pl.Int64,
+    "tokens": pl.Int64,
     "perplexity": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
     "bits_per_byte": pl.Float64,
+    "model": pl.String,
 }
-TABLES = {ACCURACY: (ACCURACY, OUTCOMES), PERPLEXITY: (PERPLEXITY,)}
+HELDOUT_C = "C, held out"
+"""The source of perplexity that is drawn from C."""
+MEASURED_ON = "heldout_texts"
+TABLES = {ACCURACY: (ACCURACY, OUTCOMES, OVERLAP), PERPLEXITY: (PERPLEXITY,)}
 """The tables of each asset; the asset has the version of the first."""
+Progress = Callable[[int, int], None]
+"""Called with the units done and the units there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What was measured and published.
+
+    - `version`: of the content of `rows`; `shown`: the same for people.
+    - `left_out`: by benchmark, the number of records without a question by reason.
+    - `tokens`, `calls`: what it took now, without what an earlier run had stored.
+    """
+
+    version: str
+    rows: pl.DataFrame
+    shown: pl.DataFrame
+    left_out: Mapping[str, Mapping[str, int]]
+    tokens: int
+    calls: int
 
 
 def accuracy_settings(plan: Plan) -> dict[str, Any]:
     """Return what determines the answers besides the checkpoints. Raises BenchmarkError."""
     return {
+        "columns": fingerprint({name: str(kind) for name, kind in OUTCOME_SCHEMA.items()}),
         "questions": chosen_identity(plan.settings.evaluation),
+        "baselines": list(BASELINES),
+        "decoding_k": sorted(set(plan.settings.evaluation.decoding_k)),
+        "models": _models(plan),
+        "overlap": MATCHING,
         "decoding": {**plan.settings.decoding.model_dump(), "version": DECODING},
         "max_call_tokens": plan.sampling.max_call_tokens,
         "model": dict(plan.model),
-        "lanes": {lane.key: result_settings(lane) for lane in plan.lanes},
+        "lanes": {lane.key: result_settings(lane) for lane in plan.inference_lanes},
     }
 
 
 def perplexity_settings(plan: Plan) -> dict[str, Any]:
-    """Return what determines the perplexities besides the checkpoints and C. Raises BenchmarkError."""
+    """Return what determines the perplexities besides the checkpoints and the texts of C. Raises BenchmarkError."""
     file = plan.settings.evaluation.wikitext
     return {
-        "chosen_on": plan.settings.training.heldout_texts,
+        "columns": list(PERPLEXITY_COLUMNS),
+        "models": _models(plan),
+        "texts": plan.settings.evaluation.perplexity_texts,
         "model": dict(plan.model),
         "wikitext": [content(file), READING] if file else None,
     }
+
+
+def _models(plan: Plan) -> dict[str, Any]:
+    """Identify the further models. Raises ModelError."""
+    named = plan.settings.evaluation.models.items()
+    return {name: {**model_identity(model.name, model.revision), "tools": model.tools} for name, model in named}
 
 
 SETTINGS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
@@ -86,8 +142,19 @@ def measurement_reasons(plan: Plan, name: str) -> list[str]:
             table.files(WHOLE)
         except StorageError as error:
             return [str(error).partition(";")[0]]
-    now = record(SETTINGS[name](plan), checkpoint_versions(plan))
+    now = record(SETTINGS[name](plan), {**checkpoint_versions(plan), **_texts_version(plan, name)})
     return [str(change) for change in changes(plan.lake.table(name).record(WHOLE), _plain(now))]
+
+
+def _texts_version(plan: Plan, name: str) -> dict[str, str]:
+    """Return the fingerprint of the texts that perplexity is measured on; the recorded one where they are missing."""
+    if name != PERPLEXITY:
+        return {}
+    try:
+        return {MEASURED_ON: fingerprint(heldout_texts(plan).measuring)}
+    except StorageError:  # their own reasons say so
+        inputs = plan.lake.table(name).record(WHOLE)["inputs"]
+        return {MEASURED_ON: inputs[MEASURED_ON]} if MEASURED_ON in inputs else {}
 
 
 def publish(
@@ -95,15 +162,19 @@ def publish(
     table: str,
     rows: pl.DataFrame,
     settings: Mapping[str, object],
-    checkpoints: Mapping[str, str],
+    inputs: Mapping[str, str],
     stores: Sequence[str] = (),
+    left_out: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> str:
     """Replace a table of measurements; return the version of its content. Raises WriteError.
 
-    `checkpoints`: the fingerprints of the measured checkpoints, by name. `stores`: the names of the row stores behind
-    the table, which `clean` then keeps.
+    `inputs`: the fingerprints of the measured checkpoints and texts, by name. `stores`: the names of the row stores
+    behind the table, which `clean` then keeps. `left_out`: by benchmark, the number of records without a question by
+    reason.
     """
-    written = record(settings, checkpoints, **{STORES: list(stores)})
+    counts = Counter({(name, reason): n for name, reasons in left_out.items() for reason, n in reasons.items()})
+    facts = {"stage": table.rpartition("/")[2], "tool": None, STORES: list(stores), REJECTIONS: encoded(counts)}
+    written = record(settings, inputs, **facts)
     return lake.table(table).publish(WHOLE, [rows], lambda: written).data_version
 
 
@@ -112,58 +183,103 @@ def read_accuracy(lake: Path) -> pl.DataFrame:
     return accuracy_by_condition(Lake(lake).table(ACCURACY).read(WHOLE))
 
 
-def measure_accuracy(plan: Plan, progress: Callable[[int, int], None]) -> tuple[str, pl.DataFrame, list[Benchmark]]:
-    """Ask all questions under four conditions and publish outcomes and scores (paper, section 4.2).
+def measured_on(plan: Plan, checkpoint: str) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+    """Return accuracy (`accuracy_by_condition`) and perplexity; None for what was not measured on this checkpoint."""
+    version = checkpoint_versions(plan).get(checkpoint)
+    pointers = {name: plan.lake.table(name).whole_pointer(WHOLE) for name in TABLES}
+    found = {
+        name: plan.lake.table(name).read(WHOLE)
+        if pointer and pointer.record["inputs"].get(checkpoint) == version
+        else None
+        for name, pointer in pointers.items()
+    }
+    accuracy = found[ACCURACY]
+    return None if accuracy is None else accuracy_by_condition(accuracy), found[PERPLEXITY]
 
-    Returns the version of the scores, the scores, and the benchmarks. Raises ToolDown where a tool was down.
+
+def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
+    """Ask all questions under all conditions; publish outcomes, scores and overlap with C* (paper, section 4.2).
+
+    Arithmetic questions are answered by the baselines without a model too. Raises ToolDown where a tool was down.
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, [lane.key for lane in plan.lanes if lane.key in TOOLS])
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
-    groups = _ask(plan, benchmarks, progress)
-    table = score_table([score(group.outcomes) for group in groups])
-    outcomes = outcome_table([outcome for group in groups for outcome in group.outcomes])
-    settings, stores = accuracy_settings(plan), sorted({group.store for group in groups})
-    publish(plan.lake, OUTCOMES, outcomes, settings, versions, stores)
-    return publish(plan.lake, ACCURACY, table, settings, versions), table, benchmarks
+    weights: dict[str, Weights] = {}
+    asked = _ask(plan, benchmarks, weights, progress)
+    groups = [*(one.outcomes for one in asked), *(some for one in benchmarks for some in baseline_outcomes(one))]
+    table = score_table([score(group) for group in groups], weights)
+    outcomes = outcome_table([outcome for group in groups for outcome in group])
+    settings, stores = accuracy_settings(plan), sorted({one.store for one in asked})
+    left_out = {one.name: one.left_out for one in benchmarks if one.left_out}
+    publish(plan.lake, OUTCOMES, outcomes, settings, versions, stores, left_out)
+    overlap = question_overlap(benchmarks, plan.lake.table(CORPUS).read(WHOLE))  # the checkpoints' versions tell of C*
+    publish(plan.lake, OVERLAP, overlap, settings, versions)
+    version = publish(plan.lake, ACCURACY, table, settings, versions)
+    tokens, calls = sum(one.tokens for one in asked), sum(one.calls for one in asked)
+    return Measurement(version, table, accuracy_by_condition(table), left_out, tokens, calls)
 
 
-def _ask(plan: Plan, benchmarks: Sequence[Benchmark], progress: Callable[[int, int], None]) -> "list[AskedBenchmark]":
-    from toolformer_dag.evaluation.asking import benchmark_outcomes, compared
+def _ask(
+    plan: Plan, benchmarks: Sequence[Benchmark], weights: dict[str, Weights], progress: Progress
+) -> "list[AskedBenchmark]":
+    """Ask every model; note in `weights` what each is."""
+    from toolformer_dag.evaluation.asking import benchmark_outcomes, compared, condition_count
+
+    named = {name: model.name for name, model in plan.settings.evaluation.models.items()}
+
+    lanes = plan.inference_lanes
 
     def ask(model: "LanguageModel", conditions: list[Condition]) -> "Iterator[AskedBenchmark]":
         for condition in conditions:
+            base = folder_name(named.get(condition.of_model, plan.settings.model.name))
+            weights[condition.of_model] = base, sum(weight.numel() for weight in model.model.parameters())
             for benchmark in benchmarks:
-                yield benchmark_outcomes(plan.settings, plan.lanes, model, condition, benchmark)
+                yield benchmark_outcomes(plan.settings, lanes, model, condition, benchmark)
 
-    groups: list[AskedBenchmark] = []
+    asked: list[AskedBenchmark] = []
     for group in compared(plan.settings, ask):
         check_outage(group.outcomes)
-        groups.append(group)
-        progress(len(groups), 4 * len(benchmarks))
-    return groups
+        asked.append(group)
+        progress(len(asked), condition_count(plan.settings) * len(benchmarks))
+    return asked
 
 
-def measure_perplexity(plan: Plan) -> tuple[str, pl.DataFrame]:
+def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     """Publish the perplexity, with calls disabled, of held-out texts of C and WikiText (paper, section 4.3).
 
-    Returns the version of the table and the table. WikiText is measured where the settings name its file.
+    WikiText is measured where the settings name its file.
     """
     from toolformer_dag.evaluation.asking import compared
     from toolformer_dag.evaluation.language_modeling import perplexity
 
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
-    corpus = plan.lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == HELDOUT)["text"].to_list()
     file = plan.settings.evaluation.wikitext
-    sources = {"C, held out": heldout_texts(corpus, plan.settings.training.heldout_texts).measuring}
+    measuring = heldout_texts(plan).measuring
+    sources = {HELDOUT_C: measuring}
     sources |= {"WikiText": wikitext(file)} if file else {}
 
-    def rows(model: "LanguageModel", conditions: list[Condition]) -> Iterator[tuple[str, str, int, float, float]]:
+    def rows(model: "LanguageModel", conditions: list[Condition]) -> Iterator[tuple[object, ...]]:
+        plainly = conditions[0]
         for source, texts in sources.items():
             found = perplexity(model, texts)
-            yield source, conditions[0].name, len(texts), found.perplexity, found.bits_per_byte
+            low, high = found.interval
+            figures = (found.tokens, found.perplexity, low, high, found.bits_per_byte)
+            yield source, plainly.name, len(texts), *figures, plainly.of_model
 
-    table = pl.DataFrame(list(compared(plan.settings, rows)), schema=PERPLEXITY_COLUMNS, orient="row")
-    return publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), versions), table
+    measured: list[tuple[object, ...]] = []
+    for row in compared(plan.settings, rows):
+        measured.append(row)
+        progress(len(measured), (3 + len(plan.settings.evaluation.models)) * len(sources))
+    table = pl.DataFrame(measured, schema=PERPLEXITY_COLUMNS, orient="row")
+    inputs = {**versions, MEASURED_ON: fingerprint(measuring)}
+    version = publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), inputs)
+    return Measurement(version, table, table, {}, int(table["tokens"].sum()), 0)
+
+
+MEASURES: Mapping[str, Callable[[Plan, Progress], Measurement]] = {
+    ACCURACY: measure_accuracy,
+    PERPLEXITY: measure_perplexity,
+}
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,10 +11,19 @@ from toolformer_dag.tools.tool import LOST, ToolDown
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition of evaluation; `k` as in decoding. k = 0 is the paper's "disabled", also for models without calls."""
+    """A condition of evaluation; `k` as in decoding. k = 0 is the paper's "disabled", also for models without calls.
+
+    `model`: name of the model that is asked, which several conditions may share; `name` where it is left out. A
+    condition with `k` None asks no model.
+    """
 
     name: str
-    k: int
+    k: int | None
+    model: str = ""
+
+    @property
+    def of_model(self) -> str:
+        return self.model or self.name
 
 
 Z_95 = 1.959963984540054
@@ -37,22 +46,32 @@ MAX_LOST = 0.01  # the largest accepted share of questions with a lost call
 class QuestionOutcome:
     """The judged answer to a question.
 
-    - `text`: the generated text, including calls.
-    - `called`: the name of the called tool; None without a call (` [see the note]` is not a call).
-    - `right_tool`: whether the called tool is the question's target; None where it has none.
-    - `reason`: why the call had no result, or why nothing was generated (`does_not_fit`); else None.
+    - `question`: its number within the benchmark, from 1; `gold`: the right answers.
+    - `written`: the generated text, including calls; `plain`: without them, which is what is judged.
+    - `called`: the name of the first called tool; None without a call (` [see the note]` is not a call).
+    - `right_tool`: whether a called tool is the question's target; None where it has none.
+    - `reason`: why the first call without a result had none, or why nothing was generated (`does_not_fit`); else None.
+    - `tokens`: the number of tokens that the model chose.
     """
 
     benchmark: str
+    question: int
     condition: str
-    prompt: str
-    answers: tuple[str, ...]
+    model: str
+    k: int | None
     wording: str
-    text: str
+    prompt: str
+    context: str
+    gold: tuple[str, ...]
+    written: str
+    plain: str
     called: str | None
+    call_input: str | None
+    call_result: str | None
+    reason: str | None
     right_tool: bool | None
     correct: bool
-    reason: str | None
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +86,8 @@ class Score:
 
     benchmark: str
     condition: str
+    model: str
+    k: int | None
     n: int
     accuracy: float
     low: float
@@ -96,6 +117,8 @@ def score(outcomes: Sequence[QuestionOutcome]) -> Score:
     return Score(
         benchmark=outcomes[0].benchmark,
         condition=outcomes[0].condition,
+        model=outcomes[0].model,
+        k=outcomes[0].k,
         n=n,
         accuracy=correct / n,
         low=low,

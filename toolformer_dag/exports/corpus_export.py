@@ -10,6 +10,7 @@ from typing import Any
 from toolformer_dag.exports import corpus_texts, dataset_folder
 from toolformer_dag.exports.corpus_texts import CorpusText
 from toolformer_dag.exports.dataset_card import (
+    CITATION,
     ToolFigures,
     columns_table,
     header,
@@ -28,11 +29,12 @@ from toolformer_dag.exports.dataset_folder import (
     write_record,
     write_splits,
 )
-from toolformer_dag.exports.forms import Form, folder_name
+from toolformer_dag.exports.forms import Form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, query
+from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.plan import Plan
 
 READ = ("settings", "raw_shards", "loss_deltas", "swapped_results", "filtered_calls", "augmented_corpus")
@@ -85,7 +87,7 @@ def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
     """Return what determines the files beside the rows of the warehouse."""
     return {
         "layout": dataset_folder.LAYOUT,
-        "sql": fingerprint([corpus_texts.SQL, corpus_texts.TEXTS, FIGURES, LANGUAGES, CARD_TEXT.template]),
+        "sql": fingerprint([corpus_texts.SQL, corpus_texts.TEXTS, FIGURES, LANGUAGES, CARD_TEXT.template, CITATION]),
         "form": form.name,
         "form_settings": dict(form.settings),
         "license": plan.settings.export.license,
@@ -180,4 +182,5 @@ def _card(plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tup
         join=form.join,
         settings=table(("setting", "value"), told),
         license=license,
+        citation=CITATION.strip(),
     )

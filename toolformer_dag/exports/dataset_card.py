@@ -6,8 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from toolformer_dag.lake.queries import sql_text
+
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10**7, "1M<n<10M"))
 LARGEST = "n>10M"
+CITATION = sql_text(__package__, "citation.md")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +12,12 @@ import pyarrow as pa
 from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.settings.sections import FormName
 from toolformer_dag.texts.calls import API_END
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
-FormName = Literal["text", "masked", "preference", "chat"]
 JOIN_CALLS = """\
 SELECT row.digest, call.input, call.delta, scored.delta
 FROM (SELECT digest, unnest(calls) AS call FROM 'FOLDER/data/*.parquet') AS row
@@ -287,11 +286,6 @@ def _function(lane: Lane) -> dict[str, Any]:
     told = f"The tool {lane.tool.name} of this data set: takes a text and returns a text."
     name = _function_name(lane.tool.name)
     return {"type": "function", "function": {"name": name, "description": told, "parameters": parameters}}
-
-
-def folder_name(model: str) -> str:
-    """Return what a card calls a model: a folder by its last name alone, anything else as it is."""
-    return Path(model).name if Path(model).is_absolute() else model
 
 
 def _function_name(name: str) -> str:

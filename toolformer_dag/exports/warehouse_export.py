@@ -26,26 +26,27 @@ The tables of a Toolformer run (Schick et al. 2023), with the comments of every 
 ```python
 from datasets import load_dataset
 
-deltas = load_dataset("FOLDER_OR_REPOSITORY", "loss_deltas")
+decisions = load_dataset("FOLDER_OR_REPOSITORY", "decisions")
 ```
 
-`duckdb warehouse.duckdb < load.sql` makes the warehouse again, with comments, views and macros. `char_offset` and
-`offset` count Unicode characters.
+`duckdb warehouse.duckdb < load.sql` makes the warehouse again, with comments, views (`loss_deltas` is one) and macros.
+`char_offset` and `offset` count Unicode characters.
 """
 TITLE = "Toolformer: every proposed call, scored"
 
 
-def export_warehouse(database: Path, folder: Path, license: str) -> Exported:
+def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
     """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
 
-    A column's comment stands in its Arrow field's metadata (`comment`), a table's in the schema's; `load.sql` makes the
-    tables again in DuckDB, with comments, views and macros. Raises WarehouseError, ExportError, WriteError.
+    `views`: the SQL of the views that the tables declare, beside those of views.sql. A column's comment stands in its
+    Arrow field's metadata (`comment`), a table's in the schema's; `load.sql` makes the tables again in DuckDB, with
+    comments, views and macros. Raises WarehouseError, ExportError, WriteError.
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
         schemas = {name: _schema(connection, name, comment) for name, comment in _tables(connection)}
         rows = {name: _write(connection, name, schema, fresh) for name, schema in schemas.items()}
-        (fresh / LOAD).write_text(_load(schemas), "utf-8")
+        (fresh / LOAD).write_text("\n".join([_load(schemas), views, *_view_comments(connection)]) + "\n", "utf-8")
         (fresh / CARD).write_text(_card(schemas, rows, license), "utf-8")
         versions = dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
         return write_record(fresh, rows, {"settings": {"license": license}, "inputs": versions})
@@ -86,6 +87,18 @@ def _load(schemas: dict[str, pa.Schema]) -> str:
             comment = quoted(field.metadata[b"comment"].decode())
             lines.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
     return "\n".join(lines) + "\n\n" + VIEWS
+
+
+def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """The comments of views and their columns, which the declarations of the tables give."""
+    views = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
+    columns = (
+        "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
+        "AND table_name IN (SELECT view_name FROM duckdb_views()) ORDER BY ALL"
+    )
+    told = [f'COMMENT ON VIEW "{name}" IS {quoted(comment)};' for name, comment in connection.execute(views).fetchall()]
+    found = connection.execute(columns).fetchall()
+    return told + [f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)};' for name, column, comment in found]
 
 
 def _card(schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:

@@ -10,7 +10,8 @@ from stat import S_ISDIR
 
 from toolformer_dag.files import TEMPORARY, plain_name
 from toolformer_dag.lake.record import STORES
-from toolformer_dag.lake.row_store import DAMAGED, IDENTITY, LOCK, parse_row_file
+from toolformer_dag.lake.row_files import parse_row_file
+from toolformer_dag.lake.row_store import DAMAGED, IDENTITY, LOCK
 from toolformer_dag.lake.table import FILE_NAME, DamagedPart, Lake, MissingPart, Table
 
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")

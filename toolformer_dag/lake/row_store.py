@@ -1,118 +1,58 @@
 """Rows that are computed once: append-only Parquet files under one fingerprint, looked up by key.
 
     <rows>/<fingerprint>/identity.json   what determines the values
-    <rows>/<fingerprint>/<file>.parquet  one per committed chunk; 64 of them are merged into one
+    <rows>/<fingerprint>/<file>.parquet  one per committed chunk, and the runs into which chunks are merged
+
+A log-structured merge tree: 64 chunks become a run of level 1, eight runs of a level one of the next, so the number of
+files that can hold a key grows with the logarithm of the rows. A lookup reads the row groups that can hold the keys it
+is asked for, and no list of all keys is ever kept.
 
 A killed writer loses what it had not appended. Two writers may compute the same row: the older file counts. A damaged
-file is set aside (`.damaged`), and its rows count as missing. A file is deleted only after a file with all its rows is
-on the disk, so a reader that misses a file finds its rows under another name.
+file is set aside (`.damaged`), and its rows count as missing. A file is deleted only after files with all its rows are
+on the disk, so a reader that misses a file finds its rows under another name. Two processes that merge the same files
+write the same names; the lock only saves work.
 """
 
 import logging
-import re
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
 
 from toolformer_dag.files import locked, write_whole
-from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
+from toolformer_dag.lake.row_files import (
+    BLOCKS_READ,
+    CHUNK,
+    HASH,
+    HASHES,
+    RUN,
+    Blocks,
+    RowFile,
+    blocks_of,
+    encode_run,
+    hashed,
+    new_row_file,
+    parse_row_file,
+    read_blocks,
+)
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 IDENTITY = "identity.json"
 DAMAGED = ".damaged"
 LOCK = ".merge.lock"
 MERGE_AT = 64
-"""Chunks that are merged into one file: lookups and listings stay fast however small the chunks are."""
-CHUNK, MERGED = "chunk", "merged"
-NAME = re.compile(rf"([0-9a-f]{{16}})-({CHUNK}|{MERGED})-([0-9a-f]{{32}})-([0-9]+)\.parquet")
-NUMBER = "__file"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class RowFile:
-    """A file whose name says its age, kind, content and size, so that no index has to be kept. Files sort by age.
-
-    `written` in nanoseconds since 1970, `hash` of the content, `bytes` of the file.
-    """
-
-    written: int
-    kind: str
-    hash: str
-    bytes: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.written:016x}-{self.kind}-{self.hash}-{self.bytes}.parquet"
-
-
-def new_row_file(kind: str, content: bytes, written: int | None = None) -> RowFile:
-    """Return the name of a file with this content; `written` defaults to now."""
-    return RowFile(time.time_ns() if written is None else written, kind, content_hash(content), len(content))
-
-
-def parse_row_file(name: str) -> RowFile | None:
-    """Read `RowFile.name`; None for any other file."""
-    match = NAME.fullmatch(name)
-    if match is None:
-        return None
-    written, kind, digest, size = match.groups()
-    return RowFile(int(written, 16), kind, digest, int(size))
-
-
-class KeyIndex:
-    """The keys of all known files, in memory: about 50 bytes for a key of a digest and two numbers."""
-
-    def __init__(self, key: Sequence[str]) -> None:
-        self._key = list(key)
-        self._files: dict[RowFile, pl.DataFrame] = {}
-        self._whole: pl.DataFrame | None = None
-
-    @property
-    def files(self) -> list[RowFile]:
-        """Known files, the oldest first."""
-        return sorted(self._files)
-
-    def add(self, file: RowFile, keys: pl.DataFrame) -> None:
-        """Learn the keys of a file."""
-        self._files[file] = keys.select(self._key)
-        self._whole = None
-
-    def forget(self, files: Iterable[RowFile]) -> None:
-        """Drop files that are gone."""
-        for file in files:
-            self._files.pop(file, None)
-            self._whole = None
-
-    def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Return those of `keys` that no file holds, in their order, each once."""
-        wanted = keys.select(self._key).unique(maintain_order=True)
-        if not self._files:
-            return wanted
-        return wanted.join(self._table(), on=self._key, how="anti", maintain_order="left")
-
-    def located(self, keys: pl.DataFrame) -> list[tuple[RowFile, pl.DataFrame]]:
-        """Return the oldest file of every stored key: file, the keys to take from it."""
-        if not self._files:
-            return []
-        found = keys.select(self._key).unique().join(self._table(), on=self._key, how="inner")
-        oldest = found.sort(NUMBER).unique(self._key, keep="first")
-        files = self.files
-        groups = oldest.partition_by(NUMBER, as_dict=True, include_key=False)
-        return [(files[int(number)], group) for (number,), group in sorted(groups.items())]
-
-    def _table(self) -> pl.DataFrame:
-        if self._whole is None:
-            numbered = enumerate(self.files)
-            frames = [self._files[file].with_columns(pl.lit(i, pl.UInt32).alias(NUMBER)) for i, file in numbered]
-            self._whole = pl.concat(frames, rechunk=True)
-        return self._whole
+"""Chunks that are merged into a run."""
+RUNS_AT = 8
+"""Runs of a level that are merged into one of the next."""
+RUN_BYTES = 2**22
+"""About how large a file of a run is: what a merge holds in memory at a time, and what a damaged file costs."""
 
 
 class RowStore:
@@ -124,22 +64,17 @@ class RowStore:
         self.key = list(key)
         self.schema = schema
         self.damaged: list[str] = []
-        self._index = KeyIndex(key)
+        self._blocks: dict[RowFile, Blocks] = {}
 
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return those of `keys` (at least the key columns) that are not stored, in their order, each once."""
-        self._refresh()
-        return self._index.missing(keys)
+        _, left = self._looked_up(keys, self.key)
+        return left
 
     def stored(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows stored under `keys`, one per key, in no particular order."""
-        while True:
-            self._refresh()
-            try:
-                frames = [self._take(file, wanted) for file, wanted in self._index.located(keys)]
-            except UnreadableFile:  # merged away by another process, or set aside: look again
-                continue
-            return pl.concat(frames) if frames else self.schema.to_frame()
+        found, _ = self._looked_up(keys, self.schema.names())
+        return found
 
     def append(self, rows: pl.DataFrame) -> None:
         """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema."""
@@ -147,31 +82,58 @@ class RowStore:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")
         if rows.is_empty():
             return
-        self._write(rows, CHUNK)
-        if len(self._chunks()) >= MERGE_AT:
+        self._write(CHUNK, parquet.encode(rows))
+        if self._mergeable():
             self._merge()
 
     def damaged_files(self, since: int = 0) -> list[tuple[Path, str]]:
         """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside."""
-        files = [(self.folder / file.name, file) for file in self._listed()]
+        files = [(self._path(file), file) for file in self._listed()]
         found = [(path, parquet.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None]
 
-    def _write(self, rows: pl.DataFrame, kind: str, written: int | None = None) -> None:
-        encoded = parquet.encode(rows)
-        file = new_row_file(kind, encoded, written)
-        write_whole(self.folder / file.name, encoded)
-        self._index.add(file, rows)
+    def _looked_up(self, keys: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The rows found, and the keys that are not stored: each key is taken from the oldest file that has it."""
+        asked = keys.select(self.key).unique(maintain_order=True)
+        while True:
+            left, found = hashed(asked, self.key[0]), [self.schema.to_frame().select(columns)]
+            try:
+                for file, blocks in self._known():
+                    for rows in self._held(file, blocks, left, columns):
+                        found.append(rows)
+                        left = left.join(rows, on=self.key, how="anti", maintain_order="left")
+            except UnreadableFile:  # merged away by another process, or set aside: look again
+                continue
+            return pl.concat(found), left.drop(HASH)
 
-    def _take(self, file: RowFile, keys: pl.DataFrame) -> pl.DataFrame:
-        """Raise UnreadableFile, after setting a damaged file aside."""
-        rows = self._read(file)
-        return rows.join(keys, on=self.key, how="semi").unique(self.key, keep="first", maintain_order=True)
+    def _held(
+        self, file: RowFile, blocks: Blocks, keys: pl.DataFrame, columns: Sequence[str]
+    ) -> Iterator[pl.DataFrame]:
+        """The rows of a file under `keys`. Raises UnreadableFile, after setting a damaged file aside."""
+        wanted = keys[HASH].unique().sort().to_numpy()
+        for some in _portions(file, blocks.holding(wanted)):
+            rows = self._read(file, partial(read_blocks, blocks=some, columns=columns))
+            rows = rows.join(keys, on=self.key, how="semi", maintain_order="left")
+            yield rows.unique(self.key, keep="first", maintain_order=True)
 
-    def _read(self, file: RowFile, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        path = self.folder / file.name
+    def _known(self) -> list[tuple[RowFile, Blocks]]:
+        """All files, the oldest first. Raises UnreadableFile for one that went after it was listed, or is damaged."""
+        places = partial(blocks_of, column=self.key[0])
+        there = self._all_listed()
+        self._blocks = {file: blocks for file, blocks in self._blocks.items() if file in there}
+        for file in there:
+            if file not in self._blocks:
+                self._blocks[file] = self._read(file, places)
+        return [(file, self._blocks[file]) for file in there]
+
+    def _write(self, kind: str, content: bytes, written: int | None = None) -> None:
+        file = new_row_file(kind, content, written)
+        write_whole(self._path(file), content)
+
+    def _read(self, file: RowFile, read: Callable[[RowFile, Path], Answer]) -> Answer:
+        path = self._path(file)
         try:
-            return parquet.read(path, file.bytes, file.hash, columns)
+            return read(file, path)
         except UnreadableFile as error:
             if path.exists():
                 self._set_aside(path, str(error))
@@ -186,38 +148,78 @@ class RowStore:
             path.rename(aside)
             aside.touch()  # `clean` counts from now
 
-    def _refresh(self) -> None:
-        """Learn new files, forget those that are gone."""
-        known, there = set(self._index.files), set(self._listed())
-        self._index.forget(known - there)
-        for file in sorted(there - known):
-            try:
-                self._index.add(file, self._read(file, self.key))
-            except UnreadableFile:
-                continue
+    def _path(self, file: RowFile) -> Path:
+        return self.folder / file.name
 
     def _listed(self) -> list[RowFile]:
+        """The files that are there, the oldest first."""
         if not self.folder.is_dir():
             return []
         files = (parse_row_file(path.name) for path in self.folder.iterdir())
-        return [file for file in files if file is not None]
+        return sorted(file for file in files if file is not None)
 
-    def _chunks(self) -> list[RowFile]:
-        return [file for file in self._index.files if file.kind == CHUNK]
+    def _all_listed(self) -> list[RowFile]:
+        """The same, listed until two listings agree.
+
+        A folder is read in pieces: where a merge ends between two of them, one listing may have neither the run, which
+        is too new, nor the files in whose place it was put.
+        """
+        before, there = None, self._listed()
+        while there != before:
+            before, there = there, self._listed()
+        return there
+
+    def _mergeable(self) -> list[RowFile]:
+        """The files of the lowest level that has too many."""
+        levels: dict[int, list[RowFile]] = {}
+        for file in self._listed():
+            levels.setdefault(file.level, []).append(file)
+        for level, files in sorted(levels.items()):
+            if len({file.written for file in files}) >= (RUNS_AT if level else MERGE_AT):
+                return files
+        return []
 
     def _merge(self) -> None:
-        """Put one file in the place of many; leave it to whoever is already doing so."""
+        """Put one run in the place of many files, as often as there are too many; one process at a time."""
         with locked(self.folder / LOCK, wait=False) as mine:
-            if mine:
-                self._refresh()
-                self._merge_chunks(self._chunks())
+            while mine and (files := self._mergeable()):
+                try:
+                    self._write_run(files)
+                except UnreadableFile:  # damaged, and set aside by now
+                    return
+                for file in files:
+                    self._path(file).unlink(missing_ok=True)
 
-    def _merge_chunks(self, chunks: Sequence[RowFile]) -> None:
-        try:
-            rows = pl.concat([self._read(file) for file in chunks])
-        except (UnreadableFile, ValueError):  # nothing left to merge, or a damaged file, which is set aside by now
-            return
-        self._write(rows.unique(self.key, keep="first", maintain_order=True), MERGED, written=chunks[0].written)
-        for file in chunks:
-            (self.folder / file.name).unlink(missing_ok=True)
-        self._index.forget(chunks)
+    def _write_run(self, files: Sequence[RowFile]) -> None:
+        """Write the rows of `files`, a range of hashes at a time, so that memory holds the rows of one file."""
+        kind, written = f"{RUN}{files[0].level + 1}", files[0].written
+        blocks = [self._read(file, partial(blocks_of, column=self.key[0])) for file in files]
+        ranges = -(-sum(file.bytes for file in files) // RUN_BYTES)
+        for number in range(ranges):
+            begin, end = HASHES * number // ranges, HASHES * (number + 1) // ranges
+            frames = [
+                rows
+                for file, its in zip(files, blocks, strict=True)
+                for some in _portions(file, its.between(begin, end))
+                for rows in [self._range(file, some, begin, end)]
+            ]
+            rows = pl.concat([self._hashed_schema().to_frame(), *frames])
+            if not rows.is_empty():
+                rows = rows.unique(self.key, keep="first", maintain_order=True).sort(HASH, *self.key)
+                self._write(kind, encode_run(rows), written)
+
+    def _range(self, file: RowFile, blocks: Sequence[int], begin: int, end: int) -> pl.DataFrame:
+        """The rows of these blocks whose hashes lie in [begin, end)."""
+        columns = self._hashed_schema().names() if file.level else self.schema.names()
+        rows = self._read(file, partial(read_blocks, blocks=blocks, columns=columns))
+        rows = rows if file.level else hashed(rows, self.key[0])
+        return rows.select(self._hashed_schema().names()).filter(pl.col(HASH).is_between(begin, end - 1))
+
+    def _hashed_schema(self) -> pl.Schema:
+        return pl.Schema({HASH: pl.UInt64(), **self.schema})
+
+
+def _portions(file: RowFile, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The blocks to read at a time; a chunk is read as a whole."""
+    size = BLOCKS_READ if file.level else max(1, len(blocks))
+    return (blocks[at : at + size] for at in range(0, len(blocks), size))

@@ -1,11 +1,35 @@
--- Views and macros over the tables that the stages declare, beside those of chance.sql.
+-- Views and macros over decisions, curves and the tables that the stages declare, beside those of chance.sql.
+
+CREATE VIEW loss_deltas AS
+SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date) REPLACE (unfit AS reason)
+FROM decisions;
+
+CREATE VIEW eligible AS
+SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date) REPLACE (unfit AS reason)
+FROM decisions WHERE eligible;
+COMMENT ON VIEW eligible IS 'Scored calls that only the threshold decides. A document that lies in several shards counts once.';
+
+CREATE VIEW calls AS
+SELECT decisions.tool, shard, digest, decisions.domain, decisions.date, documents.url, documents.title, segment, position,
+       sample, kept, reason, best, delta, decisions.tau_f, distance,
+       substr(text, greatest(1, char_offset - 79), least(80, char_offset)) AS before,
+       ' [' || lanes.name || '(' || input || ') -> ' || result || ']' AS call,
+       substr(text, char_offset + 1, 80) AS after,
+       input, result, p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
+FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN documents USING (shard, digest);
+COMMENT ON VIEW calls IS 'Every scored call in its text, with its verdict: SELECT before, call, after FROM calls WHERE kept ORDER BY delta DESC LIMIT 10.';
+COMMENT ON COLUMN calls.before IS 'up to 80 characters of the document before the call';
+COMMENT ON COLUMN calls.call IS 'the call with its result, as it would stand in the text';
+COMMENT ON COLUMN calls.after IS 'up to 80 characters of the document after the call';
+COMMENT ON COLUMN calls.url IS 'address of the document';
+COMMENT ON COLUMN calls.title IS 'title of the document';
 
 CREATE MACRO kept_at(tau) AS TABLE
-SELECT * FROM eligible
-WHERE CASE WHEN NOT delta >= tau THEN false
+SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date) REPLACE (unfit AS reason)
+FROM decisions
+WHERE CASE WHEN NOT (best AND delta >= tau) THEN false
            WHEN delta_is_bound THEN error(format('{} has calls without L(c) at this tau: lower filtering.loss_floor', tool))
-           ELSE true END
-QUALIFY row_number() OVER (PARTITION BY tool, digest, segment, position ORDER BY delta DESC, sample) = 1;
+           ELSE true END;
 COMMENT ON MACRO TABLE kept_at IS 'The calls that would stay at another threshold: SELECT tool, count(*) FROM kept_at(0.8) GROUP BY tool.';
 
 CREATE VIEW funnel AS
@@ -25,7 +49,7 @@ WITH counts AS (
     SELECT tool, 6, 'loss_deltas', 'calls that do not look ahead', count(*) FILTER (reason IS DISTINCT FROM 'looks_ahead')
     FROM loss_deltas GROUP BY tool
     UNION ALL
-    SELECT tool, 7, 'loss_deltas', 'calls that help', count(*) FILTER (delta > 0) FROM loss_deltas GROUP BY tool
+    SELECT tool, 7, 'loss_deltas', 'calls that help', count(*) FILTER (delta > 0) FROM eligible GROUP BY tool
     UNION ALL
     SELECT tool, 8, 'filtered_calls', 'calls', count(*) FROM filtered_calls GROUP BY tool
     UNION ALL
@@ -44,13 +68,14 @@ LEFT JOIN counts USING (tool, step, stage, what)
 WHERE NOT (what = 'calls that help' AND tool IN (SELECT tool FROM loss_deltas WHERE delta_is_bound AND delta > 0))
 ORDER BY tool, step;
 COMMENT ON VIEW funnel IS 'What is left after every stage, per tool; without the calls that help where filtering.loss_floor leaves that open.';
+COMMENT ON COLUMN funnel.step IS 'number of the row, from 1';
+COMMENT ON COLUMN funnel.stage IS 'the stage that left them';
+COMMENT ON COLUMN funnel.what IS 'what is counted';
+COMMENT ON COLUMN funnel.count IS 'how many';
 
 CREATE VIEW offset_statistics AS
 WITH placed AS (
-    SELECT eligible.tool, eligible.digest, eligible.segment, position, max(delta) AS delta,
-           any_value(least(600, (char_offset - texts."offset") // 100 * 100)) AS from_character
-    FROM eligible JOIN texts USING (tool, shard, digest, segment)
-    GROUP BY ALL
+    SELECT tool, delta, least(600, text_offset // 100 * 100) AS from_character FROM decisions WHERE best
 )
 SELECT tool, from_character, count(*) AS places,
        CASE WHEN bool_and(exact_above IS NULL) OR quantile_disc(delta, 0.5) > any_value(exact_above) THEN median(delta) END AS delta,
@@ -61,3 +86,40 @@ JOIN (SELECT *, coalesce(tau_f > exact_above, true) AS exact FROM lanes JOIN los
 GROUP BY tool, from_character
 ORDER BY tool, from_character;
 COMMENT ON VIEW offset_statistics IS 'By distance of the call from the beginning of its text, in hundreds of characters (600: and more): places, median of their best deltas, and what is kept at the tool''s tau_f; NULL where filtering.loss_floor leaves that open. z stands before the whole text, so that delta falls with the distance.';
+COMMENT ON COLUMN offset_statistics.from_character IS 'distance of the call from the beginning of its text, rounded down to hundreds';
+COMMENT ON COLUMN offset_statistics.places IS 'positions with eligible calls';
+COMMENT ON COLUMN offset_statistics.delta IS 'median of their best deltas, nats';
+COMMENT ON COLUMN offset_statistics.kept IS 'kept at the tool''s tau_f';
+COMMENT ON COLUMN offset_statistics.share IS 'kept / places';
+
+CREATE VIEW curve_statistics AS
+WITH ends AS (
+    SELECT tool, round(min(delta) * 100)::INTEGER AS low, round(max(delta) * 100)::INTEGER + 1 AS high FROM curves GROUP BY tool
+), steps AS (
+    SELECT tool, unnest(range(low, high + 1)) AS bin FROM ends
+), counts AS (
+    SELECT tool, bin / 100 AS tau_f, sum(scored) OVER above AS scored, sum(best) OVER above AS calls,
+           sum(texts) OVER above AS examples, sum(control) OVER above AS kept, sum(swapped) OVER above AS kept_swapped,
+           sum(weight) OVER above AS weight
+    FROM steps LEFT JOIN (SELECT *, round(delta * 100)::INTEGER AS bin FROM curves) USING (tool, bin)
+    WINDOW above AS (PARTITION BY tool ORDER BY bin DESC)
+)
+SELECT tool, tau_f, coalesce(scored, 0)::BIGINT AS scored, coalesce(calls, 0)::BIGINT AS calls,
+       coalesce(examples, 0)::BIGINT AS examples, coalesce(kept, 0)::BIGINT AS kept,
+       coalesce(kept_swapped, 0)::BIGINT AS kept_swapped,
+       unnest(chance_estimates(coalesce(weight, 0)::DOUBLE, swapped, places, coalesce(calls, 0)))
+FROM counts JOIN control_sizes USING (tool) JOIN loss_floors USING (tool)
+WHERE exact_above IS NULL OR tau_f > exact_above
+ORDER BY tool, tau_f;
+COMMENT ON VIEW curve_statistics IS 'swapped_statistics at every hundredth of a nat, from the smallest delta to beyond the largest; below and above, counts do not change. Thresholds at which an upper bound would count are left out.';
+COMMENT ON COLUMN curve_statistics.tau_f IS 'threshold, nats';
+COMMENT ON COLUMN curve_statistics.scored IS 'eligible calls at or above it';
+COMMENT ON COLUMN curve_statistics.calls IS 'calls kept: one per position';
+COMMENT ON COLUMN curve_statistics.examples IS 'texts with at least one kept call';
+COMMENT ON COLUMN curve_statistics.kept IS 'of the swapped places, those kept with their own results';
+COMMENT ON COLUMN curve_statistics.kept_swapped IS 'swaps kept with the results of other documents';
+COMMENT ON COLUMN curve_statistics.by_chance IS 'places that would be kept by chance: share_swapped of all places';
+COMMENT ON COLUMN curve_statistics.by_chance_low IS 'lower end of its 95 % interval';
+COMMENT ON COLUMN curve_statistics.by_chance_high IS 'upper end of its 95 % interval';
+COMMENT ON COLUMN curve_statistics.fdr IS 'share of the kept places that are kept by chance';
+COMMENT ON COLUMN curve_statistics.fdr_high IS 'its one-sided 95 % bound';

@@ -5,6 +5,7 @@ wait or fail. Builds wait for each other, so the last one has seen every part. T
 moved. Which tables there are is declared by the stages (`WarehouseTable`); views and macros stand in views.sql.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,15 +19,24 @@ import polars as pl
 
 from toolformer_dag.files import ReadError, StorageError, beside, locked, replace_whole, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.queries import OFFLINE, in_memory, quoted, rows, run_sql, sql_text
 from toolformer_dag.lake.table import WHOLE, Lake, Table
 
+JUDGED = sql_text(__package__, "judged.sql")
 CHANCE = sql_text(__package__, "chance.sql")
+"""Views over `decisions` and `swapped_places`; the filter makes these of one lane, the warehouse of all."""
+TABLES = JUDGED + sql_text(__package__, "decisions.sql")
 VIEWS = CHANCE + sql_text(__package__, "views.sql")
+SCORED = "loss_deltas"
+"""The table whose rows stand in `decisions`, each with its verdict; in the warehouse it is a view of them."""
+DERIVED = ("decisions", "swapped_places", "curves")
+MEMORY = "3GB"
+"""What building may hold in memory; the rest is spilled beside the file."""
 REJECTIONS = pl.Schema(
     {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
 )
-LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64()})
+LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64(), "name": pl.String()})
 FILTER_RULES = pl.Schema({"tool": pl.String(), "by_chance": pl.Float64(), "verdict": pl.String()})
 CHOSEN = "chosen"
 """The field of the record of filtered_calls that holds a threshold by chance, as a row of chance_thresholds."""
@@ -42,6 +52,8 @@ STORAGE_VERSIONS = 2**16
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
 ROWS = "FROM rows"
+NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
+"""Errors of a disk that is full, or of memory that could not be spilled to it."""
 
 
 class WarehouseError(StorageError):
@@ -52,7 +64,8 @@ class WarehouseError(StorageError):
 class WarehouseTable:
     """A table of the warehouse: the rows of lake tables, through `select` (which reads from `rows`).
 
-    `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables.
+    `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables; `views`: further
+    statements, run after those of views.sql.
     """
 
     name: str
@@ -61,11 +74,13 @@ class WarehouseTable:
     schema: pl.Schema
     sources: tuple[str, ...]
     select: str = ROWS
+    views: str = ""
 
     def determining(self) -> Mapping[str, object]:
         """Return what the copy depends on beside the rows."""
         schema = {name: str(dtype) for name, dtype in self.schema.items()}
-        return {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
+        found = {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
+        return {**found, "views": self.views}
 
 
 OWN_TABLES = (
@@ -74,8 +89,8 @@ OWN_TABLES = (
         "What was left out: how many of what, by stage, tool, shard and reason.",
         {
             "stage": "the stage that left it out",
-            "tool": "key of the lane; null for raw_shards and augmented_corpus",
-            "shard": "name of the shard file",
+            "tool": "key of the lane; null for raw_shards, augmented_corpus and outcomes",
+            "shard": "name of the shard file; of the benchmark where a question was left out of outcomes",
             "reason": "short name of the reason",
             "count": "how many",
         },
@@ -85,7 +100,11 @@ OWN_TABLES = (
     WarehouseTable(
         "lanes",
         "The tools, each with the tau_f that its filtered_calls were made with.",
-        {"tool": "key of the lane", "tau_f": "the applied threshold; null where there was none yet, or none certified"},
+        {
+            "tool": "key of the lane",
+            "tau_f": "the applied threshold; null where there was none yet, or none certified",
+            "name": "name of the tool as it stands in a call: Calculator",
+        },
         LANES,
         (),
     ),
@@ -110,17 +129,20 @@ OWN_TABLES = (
 )
 
 
-def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> dict[str, object]:
-    """Return what determines the warehouse beside the lake's rows: columns, comments and the text of every view."""
+def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> dict[str, object]:
+    """Return what determines the warehouse beside the lake's rows: columns, comments, the text of every view.
+
+    `lanes`: key of the lane -> name of its tool in the text.
+    """
     declared = {table.name: table.determining() for table in (*tables, *OWN_TABLES)}
-    return {"lanes": list(lanes), "tables": fingerprint(declared), "views": fingerprint(VIEWS)}
+    return {"lanes": dict(lanes), "tables": fingerprint(declared), "views": fingerprint(TABLES + VIEWS)}
 
 
-def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str], database: Path) -> Mapping[str, int]:
+def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path) -> Mapping[str, int]:
     """Replace `database` by a copy of what the lake has of `tables`; return table -> rows.
 
     A source that was never published gives no rows. Raises DamagedPart, and WarehouseError where the file cannot be
-    written or is none of DuckDB's; then the old one stays.
+    written, DuckDB refuses the rows, or `database` is none of DuckDB's; then the old one stays.
     """
     refuse_other_file(database)
     with _alone(database), TemporaryDirectory() as scratch:
@@ -132,12 +154,23 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str], da
         applied = _applied(lake, lanes)
         files["lanes"] = [_small(folder, "lanes", pl.DataFrame(applied, LANES))]
         files["filter_rules"] = [_small(folder, "filter_rules", pl.DataFrame(applied, FILTER_RULES))]
-        with _beside(database) as fresh:
+        with _beside(database) as fresh, _spilled(database) as spilled:
             try:
-                return _fill(fresh, (*tables, *OWN_TABLES), files)
+                return _fill(fresh, spilled, (*tables, *OWN_TABLES), files)
             except duckdb.Error as error:
-                reason = str(error).splitlines()[0]
-                raise WarehouseError(f"cannot write {database}: {reason}; free space and run again") from error
+                raise WarehouseError(f"cannot write {database}: {_told(error)}") from error
+
+
+def _told(error: duckdb.Error) -> str:
+    """Return what DuckDB says, and the remedy."""
+    if isinstance(error, NO_SPACE):
+        remedy = "free space and run again"
+    else:
+        remedy = (
+            "a file of the lake is damaged, or this is a bug: run `toolformer-dag verify`, and report the bug if "
+            "nothing is found"
+        )
+    return f"{str(error).splitlines()[0]}; {remedy}"
 
 
 def refuse_other_file(database: Path) -> None:
@@ -164,10 +197,14 @@ def _begins_as_duckdb(file: Path) -> bool:
 
 
 def query(database: Path, sql: str) -> pl.DataFrame:
-    """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError."""
+    """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError.
+
+    DESCRIBE shows the comments.
+    """
     with opened(database, CLOSED) as connection:
         _refuse_all_but_a_query(connection, sql)
-        return rows(connection, sql)
+        told = described(connection, sql)
+        return rows(connection, sql) if told is None else told
 
 
 @contextmanager
@@ -175,7 +212,8 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
     """Open the file for reading; temporary tables may be made. Raises WarehouseError, for queries in the block too."""
     if not database.is_file():
         raise WarehouseError(
-            f"there is no warehouse at {database} yet; run `toolformer-dag run`, or materialize warehouse/loss_deltas"
+            f"there is no warehouse at {database} yet; run `toolformer-dag run`, or materialize "
+            "warehouse/toolformer_duckdb"
         )
     try:
         with duckdb.connect(database, read_only=True, config={**OFFLINE, **config}) as connection:
@@ -190,7 +228,7 @@ def _refuse_all_but_a_query(connection: duckdb.DuckDBPyConnection, sql: str) -> 
         raise WarehouseError("only one read-only query is answered: select, from, with, pivot, describe or summarize")
 
 
-def out_of_date(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str], database: Path) -> list[str]:
+def out_of_date(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path) -> list[str]:
     """Return why `database` is missing, cannot be read or differs from the lake; empty where it is up to date."""
     if not database.is_file():
         return [f"{database} is gone"]
@@ -234,12 +272,12 @@ def _alone(database: Path) -> AbstractContextManager[bool]:
     return locked(database.with_name(f".{database.name}.lock"))
 
 
-def version(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> str:
+def version(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> str:
     """Return the version of the warehouse that `build` would write now."""
     return fingerprint(dict(_sources(lake, tables, lanes).iter_rows()))
 
 
-def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Sequence[str]) -> pl.DataFrame:
+def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> pl.DataFrame:
     names = [name for table in tables for name in table.sources]
     versions = [(name, _content_version(lake.table(name))) for name in names]
     made = (SETTINGS, fingerprint(warehouse_settings(tables, lanes)))
@@ -274,11 +312,11 @@ def _rejections(lake: Lake, tables: Sequence[WarehouseTable]) -> pl.DataFrame:
     return pl.DataFrame(counted, schema=REJECTIONS)
 
 
-def _applied(lake: Lake, lanes: Sequence[str]) -> list[dict[str, Any]]:
+def _applied(lake: Lake, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return what each lane's calls were filtered with, whatever the settings say by now."""
     tables = {lane: lake.table(f"{lane}/filtered_calls") for lane in lanes}
     return [
-        {"tool": lane, **(_filter_rule(table.record(WHOLE)) if table.has(WHOLE) else {})}
+        {"tool": lane, "name": lanes[lane], **(_filter_rule(table.record(WHOLE)) if table.has(WHOLE) else {})}
         for lane, table in tables.items()
     ]
 
@@ -311,23 +349,75 @@ def _beside(database: Path) -> Iterator[Path]:
         fresh.with_suffix(".duckdb.wal").unlink(missing_ok=True)
 
 
-def _fill(fresh: Path, tables: Sequence[WarehouseTable], files: Mapping[str, list[str]]) -> dict[str, int]:
+@contextmanager
+def _spilled(database: Path) -> Iterator[Path]:
+    """A folder for what does not fit into memory; also removes what a killed build left there. Needs the lock."""
+    folder = database.with_name(f".{database.name}.spilled")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fill(
+    fresh: Path, spilled: Path, tables: Sequence[WarehouseTable], files: Mapping[str, list[str]]
+) -> dict[str, int]:
     """Write tables, comments and views; any DuckDB from 1.0 on can open the file."""
     with in_memory() as connection:
+        connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
+        connection.execute(f"SET temp_directory = {quoted(spilled)}")
         connection.execute(f"ATTACH {quoted(fresh)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
         connection.execute("USE warehouse")
         for table in tables:
             _create(connection, table, files[table.name])
-        run_sql(connection, VIEWS)
-        counts = {table.name: rows(connection, f'SELECT count(*) FROM "{table.name}"').item() for table in tables}
+        run_sql(connection, TABLES + VIEWS)
+        for table in tables:
+            run_sql(connection, table.views)
+        _comment(connection, tables)
+        names = (*(table.name for table in tables), *DERIVED)
+        counts = {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
         connection.execute("USE memory")
         connection.execute("DETACH warehouse")
     return counts
 
 
 def _create(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, files: list[str]) -> None:
+    if table.name == SCORED:
+        read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
+        number = "file_index::BIGINT << 32 | file_row_number"
+        connection.execute(
+            f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}"
+        )
+        return
     source = "FROM read_parquet($files, hive_partitioning = false)"
     connection.execute(f'CREATE TABLE "{table.name}" AS WITH rows AS ({source}) {table.select}', {"files": files})
-    connection.execute(f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)}')
-    for column, comment in table.columns.items():
-        connection.execute(f'COMMENT ON COLUMN "{table.name}"."{column}" IS {quoted(comment)}')
+
+
+def _comment(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> None:
+    """Write the declared comments.
+
+    A column of a view that has none takes that of its name in loss_deltas, else decisions, else the first table.
+    """
+    for table in tables:
+        kind = "VIEW" if table.name == SCORED else "TABLE"
+        connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
+        _comment_columns(connection, table.name, table.columns)
+    [scored] = [table.columns for table in tables if table.name == SCORED]
+    for known in (scored, _comments(connection, "decisions"), *(table.columns for table in tables)):
+        lacking = (
+            "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = 'warehouse' AND comment IS NULL"
+        )
+        for name, column in connection.execute(lacking).fetchall():
+            if column in known:
+                _comment_columns(connection, name, {column: known[column]})
+
+
+def _comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
+    found = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
+    return dict(connection.execute(found, [name]).fetchall())
+
+
+def _comment_columns(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
+    for column, comment in comments.items():
+        connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)}')

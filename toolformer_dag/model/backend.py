@@ -4,7 +4,7 @@ The stages, decoding and perplexity use this interface alone; `TransformersBacke
 cache and batch as it likes, as long as every number is that of the whole sequence alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -101,6 +101,9 @@ class GreedyRows(Protocol):
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
 
+    def log_probability(self, row: int, tokens: Sequence[int]) -> float:
+        """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
+
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
         """Forbid pairs of a row and its next token."""
 
@@ -114,14 +117,15 @@ class GreedyRows(Protocol):
 class Backend(Protocol):
     """A language model that runs.
 
-    - `identity`: what sets its numbers apart from another backend's on the same weights; part of no fingerprint yet.
+    - `identity`: library, version and arithmetic, as in `transformers 5.0.0, tf32`. The record of a part names it; no
+      fingerprint does, since another identity may change numbers by rounding alone.
     - `context_length`: the most tokens of a sequence.
     - `greedy_rows`: the most rows that `greedy` takes at once.
     - `counts`: the tokens that went through the model so far.
     """
 
     @property
-    def identity(self) -> Mapping[str, str]: ...
+    def identity(self) -> str: ...
 
     @property
     def context_length(self) -> int: ...

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,16 +78,17 @@ class DecodingBatch(ABC):
         """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
         others = self.scores[row].log_softmax(-1)
         others[tokens[0]] = -torch.inf
-        return int((others > self._log_probability(row, tokens)).sum())
+        return int((others > self.log_probability(row, tokens)).sum())
 
-    def _log_probability(self, row: int, tokens: Sequence[int]) -> float:
-        """Compute the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
-        branch = self.branch(row)
-        total = 0.0
-        for at, token in enumerate(tokens):
-            total += float(branch.scores[0].log_softmax(-1)[token])
-            if at + 1 < len(tokens):
-                branch.step([token])
+    @torch.inference_mode()
+    def log_probability(self, row: int, tokens: Sequence[int]) -> float:
+        """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
+        total = float(self.scores[row].log_softmax(-1)[tokens[0]])
+        if len(tokens) > 1:
+            branch = self.branch(row)
+            for before, token in pairwise(tokens):
+                branch.step([before])
+                total += float(branch.scores[0].log_softmax(-1)[token])
         return total
 
 

@@ -71,6 +71,12 @@ class Encoding:
         parts = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
         return [_text_tokens(text, ids, spans) for text, ids, spans in parts]
 
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text, as `texts` gives them, at half the cost: without offsets."""
+        backend = self.tokenizer.backend_tokenizer
+        backend.encode_special_tokens = True
+        return [len(text.ids) for text in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
         """Tokenize e(c) or e(c, r) with the leading space."""
         return self._inside(calls) if calls else []

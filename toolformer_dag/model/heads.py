@@ -24,9 +24,9 @@ class CachedHead:
         self.layers: Layers = {}
         self._run(ids)
 
-    def texts(self, sequences: Sequence[Sequence[int]]) -> "CachedTexts":
-        """Allocate texts behind this head; `CachedTexts.features` computes their keys."""
-        return CachedTexts(self, sequences)
+    def texts(self, slots: int, width: int) -> "CachedTexts":
+        """Allocate `slots` texts of at most `width` tokens behind this head; `CachedTexts.features` runs them."""
+        return CachedTexts(self, slots, width)
 
     def _run(self, ids: Sequence[int]) -> None:
         self.backbone.features(padded([ids], self.backbone.device), attend=self._attend)
@@ -37,75 +37,78 @@ class CachedHead:
 
 
 class CachedTexts:
-    """Texts behind a cached head, with memory for the keys and values of all of them.
+    """Texts behind a cached head, in slots: a text's keys and values overwrite those of one that is done."""
 
-    `lengths`: the number of tokens that `features` runs, by text.
-    """
-
-    def __init__(self, head: CachedHead, sequences: Sequence[Sequence[int]]) -> None:
+    def __init__(self, head: CachedHead, slots: int, width: int) -> None:
         self.head = head
         self.backbone = head.backbone
-        self.sequences = sequences
-        self.lengths = [len(sequence) for sequence in sequences]
-        shape = (len(sequences), max(self.lengths))
+        self.slots = slots
         self.layers: Layers = {
-            layer: (_room(keys, *shape).zero_(), _room(values, *shape).zero_())
+            layer: (_room(keys, slots, width), _room(values, slots, width))
             for layer, (keys, values) in head.layers.items()
         }
 
-    def features(self, chosen: Sequence[int], first: int) -> Tensor:
-        """Run the chosen texts (consecutive numbers) behind the head; return [len(chosen), T - first, F]."""
-        ids = padded([self.sequences[text] for text in chosen], self.backbone.device)
+    def tokens_run(self, sequence: Sequence[int]) -> int:
+        """Return how many tokens `features` runs for a text."""
+        return len(sequence)
+
+    def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
+        """Run texts behind the head and store them in `slots`; return [len(slots), T - first, F]."""
+        ids = padded(sequences, self.backbone.device)
         places = torch.arange(self.head.length + ids.shape[1], device=ids.device)
         positions = places[self.head.length :]
-        rows = slice(chosen[0], chosen[-1] + 1)
+        rows = on_device(slots, ids.device)
         visibility = Visibility(positions, places, len(places), self.backbone.model.dtype)
 
         def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            self._store(layer.number, rows, keys, values)
+            for room, new in zip(self.layers[layer.number], (keys, values), strict=True):
+                room[rows, :, : new.shape[2]] = new
             return _behind(self.head.layers[layer.number], layer, queries, keys, values, visibility)
 
         return self.backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
 
-    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "CachedBranches":
-        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text.
-
-        Each branch has memory for `room` tokens of its own. There may be up to `capacity` branches after `select`.
-        """
-        return CachedBranches(self, texts, kept, room, capacity)
-
-    def _store(self, layer: int, rows: slice, keys: Tensor, values: Tensor) -> None:
-        for room, new in zip(self.layers[layer], (keys, values), strict=True):
-            room[rows, :, : new.shape[2]] = new
+    def branches(self, capacity: int, room: int) -> "CachedBranches":
+        """Allocate up to `capacity` branches with `room` tokens of their own; `CachedBranches.admit` starts them."""
+        return CachedBranches(self, capacity, room)
 
 
 class CachedBranches:
-    """Continuations of texts, one token at a time; all branches have the same number of own tokens.
+    """Continuations of texts, one token at a time, each of its own age.
 
     `tokens_run`: the number of tokens that the last step ran.
     """
 
-    def __init__(
-        self, texts: CachedTexts, of_text: Sequence[int], kept: Sequence[int], room: int, capacity: int
-    ) -> None:
+    def __init__(self, texts: CachedTexts, capacity: int, room: int) -> None:
         self.texts = texts
         self.backbone = texts.backbone
         self.device = texts.backbone.device
-        self.age = 0
-        self._visibility: Visibility | None = None
         self.own: Layers = {
             layer: (_room(keys, capacity, room), _room(values, capacity, room))
             for layer, (keys, values) in texts.head.layers.items()
         }
-        self.open_texts: list[int] = []
-        self._arrange(list(of_text), list(kept))
+        self.slots: list[int] = []
+        self.kept: list[int] = []
+        self.ages: list[int] = []
+        self.age = torch.zeros(0, dtype=torch.long, device=self.device)
+        self.open: list[int] = []
+        self.width = 0
+        self._visibility: Visibility | None = None
+
+    def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
+        """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
+        self.open = []  # a gathered slot may hold another text by now
+        self._arrange([*self.slots, *slots], [*self.kept, *kept], [*self.ages, *[0] * len(slots)])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
-        positions = self.positions + self.age
+        self._now = max(self.ages) + 1
+        own = torch.arange(self._now, device=self.device)
+        self._bias = torch.cat([self.text_bias, _hidden(own > self.age[:, None])], -1)
         self._visibility = None
+        positions = self.starts + self.age
         features = self.backbone.features(tokens[:, None], positions[:, None], self._attend)[:, 0]
-        self.age += 1
+        self.ages = [age + 1 for age in self.ages]
+        self.age = self.age + 1
         self.tokens_run = len(tokens)
         return features
 
@@ -117,86 +120,92 @@ class CachedBranches:
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         if moved:
             to, origin = on_device(moved, self.device).T
+            longest = max(self.ages[old] for _, old in moved)
             for parts in self.own.values():
                 for part in parts:
-                    part[to, :, : self.age] = part[origin, :, : self.age]
-        self._arrange([self.of_text[row] for row in rows], [self.kept[row] for row in rows])
+                    part[to, :, :longest] = part[origin, :, :longest]
+        self._arrange(*([values[row] for row in rows] for values in (self.slots, self.kept, self.ages)))
 
-    def _arrange(self, of_text: list[int], kept: list[int]) -> None:
-        """Arrange branches in a rectangle [text, slot], so that each text's keys are multiplied once."""
-        self.of_text, self.kept = of_text, kept
-        self._open(of_text, max(kept))
-        group = {text: number for number, text in enumerate(self.open_texts)}
-        slots = _occurrence_numbers(of_text)
-        self.group = on_device([group[text] for text in of_text], self.device)
-        self.slot = on_device(slots, self.device)
-        self.rectangle = (len(group), max(slots) + 1)
-        lengths = on_device(kept, self.device)
-        self.positions = lengths + self.texts.head.length
-        unseen = torch.arange(self.width, device=self.device) >= lengths[:, None]
-        self.bias = torch.zeros(unseen.shape, device=self.device).masked_fill_(unseen, -torch.inf)[:, None, None]
-
-    def _open(self, of_text: list[int], width: int) -> None:
-        """Gather the keys of texts with branches; repeat only when a quarter of the gathered texts has none."""
-        wanted = sorted(set(of_text))
-        if self.open_texts and len(wanted) > 0.75 * len(self.open_texts):
+    def _arrange(self, slots: list[int], kept: list[int], ages: list[int]) -> None:
+        """Arrange branches in a rectangle [text, column], so that each text's keys are multiplied once."""
+        self.slots, self.kept, self.ages = slots, kept, ages
+        if not slots:
             return
-        self.open_texts, self.width = wanted, width
-        chosen = on_device(wanted, self.device)
-        whole = len(wanted) == len(self.texts.sequences)
+        self._open(set(slots), max(kept))
+        group = {slot: number for number, slot in enumerate(self.open)}
+        columns = _occurrence_numbers(slots)
+        self.group = on_device([group[slot] for slot in slots], self.device)
+        self.column = on_device(columns, self.device)
+        self.rectangle = (len(group), max(columns) + 1)
+        lengths = on_device(kept, self.device)
+        self.starts = lengths + self.texts.head.length
+        self.age = on_device(ages, self.device)
+        self.text_bias = _hidden(torch.arange(self.width, device=self.device) >= lengths[:, None])
+
+    def _open(self, slots: set[int], width: int) -> None:
+        """Choose whose keys are multiplied: of all slots in place, or, where less than half are used, gathered."""
+        if slots <= set(self.open) and 2 * len(slots) > len(self.open) and width <= self.width:
+            return
+        self.width = width
+        if 2 * len(slots) > self.texts.slots:
+            self.open = list(range(self.texts.slots))
+            self.text_layers = self.texts.layers
+            return
+        self.open = sorted(slots)
+        chosen = on_device(self.open, self.device)
         self.text_layers = {
-            layer: tuple((part if whole else part[chosen])[:, :, :width] for part in parts)
-            for layer, parts in self.texts.layers.items()
+            layer: (keys[chosen, :, :width], values[chosen, :, :width])
+            for layer, (keys, values) in self.texts.layers.items()
         }
 
     def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend to head, text and own tokens in one softmax; inputs and output are [B, H, 1, D]."""
-        heads = keys.shape[1]
+        heads, now = keys.shape[1], self._now
         asked = queries.reshape(len(queries), heads, -1, queries.shape[-1]) * layer.scale
         own_keys, own_values = (part[: len(queries)] for part in self.own[layer.number])
-        own_keys[:, :, self.age] = keys[:, :, 0]
-        own_values[:, :, self.age] = values[:, :, 0]
+        rows = torch.arange(len(queries), device=queries.device)
+        own_keys[rows, :, self.age] = keys[:, :, 0]
+        own_values[rows, :, self.age] = values[:, :, 0]
         head_keys, head_values = self.texts.head.layers[layer.number]
-        text_keys, text_values = self.text_layers[layer.number]
-        now = self.age + 1
+        text_keys, text_values = (part[:, :, : self.width] for part in self.text_layers[layer.number])
         parts = [
             _with_all(asked, head_keys.transpose(2, 3)),
             self._with_texts(asked, text_keys.transpose(2, 3)),
             asked @ own_keys[:, :, :now].transpose(2, 3),
         ]
         scores = layer.capped(torch.cat(parts, -1))
-        scores[..., head_keys.shape[2] : -now] += self.bias
-        if layer.locality is not None and self.texts.head.length + max(self.kept) + now > layer.locality.size:
+        scores[..., head_keys.shape[2] :] += self._bias
+        if layer.locality is not None and self._longest() > layer.locality.size:
             scores += self._visible().bias(layer)
         weights = layer.weights(scores).to(values.dtype)
-        of_head, of_text, of_own = torch.split(weights, [head_keys.shape[2], text_keys.shape[2], now], -1)
+        of_head, of_text, of_own = torch.split(weights, [head_keys.shape[2], self.width, now], -1)
         answer = _with_all(of_head, head_values) + self._with_texts(of_text, text_values)
         answer += of_own @ own_values[:, :, :now]
         return answer.reshape(*queries.shape[:3], -1)  # values may be narrower than keys
+
+    def _longest(self) -> int:
+        return self.texts.head.length + max(kept + age for kept, age in zip(self.kept, self.ages, strict=True)) + 1
 
     def _visible(self) -> Visibility:
         """Return which keys the next token of each branch attends to, by its position alone; made once per step."""
         if self._visibility is not None:
             return self._visibility
-        head = self.texts.head.length
-        behind = torch.arange(head + self.width, device=self.device).expand(len(self.kept), -1)
-        own = self.positions[:, None] + torch.arange(self.age + 1, device=self.device)
-        queries = self.positions[:, None] + self.age
-        longest = head + max(self.kept) + self.age + 1
-        keys = torch.cat([behind, own], 1)  # by position, the text behind a branch's own tokens is hidden by `bias`
+        behind = torch.arange(self.texts.head.length + self.width, device=self.device).expand(len(self.kept), -1)
+        own = self.starts[:, None] + torch.arange(self._now, device=self.device)
+        queries = (self.starts + self.age)[:, None]
+        keys = torch.cat([behind, own], 1)  # by position, what lies behind a branch's own tokens is hidden by the bias
         seen = torch.ones_like(keys, dtype=torch.bool)[:, None]
-        dtype = self.backbone.model.dtype
-        self._visibility = Visibility(queries, keys, longest, dtype, seen)
+        self._visibility = Visibility(queries, keys, self._longest(), self.backbone.model.dtype, seen)
         return self._visibility
 
     def _with_texts(self, rows: Tensor, shared: Tensor) -> Tensor:
         """Multiply rows [B, H_kv, R, X] by the [H_kv, X, Y] of each row's text."""
-        groups, slots = self.rectangle
+        groups, columns = self.rectangle
         _, heads, repeats, width = rows.shape
-        grid = rows.new_zeros(groups, slots, heads, repeats, width)
-        grid[self.group, self.slot] = rows
-        product = grid.transpose(1, 2).reshape(groups, heads, slots * repeats, width) @ shared
-        return product.view(groups, heads, slots, repeats, -1)[self.group, :, self.slot]
+        grid = rows.new_zeros(groups, columns, heads, repeats, width)
+        grid[self.group, self.column] = rows
+        product = grid.transpose(1, 2).reshape(groups, heads, columns * repeats, width) @ shared
+        return product.view(groups, heads, columns, repeats, -1)[self.group, :, self.column]
 
 
 def _behind(
@@ -223,8 +232,13 @@ def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
     return product.view(heads, batch, repeats, -1).transpose(0, 1)
 
 
+def _hidden(hidden: Tensor) -> Tensor:
+    """Return booleans [B, S] as a bias [B, 1, 1, S]: minus infinity where true."""
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None, None]
+
+
 def _room(like: Tensor, batch: int, length: int) -> Tensor:
-    return like.new_empty(batch, like.shape[1], length, like.shape[3])
+    return like.new_zeros(batch, like.shape[1], length, like.shape[3])  # NaN would stay NaN under any mask
 
 
 def _occurrence_numbers(values: Sequence[int]) -> list[int]:

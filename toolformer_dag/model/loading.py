@@ -135,7 +135,7 @@ class LanguageModel:
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of each text, without special tokens."""
-        return [len(text.ids) for text in self.encoding.texts(texts)]
+        return self.encoding.lengths(texts)
 
     def prompt_tokens(self, prompt: str) -> int:
         """Count the tokens of P(x) besides the text. The text stands in it twice: |P(x), x| = this + 2 n."""
@@ -275,7 +275,7 @@ class Tokens:
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of each text, without special tokens."""
-        return [len(text.ids) for text in self.encoding.texts(texts)]
+        return self.encoding.lengths(texts)
 
     def prompt(self, prompt: str) -> int:
         """Count the tokens of P(x) besides the text, which stands in it twice."""

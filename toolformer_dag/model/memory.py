@@ -1,6 +1,7 @@
 """Cut work into batches under a token budget, which is halved when memory runs out."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,22 @@ CPU_TOKENS = 2048
 CACHE_PASSES = 8
 """Keys of up to this many passes are cached at once: decoding needs many rows together."""
 
+STREAMED = 8
+"""Texts of up to so many full caches follow each other: those that wait take the places of those that are done."""
+
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many texts, and branches behind them, keep their keys at once.
+
+    `probes`: branches of a text, open while no sample is drawn, that tell p of a " [" of several tokens.
+    """
+
+    texts: int
+    branches: int
+    probes: int
 
 
 class TokenBudget:

@@ -201,27 +201,28 @@ class OwnHead:
         self.cache = ModelCache(backbone, use)
         self.cache.run([ids])
 
-    def texts(self, sequences: Sequence[Sequence[int]]) -> "OwnTexts":
-        """Prepare texts behind this head; `OwnTexts.features` runs them."""
-        return OwnTexts(self, sequences)
+    def texts(self, slots: int, width: int) -> "OwnTexts":
+        """Return texts behind this head, to be filled by `OwnTexts.features`; nothing is allocated."""
+        return OwnTexts(self)
 
 
 class OwnTexts:
-    """Texts behind a head in the model's own cache, a copy of the head's keys for each.
+    """Texts behind a head in the model's own cache, a copy of the head's keys for each, by slot."""
 
-    `lengths`: the number of tokens that `features` runs, by text.
-    """
-
-    def __init__(self, head: OwnHead, sequences: Sequence[Sequence[int]]) -> None:
+    def __init__(self, head: OwnHead) -> None:
         self.head = head
-        self.sequences = sequences
-        self.lengths = [len(sequence) for sequence in sequences]
-        self.batches: list[tuple[list[int], ModelCache]] = []
+        self.sequences: dict[int, Sequence[int]] = {}
+        self.rows: dict[int, tuple[ModelCache, int]] = {}
 
-    def features(self, chosen: Sequence[int], first: int) -> Tensor:
-        """Run the chosen texts behind the head; return [len(chosen), T - first, F]."""
+    def tokens_run(self, sequence: Sequence[int]) -> int:
+        """Return how many tokens `features` runs for a text."""
+        return len(sequence)
+
+    def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
+        """Run texts behind the head and store them in `slots`; return [len(slots), T - first, F]."""
+        self.sequences.update(zip(slots, sequences, strict=True))
         apart = self.head.cache.use.company == "none"
-        groups = [[text] for text in chosen] if apart else [list(chosen)]
+        groups = [[slot] for slot in slots] if apart else [list(slots)]
         parts = [self._run(group)[:, first:] for group in groups]
         longest = max(part.shape[1] for part in parts)
         return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
@@ -229,13 +230,13 @@ class OwnTexts:
     def _run(self, group: list[int]) -> Tensor:
         cache = self.head.cache.select([0] * len(group))
         cache.store_states()
-        features = cache.run([self.sequences[text] for text in group], every=GRID)
-        self.batches.append((group, cache))
+        features = cache.run([self.sequences[slot] for slot in group], every=GRID)
+        self.rows.update((slot, (cache, row)) for row, slot in enumerate(group))
         return features
 
-    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "OwnBranches":
-        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text."""
-        return OwnBranches(self, texts, kept)
+    def branches(self, capacity: int, room: int) -> "OwnBranches":
+        """Return no branches yet; `OwnBranches.admit` starts them."""
+        return OwnBranches(self)
 
 
 class OwnBranches:
@@ -244,20 +245,25 @@ class OwnBranches:
     `tokens_run`: the number of tokens that the last step ran, with those that led to the first.
     """
 
-    def __init__(self, texts: OwnTexts, of_text: Sequence[int], kept: Sequence[int]) -> None:
+    def __init__(self, texts: OwnTexts) -> None:
         self.texts = texts
-        self.count = len(of_text)
+        self.count = 0
         self.tokens_run = 0
         self._rerun = 0
         self.groups: list[tuple[list[int], ModelCache]] = []
-        members = defaultdict(list)
-        for number, (text, length) in enumerate(zip(of_text, kept, strict=True)):
-            batch = next(at for at, (chosen, _) in enumerate(texts.batches) if text in chosen)
-            members[batch, {"any": 0, "equal": length, "none": number}[texts.head.cache.use.company]].append(number)
-        for (batch, _), numbers in members.items():
-            chosen, cache = texts.batches[batch]
-            rows = [(chosen.index(of_text[number]), kept[number]) for number in numbers]
-            self.groups.append((numbers, self._begun(cache, rows, [of_text[number] for number in numbers])))
+
+    def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
+        """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for at, (slot, length) in enumerate(zip(slots, kept, strict=True)):
+            together = {"any": 0, "equal": length, "none": at}[self.texts.head.cache.use.company]
+            members[id(self.texts.rows[slot][0]), together].append(at)
+        for group in members.values():
+            cache = self.texts.rows[slots[group[0]]][0]
+            rows = [(self.texts.rows[slots[at]][1], kept[at]) for at in group]
+            begun = self._begun(cache, rows, [slots[at] for at in group])
+            self.groups.append(([self.count + at for at in group], begun))
+        self.count += len(slots)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
@@ -280,14 +286,14 @@ class OwnBranches:
                 groups.append(([new for new, _ in part], cache.select([at for _, at in part])))
         self.groups, self.count = groups, len(rows)
 
-    def _begun(self, cache: ModelCache, rows: Sequence[tuple[int, int]], texts: Sequence[int]) -> ModelCache:
+    def _begun(self, cache: ModelCache, rows: Sequence[tuple[int, int]], slots: Sequence[int]) -> ModelCache:
         """Return the cache of a group behind `kept` tokens of its texts, from pairs of row and kept."""
         head = self.texts.head.cache.width
         if not cache.has_states:
             return cache.cut([row for row, _ in rows], [head + kept for _, kept in rows])
         stored = [kept // GRID * GRID for _, kept in rows]
         begun = cache.cut([row for row, _ in rows], [head + kept for kept in stored])
-        sequences = [self.texts.sequences[text] for text in texts]
+        sequences = [self.texts.sequences[slot] for slot in slots]
         again = [ids[n:kept] for ids, n, (_, kept) in zip(sequences, stored, rows, strict=True)]
         self._rerun += sum(map(len, again))
         begun.store_states()

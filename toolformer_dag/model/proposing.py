@@ -1,5 +1,6 @@
 """Compute the probability of " [" at every place of a text and sample behind it (paper, section 2)."""
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,53 +13,18 @@ from torch import Tensor
 from toolformer_dag.model.attention import on_device
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import Ends, SamplePoint, TokenCounts, TokenText
-from toolformer_dag.model.heads import CachedHead, CachedTexts
-from toolformer_dag.model.memory import TokenBudget, batches
-from toolformer_dag.model.own_cache import OwnHead, OwnTexts
-from toolformer_dag.model.recomputing import RecomputedHead, RecomputedTexts
+from toolformer_dag.model.drawing import draw
+from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
+from toolformer_dag.model.memory import Places, TokenBudget, batches
+from toolformer_dag.model.own_cache import OwnBranches, OwnHead, OwnTexts
+from toolformer_dag.model.recomputing import RecomputedBranches, RecomputedHead, RecomputedTexts
 from toolformer_dag.settings.sections import SamplingSettings
 
-BLOCK = 128
-
-
-def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Draw a token for each of S samples; return [S].
-
-    `logits` [B, V] float32; `rows` [S] is the row of each sample; `uniforms` [S] are numbers in [0, 1). The search
-    runs over sums of 128-token blocks, then within a block, so no sample sums over the whole vocabulary.
-    """
-    weights = (logits if temperature == 1 else logits / temperature).softmax(-1)
-    if top_p < 1:
-        weights = nucleus(weights, top_p)
-    sums = _block_sums(weights).cumsum(-1)
-    goal = uniforms * sums[rows, -1]
-    block = (sums[rows] <= goal[:, None]).sum(-1).clamp(max=sums.shape[1] - 1)
-    before = torch.where(block > 0, sums[rows, (block - 1).clamp(min=0)], 0.0)
-    return _in_block(weights, rows, block, goal - before)
-
-
-def nucleus(weights: Tensor, top_p: float) -> Tensor:
-    """Set all weights [B, V] to zero but the smallest set of tokens whose probability reaches `top_p`."""
-    ordered, order = weights.sort(-1, descending=True)
-    beyond = ordered.cumsum(-1) - ordered >= top_p
-    return torch.zeros_like(weights).scatter_(1, order, ordered.masked_fill(beyond, 0))
-
-
-def _block_sums(weights: Tensor) -> Tensor:
-    """Sum weights [B, V] by block to [B, blocks] in float64; the last block may be short."""
-    whole = weights.shape[1] // BLOCK * BLOCK
-    sums = weights[:, :whole].reshape(len(weights), -1, BLOCK).sum(-1, dtype=torch.float64)
-    rest = weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
-    return torch.cat([sums, rest], 1) if whole < weights.shape[1] else sums
-
-
-def _in_block(weights: Tensor, rows: Tensor, block: Tensor, goal: Tensor) -> Tensor:
-    tokens = block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)
-    inside = tokens < weights.shape[1]
-    values = weights[rows[:, None], tokens.clamp(max=weights.shape[1] - 1)].double() * inside
-    reached = (values.cumsum(-1) <= goal[:, None]).sum(-1)
-    last = BLOCK - 1 - (values > 0).flip(-1).int().argmax(-1)
-    return block * BLOCK + torch.minimum(reached, last)
+Head = CachedHead | OwnHead | RecomputedHead
+Texts = CachedTexts | OwnTexts | RecomputedTexts
+Branches = CachedBranches | OwnBranches | RecomputedBranches
+Numbers = NDArray[np.int64]
+Probabilities = NDArray[np.float32]
 
 
 def in_place(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -73,9 +39,34 @@ def in_place(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return order
 
 
-Head = CachedHead | OwnHead | RecomputedHead
-Texts = CachedTexts | OwnTexts | RecomputedTexts
-Samples = NDArray[np.int64]
+@dataclass(slots=True, eq=False)
+class Unfinished:
+    """Samples that have not ended, as arrays of equal length.
+
+    `item` and `sample`: which sample of which text. `row`: its branch, shared by samples that have drawn the same
+    tokens. `streams` [samples, max_call_tokens]: its uniform numbers.
+    """
+
+    item: Numbers
+    sample: Numbers
+    row: Numbers
+    streams: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.item)
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Unfinished":
+        """Return the chosen samples."""
+        return Unfinished(self.item[chosen], self.sample[chosen], self.row[chosen], self.streams[chosen])
+
+    def joined(self, other: "Unfinished") -> "Unfinished":
+        """Return these samples and those of `other`."""
+        return Unfinished(
+            np.concatenate([self.item, other.item]),
+            np.concatenate([self.sample, other.sample]),
+            np.concatenate([self.row, other.row]),
+            np.concatenate([self.streams, other.streams]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +81,43 @@ class Proposer:
     ends: Ends
     sampling: SamplingSettings
 
-    def propose(self, items: Sequence[TokenText]) -> list[list[list[int]]]:
-        """Compute p_i and sample for items, ordered by length, that fit into memory together."""
-        texts = self.head.texts([item.ids for item in items])
-        points = [list(item.choose(p)) for item, p in zip(items, self._probabilities(texts, items), strict=True)]
-        located = [(number, point) for number, found in enumerate(points) for point in found]
-        drawn = iter(self._sample(texts, located) if located else [])
-        return [[next(drawn) for point in found for _ in point.streams] for found in points]
+    def propose(self, items: Sequence[TokenText], places: Places) -> list[list[list[int]]]:
+        """Compute p_i and sample for items, ordered by length, in as many places as memory holds at once."""
+        return Proposing(self, items, places).run()
 
-    def _probabilities(self, texts: Texts, items: Sequence[TokenText]) -> list[NDArray[np.float32]]:
-        """Return p_i of every item; run all texts, those for which none is asked only for their keys."""
-        result: list[NDArray[np.float32]] = []
-        for batch in batches(range(len(items)), texts.lengths, self.budget.tokens):
-            first = min(items[number].before for number in batch) - 1
-            features = texts.features(batch, first)
+    def probabilities(
+        self, texts: Texts, slots: Sequence[int], items: Sequence[TokenText], probes: int
+    ) -> list[Probabilities]:
+        """Return p_i of every item; run all texts, those for which none is asked only for their keys.
+
+        At most `probes` branches are open at once.
+        """
+        result: list[Probabilities] = []
+        lengths = [texts.tokens_run(item.ids) for item in items]
+        for batch in batches(range(len(items)), lengths, self.budget.tokens):
+            chosen = [items[number] for number in batch]
+            first = min(item.before for item in chosen) - 1
+            features = texts.features([slots[number] for number in batch], [item.ids for item in chosen], first)
             self.counts.passes += 1
             for number in batch:
-                self.counts.add("positions" if items[number].asked else "samples", texts.lengths[number])
-            result += self._first_tokens(features, first, [items[number] for number in batch])
+                self.counts.add("positions" if items[number].asked else "samples", lengths[number])
+            result += self._first_tokens(features, first, chosen)
         if len(self.start) > 1:
-            self._further_tokens(texts, items, result)
+            for slot, item, found in zip(slots, items, result, strict=True):
+                for first in range(0, item.asked, probes):
+                    self._further_tokens(texts, slot, item, found[first : first + probes], first)
         return result
 
-    def _first_tokens(self, features: Tensor, first: int, items: Sequence[TokenText]) -> list[NDArray[np.float32]]:
+    def draw(self, features: Tensor, row: Numbers, numbers: NDArray[np.float64]) -> Numbers:
+        """Draw a token behind the features of each row number in `row` by the uniform numbers `numbers`."""
+        device = features.device
+        logits = self.backbone.logits(features)
+        uniforms = on_device(numbers, device, torch.float64)
+        tokens = draw(logits, on_device(row, device), uniforms, self.sampling.temperature, self.sampling.top_p)
+        result: Numbers = tokens.cpu().numpy()
+        return result
+
+    def _first_tokens(self, features: Tensor, first: int, items: Sequence[TokenText]) -> list[Probabilities]:
         """Return the probability of the first token of " [" at every place; `features` begin at token `first`."""
         if not any(item.asked for item in items):
             return [np.zeros(0, np.float32) for _ in items]
@@ -122,61 +127,121 @@ class Proposer:
         probabilities = self.backbone.log_probabilities(rows, token).exp().cpu().numpy()
         return np.split(probabilities, np.cumsum([n for *_, n in starts])[:-1])
 
-    def _further_tokens(self, texts: Texts, items: Sequence[TokenText], result: Sequence[NDArray[np.float32]]) -> None:
-        """Multiply p_i by the probabilities of the other tokens of " [", on a branch at every place."""
-        for number, item in enumerate(items):
-            n = item.asked
-            if not n:
+    def _further_tokens(self, texts: Texts, slot: int, item: TokenText, found: Probabilities, first: int) -> None:
+        """Multiply p_i in `found`, from place `first` on, by the probabilities of the other tokens of " ["."""
+        n = len(found)
+        branches = texts.branches(n, len(self.start))
+        branches.admit([slot] * n, [item.before + first + i for i in range(n)])
+        for token, following in pairwise(self.start):
+            features = branches.step(torch.full((n,), token, device=self.backbone.device))
+            self.counts.add("positions", branches.tokens_run)
+            self.counts.passes += 1
+            targets = torch.full((n,), following, device=self.backbone.device)
+            found *= self.backbone.log_probabilities(features, targets).exp().cpu().numpy()
+
+
+class Proposing:
+    """Texts on their way through a proposer: those that wait, those with a slot, and their unfinished samples.
+
+    Texts are admitted where others have ended, so that decoding steps stay full. Each branch has its own age.
+    """
+
+    def __init__(self, proposer: Proposer, items: Sequence[TokenText], places: Places) -> None:
+        self.proposer = proposer
+        self.items = items
+        self.places = places
+        room = len(proposer.start) + proposer.sampling.max_call_tokens
+        self.texts: Texts = proposer.head.texts(places.texts, max(len(item.ids) for item in items))
+        self.branches: Branches = self.texts.branches(places.branches, room)
+        self.drawn: list[list[list[int]]] = [[] for _ in items]
+        self.waiting = deque(range(len(items)))
+        self.free = list(range(places.texts))
+        self.slots: dict[int, int] = {}
+        none = np.zeros(0, np.int64)
+        self.samples = Unfinished(none, none, none, np.zeros((0, proposer.sampling.max_call_tokens)))
+        self.tokens = none
+        """The token that each row runs next."""
+        self.ages = none
+        """How many own tokens each row has run."""
+
+    def run(self) -> list[list[list[int]]]:
+        """Return the tokens of each sample, by item."""
+        while self.waiting or len(self.samples):
+            self._admit()
+            if len(self.samples):
+                self._step()
+        return self.drawn
+
+    def _admit(self) -> None:
+        """Run texts that wait, if enough of them find a place for a pass that is worth it."""
+        most = max(1, max(item.most_samples for item in self.items))
+        fitting = min(len(self.free), (self.places.branches - len(self.samples)) // most, len(self.waiting))
+        if not fitting or (len(self.samples) and fitting < self._worthwhile(most)):
+            return
+        admitted = [self.waiting.popleft() for _ in range(fitting)]
+        slots = [self.free.pop() for _ in admitted]
+        self.slots.update(zip(admitted, slots, strict=True))
+        items = [self.items[number] for number in admitted]
+        found = self.proposer.probabilities(self.texts, slots, items, self.places.probes)
+        self._begin(admitted, [item.choose(p) for item, p in zip(items, found, strict=True)])
+
+    def _worthwhile(self, most: int) -> int:
+        """Return half of the texts that a pass or the places hold, whichever are fewer."""
+        longest = self.texts.tokens_run(self.items[self.waiting[-1]].ids)
+        whole = min(self.proposer.budget.tokens // longest, self.places.texts, self.places.branches // most)
+        return min(len(self.waiting), max(1, whole // 2))
+
+    def _begin(self, numbers: Sequence[int], points: Sequence[Sequence[SamplePoint]]) -> None:
+        """Start a branch at each point of these items, with all of its samples; free the slots of items without any."""
+        located = [(number, point) for number, found in zip(numbers, points, strict=True) for point in found]
+        self.branches.admit([self.slots[number] for number, _ in located], [point.kept for _, point in located])
+        for number, found in zip(numbers, points, strict=True):
+            if not found:
+                self.free.append(self.slots.pop(number))
                 continue
-            kept = [item.before + i for i in range(n)]
-            branches = texts.branches([number] * n, kept, room=len(self.start), capacity=n)
-            for token, following in pairwise(self.start):
-                features = branches.step(torch.full((n,), token, device=self.backbone.device))
-                self.counts.add("positions", branches.tokens_run)
-                self.counts.passes += 1
-                targets = torch.full((n,), following, device=self.backbone.device)
-                result[number][:] *= self.backbone.log_probabilities(features, targets).exp().cpu().numpy()
+            counts = [len(point.streams) for point in found]
+            total = sum(counts)
+            rows = len(self.tokens) + np.repeat(np.arange(len(found)), counts)
+            streams = np.concatenate([point.streams for point in found])
+            self.samples = self.samples.joined(Unfinished(np.full(total, number), np.arange(total), rows, streams))
+            self.drawn[number] = [[] for _ in range(total)]
+            self.tokens = np.r_[self.tokens, np.full(len(found), self.proposer.start[0])]
+            self.ages = np.r_[self.ages, np.zeros(len(found), np.int64)]
 
-    def _sample(self, texts: Texts, points: Sequence[tuple[int, SamplePoint]]) -> list[list[int]]:
-        """Sample tokens after " [" at each point (text number, point).
+    def _step(self) -> None:
+        """Run a token of every row and draw the next one of every sample; samples that end leave their rows."""
+        features = self.branches.step(on_device(self.tokens, self.proposer.backbone.device))
+        self.ages += 1
+        self.proposer.counts.add("samples", self.branches.tokens_run)
+        self.proposer.counts.decoding_steps += 1
+        tokens, ended = self._next_tokens(features)
+        under_way = Counter(self.samples.item.tolist())
+        self.samples = self.samples.where(~ended)
+        for number in under_way.keys() - set(self.samples.item.tolist()):
+            self.free.append(self.slots.pop(number))
+        self._arrange(tokens[~ended])
 
-        Samples of a point share a sequence in the model until their tokens differ.
-        """
-        streams = np.concatenate([point.streams for _, point in points])
-        row = np.repeat(np.arange(len(points)), [len(point.streams) for _, point in points])
-        active = np.arange(len(streams))
-        branches = texts.branches(
-            [text for text, _ in points],
-            [point.kept for _, point in points],
-            room=len(self.start) + self.sampling.max_call_tokens,
-            capacity=len(streams),
-        )
-        tokens = [np.full(len(points), token) for token in self.start]
-        drawn: list[list[int]] = [[] for _ in streams]
-        for column in streams.T:
-            for step in tokens:
-                features = branches.step(on_device(step, self.backbone.device))
-                self.counts.add("samples", branches.tokens_run)
-                self.counts.decoding_steps += 1
-            new = self._draw(features, row, column[active])
-            for sample_number, token in zip(active.tolist(), new.tolist(), strict=True):
-                drawn[sample_number].append(token)
-            unfinished = ~self.ends(new)
-            active, row, new = active[unfinished], row[unfinished], new[unfinished]
-            if not len(active):
-                break
-            pairs, row = np.unique(np.stack([row, new]), axis=1, return_inverse=True)
-            order = in_place(pairs[0])
-            pairs, row = pairs[:, order], np.argsort(order)[row]
-            if not np.array_equal(pairs[0], np.arange(len(tokens[-1]))):
-                branches.select(pairs[0].tolist())
-            tokens = [pairs[1]]
-        return drawn
+    def _next_tokens(self, features: Tensor) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Return the next token of every sample, drawn or of " [", and whether it ends with it."""
+        start, samples = np.array(self.proposer.start), self.samples
+        drawn_before = self.ages[samples.row] - len(start)
+        ready = np.flatnonzero(drawn_before >= 0)
+        tokens = start[np.minimum(self.ages[samples.row], len(start) - 1)]
+        ended = np.zeros(len(samples), np.bool_)
+        if len(ready):
+            numbers = samples.streams[ready, drawn_before[ready]]
+            tokens[ready] = self.proposer.draw(features, samples.row[ready], numbers)
+            last = drawn_before[ready] == samples.streams.shape[1] - 1
+            ended[ready] = self.proposer.ends(tokens[ready]) | last
+        for at in ready.tolist():
+            self.drawn[samples.item[at]][samples.sample[at]].append(int(tokens[at]))
+        return tokens, ended
 
-    def _draw(self, features: Tensor, row: Samples, numbers: NDArray[np.float64]) -> Samples:
-        device = features.device
-        logits = self.backbone.logits(features)
-        uniforms = on_device(numbers, device, torch.float64)
-        tokens = draw(logits, on_device(row, device), uniforms, self.sampling.temperature, self.sampling.top_p)
-        result: Samples = tokens.cpu().numpy()
-        return result
+    def _arrange(self, tokens: Numbers) -> None:
+        """Give every row with another next token a branch of its own."""
+        pairs, row = np.unique(np.stack([self.samples.row, tokens]), axis=1, return_inverse=True)
+        order = in_place(pairs[0])
+        pairs, self.samples.row = pairs[:, order], np.argsort(order)[row]
+        if not np.array_equal(pairs[0], np.arange(len(self.tokens))):
+            self.branches.select(pairs[0].tolist())
+        self.ages, self.tokens = self.ages[pairs[0]], pairs[1]

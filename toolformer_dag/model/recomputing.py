@@ -18,30 +18,32 @@ class RecomputedHead:
         self.ids = list(ids)
         self.budget = budget
 
-    def texts(self, sequences: Sequence[Sequence[int]]) -> "RecomputedTexts":
-        """Prepend this head to the texts."""
-        return RecomputedTexts(self, [[*self.ids, *sequence] for sequence in sequences])
+    def texts(self, slots: int, width: int) -> "RecomputedTexts":
+        """Return texts behind this head, to be filled by `RecomputedTexts.features`; nothing is allocated."""
+        return RecomputedTexts(self)
 
 
 class RecomputedTexts:
-    """Whole sequences of head and text; `lengths` counts the tokens of both."""
+    """Whole sequences of head and text by slot."""
 
-    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
+    def __init__(self, head: RecomputedHead) -> None:
         self.head = head
-        self.sequences = sequences
-        self.lengths = [len(sequence) for sequence in sequences]
+        self.sequences: dict[int, list[int]] = {}
 
-    def features(self, chosen: Sequence[int], first: int) -> Tensor:
-        """Run the chosen texts in full; return [len(chosen), T - first, F] at text tokens from `first` on."""
+    def tokens_run(self, sequence: Sequence[int]) -> int:
+        """Return how many tokens `features` runs for a text: those of the head too."""
+        return len(self.head.ids) + len(sequence)
+
+    def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
+        """Run texts in full, stored in `slots`; return [len(slots), T - first, F] at text tokens from `first` on."""
         backbone = self.head.backbone
-        ids = padded([self.sequences[text] for text in chosen], backbone.device)
-        return backbone.features(ids)[:, len(self.head.ids) + first :]
+        whole = [[*self.head.ids, *sequence] for sequence in sequences]
+        self.sequences.update(zip(slots, whole, strict=True))
+        return backbone.features(padded(whole, backbone.device))[:, len(self.head.ids) + first :]
 
-    def branches(self, texts: Sequence[int], kept: Sequence[int], room: int, capacity: int) -> "RecomputedBranches":
-        """Start one branch per text number; branch b keeps the first `kept[b]` tokens of its text."""
-        starts = zip(texts, kept, strict=True)
-        head = len(self.head.ids)
-        return RecomputedBranches(self.head, [self.sequences[text][: head + n] for text, n in starts])
+    def branches(self, capacity: int, room: int) -> "RecomputedBranches":
+        """Return no branches yet; `RecomputedBranches.admit` starts them."""
+        return RecomputedBranches(self)
 
 
 class RecomputedBranches:
@@ -50,10 +52,16 @@ class RecomputedBranches:
     `tokens_run`: the number of tokens that the last step ran.
     """
 
-    def __init__(self, head: RecomputedHead, sequences: list[list[int]]) -> None:
-        self.head = head
-        self.sequences = sequences
+    def __init__(self, texts: RecomputedTexts) -> None:
+        self.texts = texts
+        self.head = texts.head
+        self.sequences: list[list[int]] = []
         self.tokens_run = 0
+
+    def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
+        """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
+        head = len(self.head.ids)
+        self.sequences += [self.texts.sequences[slot][: head + n] for slot, n in zip(slots, kept, strict=True)]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]. Raises ModelError."""

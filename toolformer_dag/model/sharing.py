@@ -119,9 +119,11 @@ def _continued(start: Callable[[Backbone, Sequence[int]], CachedHead | OwnHead],
 
     The branches keep 4, 1 and 4 tokens of their texts; the texts have further tokens, which no branch may see.
     """
-    texts = start(backbone, CHECK_TOKENS[:3]).texts([[*CHECK_TOKENS[3:7], 0], [*CHECK_TOKENS[3:5]]])
-    behind = texts.features([0, 1], first=0)[0, :4]
-    branches = texts.branches([0, 1, 0], [4, 1, 4], room=2, capacity=3)
+    sequences = [[*CHECK_TOKENS[3:7], 0], [*CHECK_TOKENS[3:5]]]
+    texts = start(backbone, CHECK_TOKENS[:3]).texts(slots=2, width=5)
+    behind = texts.features([0, 1], sequences, first=0)[0, :4]
+    branches = texts.branches(capacity=3, room=2)
+    branches.admit([0, 1, 0], [4, 1, 4])
     steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in CHECK_TOKENS[7:]]
     return backbone.logits(torch.cat([behind, *steps]))
 

@@ -6,7 +6,7 @@
 - A pass stops at the last token whose probability is needed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, To
 from toolformer_dag.model.decoding_batches import DecodingBatch, choose_batch_method
 from toolformer_dag.model.heads import CachedHead
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.memory import CACHE_PASSES, TokenBudget, free_token_budget
+from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, Places, TokenBudget, free_token_budget
 from toolformer_dag.model.own_cache import OwnHead
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.proposing import Head, Proposer
@@ -52,10 +52,9 @@ class TransformersBackend:
         self._head: tuple[list[int], Head] | None = None
 
     @property
-    def identity(self) -> Mapping[str, str]:
+    def identity(self) -> str:
         """Return name and version of the library, and how products are computed."""
-        version = {"backend": "transformers", "version": transformers.__version__}
-        return {**version, "arithmetic": self.language_model.arithmetic}
+        return f"transformers {transformers.__version__}, {self.language_model.arithmetic}"
 
     @property
     def greedy_rows(self) -> int:
@@ -76,12 +75,15 @@ class TransformersBackend:
             self._head = (list(head), self._run_head(head))
         proposer = Proposer(self.backbone, self._head[1], self.counts, self.budget, start, ends, sampling)
         results: dict[int, list[list[int]]] = {}
+        room = len(start) + sampling.max_call_tokens
 
         def work(batch: list[int]) -> None:
-            results.update(zip(batch, proposer.propose([texts[number] for number in batch]), strict=True))
+            chosen = [texts[number] for number in batch]
+            results.update(zip(batch, proposer.propose(chosen, self._places(len(head), chosen, room)), strict=True))
 
-        lengths = [self._stored_tokens(len(head), text, sampling.max_call_tokens) for text in texts]
-        self.budget.run(lengths, work, share=CACHE_PASSES, lower="segment_tokens, k, m or max_call_tokens")
+        lengths = [self._stored_tokens(len(head), text, room) for text in texts]
+        share = CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED
+        self.budget.run(lengths, work, share=share, lower="segment_tokens, k, m or max_call_tokens")
         return [results[number] for number in range(len(texts))]
 
     @torch.inference_mode()
@@ -116,11 +118,26 @@ class TransformersBackend:
             return OwnHead(self.backbone, ids, self.sharing.cache)
         return CachedHead(self.backbone, ids)
 
-    def _stored_tokens(self, head: int, text: TokenText, call_tokens: int) -> int:
-        """Return how many tokens' keys a text stores while it is sampled."""
+    def _stored_tokens(self, head: int, text: TokenText, room: int) -> int:
+        """Return how many tokens' keys a text and all its samples store, with `room` tokens for each sample."""
         if self.sharing.cache is None:
-            return len(text.ids) + text.most_samples * call_tokens
-        return head + len(text.ids) + text.most_samples * (head + len(text.ids) + call_tokens)
+            return len(text.ids) + text.most_samples * room
+        return head + len(text.ids) + text.most_samples * (head + len(text.ids) + room)
+
+    def _places(self, head: int, texts: Sequence[TokenText], room: int) -> Places:
+        """Return how many texts and branches fit into memory: half of it is for texts, half for branches.
+
+        A text keeps its slot until the last of its samples ends, when most have ended long before. In the model's own
+        cache branches copy their text's keys, and all texts run at once.
+        """
+        longest, most = max(len(text.ids) for text in texts), max(text.most_samples for text in texts)
+        half = self.budget.tokens * CACHE_PASSES // 2
+        if self.sharing.cache is not None:
+            probes = min(half // (head + longest + room), self.budget.tokens)
+            return Places(len(texts), len(texts) * most, max(1, probes))
+        fitting = min(half // room, self.budget.tokens)
+        branches = max(most, min(fitting, len(texts) * most))
+        return Places(min(len(texts), max(1, half // longest)), branches, max(1, fitting))
 
     def _prefixes(self, prefixes: Sequence[Sequence[int]]) -> Prefixes:
         kind = CachedPrefixes if self.sharing.way == SHARED else RecomputedPrefixes

@@ -28,6 +28,11 @@ SMALL = 20_000_000
 slower."""
 
 
+def is_small(model: ModelSettings) -> bool:
+    """Say whether the settings' model lies in a local folder and computes on a single thread."""
+    return 0 < parameters(Path(model_name(model))) < SMALL
+
+
 def parameters(folder: Path) -> int:
     """Count the parameters of a model folder from its safetensors headers; 0 where the folder is missing."""
     from safetensors import safe_open
@@ -117,3 +122,8 @@ def _checkpoint_dtype(folder: Path) -> str:
 def model_name(model: ModelSettings) -> str:
     """Return the folder or id of the settings' model; `embedded` is the model in the package."""
     return str(MODEL) if model.name == "embedded" else model.name
+
+
+def folder_name(model: str) -> str:
+    """Return what a card calls a model: a folder by its last name alone, anything else as it is."""
+    return Path(model).name if Path(model).is_absolute() else model

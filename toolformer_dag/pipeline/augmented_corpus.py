@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import polars as pl
@@ -9,7 +10,7 @@ import polars as pl
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.heuristic_subset import Cut, cutting
+from toolformer_dag.pipeline.document_cuts import BATCH, Cut, DocumentCuts, Pieces, cutting
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -34,7 +35,7 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.update import StaleInput
 from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.texts.segments import Segment, segments
+from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
 DOCUMENT = ("shard", "digest")
@@ -60,10 +61,10 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     kept = _brought_home(raw, pl.concat([table.read(WHOLE) for table in tables]))
     calls = kept.filter(_at_home())
     rejected = counted(kept.filter(~_at_home()).with_columns(reason=pl.lit("duplicate_document")))
-    cut = Cut(plan.settings.corpus.segment_tokens, worker.tokens().count)
-    found = sorted(_rows(_documents(raw, calls), calls, plan.lanes, cut, rejected))
+    cuts = DocumentCuts(worker, Cut(plan.settings.corpus.segment_tokens, worker.tokens().count))
+    found = sorted(_rows(_documents(raw, calls), calls, plan.lanes, cuts, rejected))
     table = pl.DataFrame([row for _, row in found], schema=output.stage.schema, orient="row")
-    return PartRows([table], rejected, facts=_table_2(plan.lanes, [row for _, row in found]))
+    return PartRows([table], rejected, [cuts.name], facts=_table_2(plan.lanes, [row for _, row in found]))
 
 
 def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
@@ -114,20 +115,29 @@ def _rows(
     documents: Iterable[tuple[str, str, str]],
     calls: pl.DataFrame,
     lanes: Sequence[Lane],
-    cut: Cut,
+    cuts: DocumentCuts,
     rejected: Rejected,
 ) -> Iterator[tuple[bytes, Row]]:
     """Rows of the corpus with the hash that orders them; counts in `rejected` the calls that are not used."""
     names = {lane.key: lane.tool.name for lane in lanes}
     by_document = calls.partition_by(DOCUMENT, as_dict=True)
-    for shard, digest, text in documents:
-        pieces = [piece for piece in segments(text, cut.max_tokens, cut.count_tokens) if isinstance(piece, Segment)]
+    for (shard, digest, text), cut in _with_cuts(documents, cuts):
+        pieces = [piece for piece in cut if isinstance(piece, Segment)]
         found = [_kept(row, names) for row in by_document[shard, digest].iter_rows(named=True)]
         for example in examples(pieces, found, list(names.values())):
             if isinstance(example, Dropped):
                 rejected[shard, example.reason] += example.calls
             else:
                 yield text_order(text), _row(shard, digest, example, split_of(text))
+
+
+def _with_cuts(
+    documents: Iterable[tuple[str, str, str]], cuts: DocumentCuts
+) -> Iterator[tuple[tuple[str, str, str], Pieces]]:
+    """Each document with its pieces."""
+    waiting = iter(documents)
+    while some := list(islice(waiting, BATCH)):
+        yield from zip(some, cuts.of([text for _, _, text in some]), strict=True)
 
 
 def _kept(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:

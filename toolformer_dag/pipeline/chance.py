@@ -1,6 +1,6 @@
 """What the control says about a lane: false discovery rates by swapped results, and the threshold that they allow.
 
-All of it is SQL: chance.sql of the lake, which the warehouse holds as views, run over the files of one lane.
+All of it is SQL: judged.sql and chance.sql of the lake, which the warehouse is made with, over the files of one lane.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,8 @@ import duckdb
 import polars as pl
 
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
-from toolformer_dag.lake.warehouse import CHANCE
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.warehouse import CHANCE, JUDGED, SCORED
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.settings.sections import ChanceThreshold
 
@@ -53,6 +54,40 @@ def threshold_told(chosen: Mapping[str, Any]) -> str:
     return f"no tau_f is certified at {chosen['by_chance']:.3g} ({chosen['verdict']}{remedy}); {taken}"
 
 
+def kept_nothing(plan: Plan) -> list[str]:
+    """Say of each lane whose filter ran and kept no call how near its calls came, and what to do; a line per lane.
+
+    Where no lane keeps a call, a last line says that there is nothing to finetune on. Raises DamagedPart.
+    """
+    filtered = {lane: plan.lake.table(f"{lane.key}/filtered_calls") for lane in plan.lanes}
+    empty = [lane for lane, table in filtered.items() if table.has(WHOLE) and not table.read(WHOLE).height]
+    lines = [f"{lane.key}: {_nothing_told(plan, lane)}" for lane in empty]
+    if lines and len(lines) == len(filtered):
+        lines.append(f"No call of any lane is kept: there is nothing to finetune on. {REMEDY}.")
+    return lines
+
+
+REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotate more text, or change prompt or model'
+
+
+def _nothing_told(plan: Plan, lane: Lane) -> str:
+    with _control(plan, lane) as connection:
+        [(places, best)] = rows(connection, "SELECT count(*), max(delta) FROM places").rows()
+        statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
+    if not places:
+        where = '`toolformer-dag sql "from funnel"` shows at which stage its texts and calls ended'
+        return f"no call is kept, for none could be judged; {where}"
+    own = f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
+    counts = [
+        f"{row['calls']} at {row['tau_f']:.3g} (by chance {row['by_chance']}, 95 %: {row['by_chance_low']}-"
+        f"{row['by_chance_high']})"
+        if row["swaps"]
+        else f"{row['calls']} at {row['tau_f']:.3g} (by chance: not measured)"
+        for row in statistics
+    ]
+    return f"no call is kept{own}. Of {places} places the best gains {best:.3f}; kept are {', '.join(counts)}. {REMEDY}"
+
+
 @contextmanager
 def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the views of chance.sql over the lane's tables as they are now; none published, no rows."""
@@ -69,5 +104,8 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
             column = "tau_f" if name == "lanes" else "by_chance"
             connection.execute(f"CREATE TABLE {name} (tool VARCHAR, {column} DOUBLE)")
             connection.execute(f"INSERT INTO {name} VALUES ($tool, $value)", {"tool": lane.key, "value": value})
+        connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
+        run_sql(connection, JUDGED)
+        connection.execute("CREATE TABLE decisions AS FROM judged")
         run_sql(connection, CHANCE)
         yield connection

@@ -9,6 +9,7 @@ import polars as pl
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.stage import Claimed, TableOutput, Work
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.sections import Settings
 
 
 class WorkerError(UserError):
@@ -16,7 +17,7 @@ class WorkerError(UserError):
 
 
 Progress = Callable[[int, int], None]
-"""Called as `progress(done, total)` after every committed chunk."""
+"""Called as `progress(done, total)` after every committed chunk; rows that were stored before count for neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,19 @@ class InProcess:
         self._worker.release()
 
 
+CPU_TEXTS, GPU_TEXTS = 64, 512
+"""Texts of a chunk: 80 GB hold the keys of some 140 texts of GPT-J at a time, and others wait to take their places."""
+
+
+def chunk_size(settings: Settings) -> int:
+    """Return `execution.chunk_texts`, else what suits the device."""
+    if settings.execution.chunk_texts is not None:
+        return settings.execution.chunk_texts
+    import torch
+
+    return GPU_TEXTS if settings.model.device != "cpu" and torch.cuda.is_available() else CPU_TEXTS
+
+
 def text_chunks(texts: pl.DataFrame, untouched: pl.DataFrame, partial: pl.DataFrame, size: int) -> list[pl.DataFrame]:
     """Cut the texts that lack something into chunks of at most `size`.
 
@@ -96,8 +110,14 @@ def text_chunks(texts: pl.DataFrame, untouched: pl.DataFrame, partial: pl.DataFr
 
 
 def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return those of `keys` that no earlier shard of this run computes already, and claim them."""
-    known = claimed.get(store)
-    free = keys if known is None else keys.join(known, on=keys.columns, how="anti", maintain_order="left")
-    claimed[store] = free if known is None else pl.concat([known, free])
+    """Return those of `keys` that no earlier shard of this run computes already, and claim them; once per shard."""
+    known = claimed.setdefault(store, [])
+    free = keys.join(pl.concat(known), on=keys.columns, how="anti", maintain_order="left") if known else keys
+    known.append(free)
     return free
+
+
+def release(claimed: Claimed) -> None:
+    """Forget what the earliest shard claimed: its rows are stored, and whoever asks for them finds them there."""
+    for keys in claimed.values():
+        del keys[:1]

@@ -9,7 +9,7 @@ import polars as pl
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, run_sql, sql_text
 from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.warehouse import CHANCE, CHOSEN
+from toolformer_dag.lake.warehouse import CHANCE, CHOSEN, JUDGED
 from toolformer_dag.pipeline.chance import chance_threshold
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import SCORED, Column, PartRows, Stage, TableOutput
@@ -23,7 +23,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the scored calls: the threshold, the limit and the SQL text."""
     made = {"examples_per_tool": plan.settings.training.examples_per_tool, "sql": fingerprint(SQL)}
     if isinstance(lane.tau_f, ChanceThreshold):
-        return {**made, "tau_f": lane.tau_f.model_dump(), "chance": fingerprint(CHANCE)}
+        return {**made, "tau_f": lane.tau_f.model_dump(), "chance": fingerprint(JUDGED + CHANCE)}
     return {**made, "tau_f": lane.tau_f}
 
 

@@ -1,15 +1,15 @@
 """heuristic_subset: the texts that a tool wants, cut so that the prompt and two copies fit the model's context."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import nsmallest
 from typing import Any
 
 import polars as pl
 
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline import raw_shards
+from toolformer_dag.pipeline import raw_shards, removed_documents
+from toolformer_dag.pipeline.document_cuts import BATCH, Cut, DocumentCuts, cutting
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     DIGEST,
@@ -27,32 +27,19 @@ from toolformer_dag.pipeline.stage import (
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segments import CUTTING, Segment, Unfit, segments
+from toolformer_dag.texts.segments import Segment, Unfit, text_digest
 from toolformer_dag.tools.foreign_text import Identifier
 from toolformer_dag.tools.tool import OverBudget, blamed
 
-BATCH = 500
-OVER_BUDGET = "over_budget"
+OVER_BUDGET, NOT_WANTED = "over_budget", "document_not_wanted"
 SMALLEST = 16
 """Texts of fewer tokens hold no context worth a call."""
 Row = tuple[str, str, str, int, int, str, str, str, str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cut:
-    """How documents are cut into texts: at most `max_tokens` tokens each, as `count_tokens` counts them."""
-
-    max_tokens: int
-    count_tokens: Callable[[Sequence[str]], Sequence[int]]
-
-
-def cutting(plan: Plan) -> Mapping[str, Any]:
-    """Return what determines how a document is cut, beside prompt and call of a lane."""
-    return {"cutting": CUTTING, "segment_tokens": plan.settings.corpus.segment_tokens, "model": dict(plan.model)}
-
-
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the documents."""
+    corpus = plan.settings.corpus
     return {
         **cutting(plan),
         "tool": lane.tool.name,
@@ -60,7 +47,8 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         "identity": lane.selection(),
         "prompt": lane.tool.prompt,
         "max_call_tokens": plan.sampling.max_call_tokens,
-        "texts_per_shard": plan.settings.corpus.texts_per_shard,
+        "texts_per_shard": corpus.texts_per_shard,
+        **({"documents_per_shard": corpus.documents_per_shard} if corpus.documents_per_shard else {}),
         **({"language": Identifier(None).identity()} if lane.tool.asks_language else {}),
     }
 
@@ -92,40 +80,54 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
     return min(segment_tokens, room)
 
 
-def text_digest(text: str) -> str:
-    """Hash a text to 32 hexadecimal characters: equal texts share what was computed for them."""
-    return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Choose the texts of a shard that hold no call of this tool yet.
 
     Of more than `texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts fare equally,
-    a larger number adds texts and drops none. Rejected, with reasons: document_not_wanted, text_not_wanted, holds_call,
-    word_too_long (a piece that cannot be cut to fit), over_budget (a document or text that costs the tool's rule too
-    much work), not_sampled. Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule
-    fails.
+    a larger number adds texts and drops none; so it is with `documents_per_shard`, before anything is cut. Rejected,
+    with reasons: document_not_sampled, document_not_wanted, text_not_wanted, holds_call, word_too_long (a piece that
+    cannot be cut to fit), over_budget (a document or text that costs the tool's rule too much work), not_sampled.
+    Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule fails.
     """
-    choice = _Choice(output, cut_of(worker, output.lane))
-    documents = worker.plan.lake.table(raw_shards.NAME).batches(shard)
+    cuts = DocumentCuts(worker, cut_of(worker, output.lane))
+    choice, corpus = _Choice(output, cuts), worker.plan.settings.corpus
+    documents = _documents(worker.plan, shard, corpus.documents_per_shard, choice.rejected)
     frames = (choice.texts(rows[at : at + BATCH]) for rows in documents for at in range(0, rows.height, BATCH))
-    limit = worker.plan.settings.corpus.texts_per_shard
-    return PartRows(_sampled(frames, output.stage.schema, limit, choice.rejected), choice.rejected)
+    sampled = _sampled(frames, output.stage.schema, corpus.texts_per_shard, choice.rejected)
+    return PartRows(sampled, choice.rejected, [cuts.name])
+
+
+def _documents(plan: Plan, shard: str, limit: int | None, rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """The documents of a shard in their order; of more than `limit` distinct texts those with the smallest hashes."""
+    if limit is None:
+        yield from removed_documents.documents(plan, shard)
+        return
+    smallest: list[str] = []
+    for rows in removed_documents.documents(plan, shard):
+        smallest = nsmallest(limit, {*smallest, *map(text_digest, rows["text"])})
+    for rows in removed_documents.documents(plan, shard):
+        digests = pl.Series(map(text_digest, rows["text"]), dtype=pl.String)
+        sampled = digests.is_in(smallest)
+        rejected[shard, "document_not_sampled"] += rows.height - int(sampled.sum())
+        yield rows.filter(sampled)
 
 
 class _Choice:
     """The texts one tool wants; counts those it does not."""
 
-    def __init__(self, output: TableOutput, cut: Cut) -> None:
+    def __init__(self, output: TableOutput, cuts: DocumentCuts) -> None:
         self.rejected: Rejected = Counter()
-        self._schema, self._tool, self._cut = output.stage.schema, output.lane.tool, cut
+        self._schema, self._tool, self._cuts = output.stage.schema, output.lane.tool, cuts
         self._identifier = Identifier(None)
 
     def texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Return the wanted texts of a batch of documents."""
         if self._tool.asks_language:
             documents = self._with_language(documents)
-        rows = [row for values in documents.iter_rows(named=True) for row in self._of(Document(**values))]
+        read = (Document(**values) for values in documents.iter_rows(named=True))
+        wanted = [document for document in read if self._ruled("wants_document", document, NOT_WANTED, document)]
+        cut = self._cuts.of([document.text for document in wanted])
+        rows = [row for document, pieces in zip(wanted, cut, strict=True) for row in self._of(document, pieces)]
         return pl.DataFrame(rows, schema=self._schema, orient="row")
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
@@ -135,11 +137,9 @@ class _Choice:
         labels = pl.Series([one.label for one in found], dtype=pl.String)
         return documents.with_columns(language=documents["language"].scatter(lacking.arg_true(), labels))
 
-    def _of(self, document: Document) -> Iterator[Row]:
-        if self._ruled("wants_document", document, "document_not_wanted", document) is None:
-            return
+    def _of(self, document: Document, pieces: Sequence[Segment | Unfit]) -> Iterator[Row]:
         context = self._asked("context", document) or ""
-        for piece in segments(document.text, self._cut.max_tokens, self._cut.count_tokens):
+        for piece in pieces:
             if isinstance(piece, Unfit):
                 self._reject(document, "word_too_long")
             elif wanted := self._wanted(piece, document):
@@ -209,6 +209,8 @@ STAGE = Stage(
     key=TEXT_KEY,
     settings=settings,
     reads=(raw_shards.NAME,),
+    plan_reads=removed_documents.reads,
+    inputs=removed_documents.inputs,
     kinds=frozenset({"python", "polars"}),
     warehouse_name="texts",
     select="SELECT * EXCLUDE (text), length(text) AS characters FROM rows",

@@ -9,7 +9,7 @@ import polars as pl
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
-from toolformer_dag.pipeline.chunks import claim, text_chunks
+from toolformer_dag.pipeline.chunks import chunk_size, claim, text_chunks
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
 from toolformer_dag.pipeline.worker import Worker
@@ -93,7 +93,7 @@ def planned_losses(
     partial = missing.select("text_digest").unique().join(stored, on="text_digest", how="semi")
     untouched = distinct.join(stored, on="text_digest", how="anti")
     by_digest = texts.select("text_digest", "text").unique("text_digest")
-    chunks = text_chunks(distinct, untouched, partial, worker.plan.settings.execution.chunk_texts)
+    chunks = text_chunks(distinct, untouched, partial, chunk_size(worker.plan.settings))
     payloads = [
         LossChunk(
             missing.join(chunk, on="text_digest", how="semi", maintain_order="left"),
@@ -103,7 +103,7 @@ def planned_losses(
     ]
     counts = {"losses": (missing.height, keys.height - missing.height)}
     units = [(payload.texts.height, payload) for payload in payloads]
-    return Planned(units, distinct.height, counts)
+    return Planned(units, counts)
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
@@ -122,7 +122,7 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     bound_store(worker, output.lane).append(rows.filter(bound))
     loss_store(worker, output.lane).append(rows.filter(~bound))
     tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
-    return Work(tokens, arithmetic=frozenset({engine.language_model.arithmetic}))
+    return Work(tokens, backends=frozenset({engine.backend.identity}))
 
 
 def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:

@@ -22,22 +22,6 @@ def split_of(text: str) -> str:
     return HELDOUT if int.from_bytes(text_order(text), "big") < HELDOUT_SHARE * 2**64 else TRAIN
 
 
-@dataclass(frozen=True, slots=True)
-class HeldoutTexts:
-    """`choosing`: the texts on which the best checkpoint is chosen; `measuring`: those on which it is measured."""
-
-    choosing: list[str]
-    measuring: list[str]
-
-
-def heldout_texts(texts: Sequence[str], at_most: int) -> HeldoutTexts:
-    """The first of the held-out texts, at most half, choose; as many of the next measure. One alone does both."""
-    if len(texts) < 2:
-        return HeldoutTexts(list(texts), list(texts))
-    cut = min(at_most, len(texts) // 2)
-    return HeldoutTexts(list(texts[:cut]), list(texts[cut : cut + at_most]))
-
-
 MERGING = 3
 """Raised when the same calls and documents would give other texts; a golden test notices where it was not."""
 

@@ -1,7 +1,7 @@
 """What a run is made of: settings, the lanes with their tools, the model's identity, the shard files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from toolformer_dag.files import UserError
@@ -40,6 +40,11 @@ class Lane:
         """Return `Tool.identity`. Raises ToolDown where the tool's code fails."""
         with blamed(self.tool, "identity"):
             return dict(self.tool.identity())
+
+    def at_inference(self) -> "Lane":
+        """Return the lane with `Tool.at_inference`. Raises ToolDown where the tool's code fails."""
+        with blamed(self.tool, "at_inference"):
+            return replace(self, tool=self.tool.at_inference())
 
     def selection(self) -> dict[str, object]:
         """Return `Tool.selection`. Raises ToolDown where the tool's code fails."""
@@ -122,9 +127,19 @@ class Plan:
         return Lake(self.settings.paths.lake)
 
     @property
+    def inference_lanes(self) -> tuple[Lane, ...]:
+        """The lanes with the tools that a finetuned model calls."""
+        return tuple(lane.at_inference() for lane in self.lanes)
+
+    @property
     def tool_names(self) -> tuple[str, ...]:
         """The tools' names as they stand in the text."""
         return tuple(lane.tool.name for lane in self.lanes)
+
+    @property
+    def lane_names(self) -> dict[str, str]:
+        """The key of each lane -> its tool's name in the text: {"calculator": "Calculator"}."""
+        return {lane.key: lane.tool.name for lane in self.lanes}
 
     @cached_property
     def shards(self) -> Mapping[str, Shard]:

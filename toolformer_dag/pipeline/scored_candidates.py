@@ -14,7 +14,7 @@ import polars as pl
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
-from toolformer_dag.pipeline.chunks import claim, text_chunks
+from toolformer_dag.pipeline.chunks import chunk_size, claim, text_chunks
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL,
@@ -147,10 +147,10 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
             store.positions.stored(chunk),
             present.join(chunk, on="text_digest", how="semi").select(SAMPLE_KEY),
         )
-        for chunk in text_chunks(texts, unknown, partial, worker.plan.settings.execution.chunk_texts)
+        for chunk in text_chunks(texts, unknown, partial, chunk_size(worker.plan.settings))
     ]
     counts = {"texts": (unknown.height, texts.height - unknown.height), "samples": (0, present.height)}
-    return Planned([(payload.texts.height, payload) for payload in payloads], texts.height, counts)
+    return Planned([(payload.texts.height, payload) for payload in payloads], counts)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
@@ -175,7 +175,7 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     store.positions.append(_position_rows(answers))  # last: a text whose p_i are stored has its samples stored
     tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
     computed = samples.filter(pl.col("position") != REFUSED).height
-    return Work(tokens, {"samples": (computed, 0)}, arithmetic=frozenset({engine.language_model.arithmetic}))
+    return Work(tokens, {"samples": (computed, 0)}, backends=frozenset({engine.backend.identity}))
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:

@@ -1,6 +1,10 @@
-"""What a run spent on the model and the tools, written down while it is spent: a killed run's share is not lost.
+"""What a run spent on the model and the tools.
+
+It is written down while it is spent, so that a killed run's share is not lost:
 
 <ledger>/<random>   one file per process: tokens and calls so far
+
+What each step spent that ended well is a row in the lake, which the warehouse shows as `costs`.
 """
 
 import os
@@ -8,11 +12,17 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from toolformer_dag.files import WriteError
+import polars as pl
+
+from toolformer_dag.files import WriteError, locked
+from toolformer_dag.lake.record import record
+from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
+from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 NO_TOKENS = ("passes", "decoding_steps")
 """What the engine counts beside tokens."""
@@ -76,6 +86,64 @@ class Ledger:
                 os.close(descriptor)
         except OSError as error:
             raise WriteError(self._file, error) from error
+
+
+def read_spent(ledger: Path) -> Spent:
+    """Return what all processes of a run have spent so far; nothing is removed."""
+    try:
+        return sum(map(_read, ledger.iterdir()), Spent())
+    except FileNotFoundError:  # nothing yet, or taken by somebody who asked
+        return Spent()
+
+
+COSTS = "warehouse/costs"
+"""The lake's table of costs; a part per asset, so that an asset's next row rewrites no other's."""
+COST_COLUMNS = {
+    "run": (pl.String(), "id of the run, as Dagster shows it"),
+    "ended": (pl.Datetime("us", "UTC"), "when the step ended"),
+    "stage": (pl.String(), "name of the stage, checkpoint or measurement"),
+    "tool": (pl.String(), "key of the lane; null for what belongs to no lane"),
+    "seconds": (pl.Float64(), "wall time of the step"),
+    "tokens": (
+        pl.Int64(),
+        "tokens that went through the model; of a checkpoint those of its training examples, times the epochs; of "
+        "accuracy those that were written",
+    ),
+    "calls": (pl.Int64(), "tool calls that were made"),
+    "computed": (pl.Int64(), "rows of all kinds that were computed; null outside of the stages"),
+    "reused": (pl.Int64(), "rows of all kinds that an earlier run had computed; null outside of the stages"),
+}
+"""Name -> (type, meaning)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step of a run cost; see COST_COLUMNS."""
+
+    seconds: float
+    tokens: int = 0
+    calls: int = 0
+    computed: int | None = None
+    reused: int | None = None
+
+
+def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
+    """Add a row to the costs of an asset, such as "calculator/loss_deltas". Raises WriteError.
+
+    Not covered: what a failed or killed step spent, which the next report of `run` tells.
+    """
+    group, _, stage = asset.rpartition("/")
+    tool = None if group in ASSET_GROUPS else group
+    row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": tool, **asdict(cost)}
+    schema = {name: kind for name, (kind, _) in COST_COLUMNS.items()}
+    table = lake.table(COSTS)
+    with locked(lake.root / "warehouse" / ".costs.lock"):
+        try:
+            before = table.read(asset)
+        except (MissingPart, DamagedPart):  # a damaged part was set aside, and is named when it is
+            before = pl.DataFrame(schema=schema)
+        rows = pl.concat([before, pl.DataFrame([row], schema=schema)])
+        table.publish(asset, [rows], lambda: record({}, {}, stage="costs", tool=None))
 
 
 def take_spent(ledger: Path) -> Spent:

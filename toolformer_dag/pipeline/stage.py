@@ -22,9 +22,9 @@ from toolformer_dag.pipeline.worker import Worker
 
 Rejected = Counter[tuple[str, str]]
 """(shard, reason) -> how many."""
-REJECTIONS, VIOLATIONS, RETRY, ARITHMETIC = "rejections", "violations", "retry", "arithmetic"
-"""Fields of a part's record: what was left out, rows that fail a check, why the part is computed again next time, how
-the model's products were computed for the rows that the run did not reuse."""
+REJECTIONS, VIOLATIONS, RETRY, BACKENDS = "rejections", "violations", "retry", "backends"
+"""Fields of a part's record: what was left out, rows that fail a check, why the part is computed again next time, which
+backends computed the rows that the run did not reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ Check = Callable[[pl.DataFrame, "TableOutput"], int]
 class Work:
     """What a run cost: `tokens` through the model by kind; `counts`: kind -> (computed, reused), such as samples.
 
-    `damaged`: files that were set aside, with reasons; `arithmetic`: how the model's products were computed (tf32).
+    `damaged`: files that were set aside, with reasons; `backends`: `Backend.identity` of those that computed.
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
-    arithmetic: frozenset[str] = frozenset()
+    backends: frozenset[str] = frozenset()
 
     def __add__(self, other: "Work") -> "Work":
         tokens = Counter(self.tokens)
@@ -59,7 +59,7 @@ class Work:
             kind: _sum(self.counts.get(kind, (0, 0)), other.counts.get(kind, (0, 0)))
             for kind in {**self.counts, **other.counts}
         }
-        return Work(dict(tokens), counts, (*self.damaged, *other.damaged), self.arithmetic | other.arithmetic)
+        return Work(dict(tokens), counts, (*self.damaged, *other.damaged), self.backends | other.backends)
 
 
 class UnusableRows(Exception):
@@ -87,11 +87,10 @@ class PartRows:
 class Planned:
     """The missing rows of a part. `chunks`: payloads with the units (texts, calls) that each computes.
 
-    `units`: of the whole part; `counts`: kind -> (computed, reused).
+    `counts`: kind -> (computed, reused).
     """
 
     chunks: Sequence[tuple[int, Any]]
-    units: int
     counts: Mapping[str, tuple[int, int]]
 
 
@@ -102,6 +101,7 @@ class Stage:
     reads: tables whose versions are recorded as inputs; a bare name is of the same lane, "*/name" of every lane.
     lane_reads: further tables of the same lane whose versions count, where the lane's settings ask for them.
     also_reads: tables that are read without their version counting.
+    plan_reads: further tables in one part that are read where the plan asks for them; `inputs` tells their version.
     settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
     sharded: a part per shard, else one part. by_model: asks the language model. pool: what serialises its runs.
     inputs: replaces the versions of `reads` in the record of a part, of (plan, part).
@@ -119,6 +119,7 @@ class Stage:
     reads: tuple[str, ...] = ()
     lane_reads: Callable[[Lane], tuple[str, ...]] = lambda lane: ()
     also_reads: tuple[str, ...] = ()
+    plan_reads: Callable[[Plan], tuple[str, ...]] = lambda plan: ()
     group: str | None = None
     sharded: bool = True
     pool: Literal["gpu", "tools", "lake"] = "lake"
@@ -136,6 +137,13 @@ class Stage:
     rows: "Callable[[Worker, TableOutput, str], PartRows] | None" = None
 
     @property
+    def unit(self) -> str:
+        """What its progress counts."""
+        if self.chunks is None:
+            return "shards"
+        return "calls" if self.pool == "tools" else "texts"
+
+    @property
     def schema(self) -> pl.Schema:
         """The polars schema of its rows."""
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
@@ -148,8 +156,8 @@ class Stage:
         return frame.select(self.schema.names())
 
 
-Claimed = dict[str, pl.DataFrame]
-"""Keys that are being computed for earlier shards of the same run, by row store."""
+Claimed = dict[str, list[pl.DataFrame]]
+"""Keys that are being computed for shards of this run that are not published yet, in their order, by row store."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +209,8 @@ class TableOutput:
     @property
     def depends_on(self) -> tuple[str, ...]:
         """Names of all tables that are read."""
-        return (*self.reads, *(name for read in self.stage.also_reads for name in self._tables(read)))
+        also = (name for read in self.stage.also_reads for name in self._tables(read))
+        return (*self.reads, *also, *self.stage.plan_reads(self.plan))
 
     @property
     def parts(self) -> list[str]:

@@ -6,10 +6,13 @@ from toolformer_dag.lake.warehouse import WarehouseTable
 from toolformer_dag.pipeline import (
     augmented_corpus,
     filtered_calls,
+    heldout_texts,
     heuristic_subset,
     loss_deltas,
     raw_shards,
+    removed_documents,
     scored_candidates,
+    screened_documents,
     swapped_results,
     tool_results,
 )
@@ -24,13 +27,17 @@ LANE_STAGES: tuple[Stage, ...] = (
     swapped_results.STAGE,
     filtered_calls.STAGE,
 )
-STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *LANE_STAGES, augmented_corpus.STAGE)
+REMOVING: tuple[Stage, ...] = (screened_documents.STAGE, removed_documents.STAGE)
+"""Stages that only plans have that leave documents out."""
+STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *LANE_STAGES, augmented_corpus.STAGE)
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
     """Return every table of a plan: shards, a lane per tool, the corpus; each after what it reads."""
     lanes = [TableOutput(stage, plan, lane) for lane in plan.lanes for stage in LANE_STAGES]
-    return [TableOutput(raw_shards.STAGE, plan), *lanes, TableOutput(augmented_corpus.STAGE, plan)]
+    removing = REMOVING if removed_documents.chosen(plan) else ()
+    corpus = [TableOutput(stage, plan) for stage in (raw_shards.STAGE, *removing, heldout_texts.STAGE)]
+    return [*corpus, *lanes, TableOutput(augmented_corpus.STAGE, plan)]
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:

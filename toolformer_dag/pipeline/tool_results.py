@@ -61,12 +61,12 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     """Plan the calls that no run and no shard has made under the same tool. Counts distinct calls."""
     calls, store = _calls(output, shard).select(KEY).unique().sort(KEY), _store(worker, output.lane)
     # whole rows are read: damage beside the key columns has to show before the tool runs
-    missing = calls.join(store.stored(calls), on=KEY, how="anti", maintain_order="left")
-    missing = claim(claimed, store.name, missing)
+    known = pl.concat([store.stored(calls), *worker.lost_calls(output.lane)])  # lost calls wait for the next run
+    missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
     size = worker.plan.settings.execution.chunk_calls
     payloads = [missing[at : at + size] for at in range(0, missing.height, size)]
     counts = {"calls": (missing.height, calls.height - missing.height)}
-    return Planned([(payload.height, payload) for payload in payloads], calls.height, counts)
+    return Planned([(payload.height, payload) for payload in payloads], counts)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:

@@ -11,8 +11,8 @@ from typing import Any
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer, behind
-from toolformer_dag.pipeline.chunks import InProcess, Progress, Task, Workers
-from toolformer_dag.pipeline.stage import ARITHMETIC, REJECTIONS, RETRY, VIOLATIONS, Claimed, TableOutput, Work
+from toolformer_dag.pipeline.chunks import InProcess, Progress, Task, Workers, release
+from toolformer_dag.pipeline.stage import BACKENDS, REJECTIONS, RETRY, VIOLATIONS, Claimed, TableOutput, Work
 from toolformer_dag.pipeline.worker import Worker
 
 HASH = re.compile("[0-9a-f]{16,}")
@@ -191,28 +191,36 @@ class _Queue:
         self._waiting: deque[str] = deque()
         self._open: Counter[str] = Counter()
         self._part_of: dict[int, tuple[str, int]] = {}
+        self._given = 0
+        self._claimed = Claimed()
         self.done = 0
-        self.total = 0
+        self._known = 0
         self.work = Work()
 
+    @property
+    def total(self) -> int:
+        """Units to compute; those of parts that are not planned yet are estimated from the parts before them."""
+        planned = len(self._open)
+        return round(self._known * len(self._parts) / planned) if planned else 0
+
     def tasks(self) -> Iterator[Task]:
-        plan, claimed = self._output.stage.chunks, Claimed()
+        plan = self._output.stage.chunks
         if plan is None:
             raise LookupError(f"{self._output.name} has no chunks")
         for part in self._parts:
-            planned = plan(self._worker, self._output, part, claimed)
-            self.total += planned.units
-            self.done += planned.units - sum(units for units, _ in planned.chunks)
+            planned = plan(self._worker, self._output, part, self._claimed)
+            self._known += sum(units for units, _ in planned.chunks)
             self.work += Work(counts=planned.counts)
             self._waiting.append(part)
             self._open[part] = len(planned.chunks)
             self._publish()
             for units, payload in planned.chunks:
-                self._part_of[len(self._part_of)] = part, units
+                self._part_of[self._given] = part, units
+                self._given += 1
                 yield Task(self._output.name, self._output.code_version, payload)
 
     def ended(self, number: int, work: Work) -> None:
-        part, units = self._part_of[number]
+        part, units = self._part_of.pop(number)
         self._open[part] -= 1
         self.done += units
         self.work += work
@@ -223,9 +231,10 @@ class _Queue:
         while rows is not None and self._waiting and not self._open[self._waiting[0]]:
             part = self._waiting.popleft()
             made = rows(self._worker, self._output, part)
-            if self.work.arithmetic:
-                made = replace(made, facts={**made.facts, ARITHMETIC: sorted(self.work.arithmetic)})
+            if self.work.backends:
+                made = replace(made, facts={**made.facts, BACKENDS: sorted(self.work.backends)})
             self._output.publish(part, made)
+            release(self._claimed)
 
 
 def _by_chunk(worker: Worker, workers: Workers, output: TableOutput, parts: Sequence[str], progress: Progress) -> Work:
@@ -242,7 +251,8 @@ def _check_inputs(output: TableOutput, part: str) -> None:
     """Raise StaleInput where an input was made from another version of a second input than there is now."""
     if not (output.stage.sharded and output.lane_or_none):
         return
-    for name in output.depends_on:
+    whole = output.stage.plan_reads(output.plan)
+    for name in (name for name in output.depends_on if name not in whole):
         pointer = output.plan.lake.table(name).pointer(part)
         for input_name, version in pointer.record["inputs"].items():
             other = f"{output.group}/{input_name}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -124,9 +125,28 @@ class CorpusSettings(SettingsTable):
     texts_per_shard: int | None = Field(
         None, ge=1, description="Maximum texts that one tool annotates per shard, chosen by a hash of the text."
     )
+    documents_per_shard: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum documents that tools choose texts from per shard, chosen by a hash of the document before "
+        "anything is cut: a sample costs in proportion to its size.",
+    )
     first: Unfingerprinted[int | None] = Field(
         None, ge=1, description="Number of shards to use, in the order of their names; shards read before stay."
     )
+
+    deduplicate: bool = Field(
+        False, description="Whether of documents with equal text only the one in the first shard is used."
+    )
+    decontaminate: tuple[LocalPath, ...] = Field(
+        (),
+        description="Benchmark files, or folders of them, relative to the folder of toolformer.toml: documents that "
+        "share 13 words in a row with them are not used.",
+    )
+
+    def under(self, root: Path) -> "CorpusSettings":
+        """Return the corpus with absolute paths of the benchmark files; patterns of shards count from `root` anyway."""
+        return self.model_copy(update={"decontaminate": tuple(root / path for path in self.decontaminate)})
 
     @property
     def named(self) -> bool:
@@ -165,10 +185,15 @@ class ModelSettings(SettingsTable):
 
     def under(self, root: Path) -> "ModelSettings":
         """Return the model with the absolute path of its folder, where `name` is a folder."""
-        folder, found = under(root, self.name), False
-        with suppress(OSError):  # such as a name longer than the file system takes: an id, or an error of the loader
-            found = self.name != "embedded" and folder.is_dir()
-        return self.model_copy(update={"name": str(folder)}) if found else self
+        return self.model_copy(update={"name": _folder_or_id(root, self.name)})
+
+
+def _folder_or_id(root: Path, name: str) -> str:
+    """Return the absolute path of a model where `name` is a folder, else `name`."""
+    folder, found = under(root, name), False
+    with suppress(OSError):  # such as a name longer than the file system takes: an id, or an error of the loader
+        found = name != "embedded" and folder.is_dir()
+    return str(folder) if found else name
 
 
 class SamplingSettings(SettingsTable):
@@ -299,7 +324,9 @@ class TrainingSettings(SettingsTable):
         500, ge=1, description="Steps between two measurements of held-out perplexity, each with a checkpoint."
     )
     heldout_texts: int = Field(
-        1000, ge=1, description="Maximum held-out texts that choose the checkpoint; as many others measure perplexity."
+        1000,
+        ge=1,
+        description="Maximum held-out texts of C that choose the checkpoint; at most half of those that there are.",
     )
     examples_per_tool: int = Field(25_000, ge=1, description="Maximum texts with calls that one tool adds to C*.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of the sequences.")
@@ -314,6 +341,14 @@ class TrainingSettings(SettingsTable):
         ge=1,
         description="Rank of LoRA adapters of all linear layers (extra `lora`), merged into the weights before they "
         "are published; the frozen weights are held in `precision`. When left out, all weights are trained.",
+    )
+    keep_base: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Outside calls, the share of the target that is the base model's own prediction instead of the "
+        "text: a model that finetunes on few texts does not unlearn all others. 0 is the paper's plain language "
+        "modelling. Costs a forward pass of the base model; in one process, without LoRA.",
     )
     packing: bool = Field(
         False, description="Whether a sequence holds several texts, none of which attends to another: less padding."
@@ -341,7 +376,26 @@ class DecodingSettings(SettingsTable):
     """Configure decoding with tools (section 4.2 of the paper)."""
 
     k: int = Field(10, ge=0, description="A call starts when ` [` is among the k most likely tokens; 0 disables calls.")
+    calls: int = Field(1, ge=1, description="Maximum calls in an answer, those without a result included; paper: 1.")
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
+
+
+class EvaluatedModel(SettingsTable):
+    """Name a further model that is measured: `"facebook/opt-125m"` for short."""
+
+    name: str = Field(description="A model folder (relative to that of toolformer.toml), or a Hugging Face model id.")
+    revision: str | None = Field(None, description="Revision of a Hugging Face model: branch, tag or commit.")
+    tools: bool = Field(
+        False, description="Whether it is asked with tools too, as a Toolformer of another size is for Figure 4."
+    )
+
+
+def _named_model(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+EVALUATED = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
+"""What is measured anyway."""
 
 
 class EvaluationSettings(SettingsTable):
@@ -356,24 +410,56 @@ class EvaluationSettings(SettingsTable):
         default_factory=dict,
         description="Benchmarks of the paper: name and file or folder, relative to the folder of toolformer.toml.",
     )
+    perplexity_texts: int = Field(
+        10_000,
+        ge=1,
+        description="Maximum held-out texts of C that perplexity is measured on; none chooses the checkpoint.",
+    )
     wikitext: LocalPath | None = Field(
         None, description="Text file on which perplexity is measured too; relative to the folder of toolformer.toml."
     )
+    decoding_k: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="Values of `decoding.k` under which Toolformer is asked too, as in Table 9: `[1, 3]`."
+    )
+    models: dict[str, Annotated[EvaluatedModel, BeforeValidator(_named_model)]] = Field(
+        default_factory=dict,
+        description="Further models that answer the same questions, by the name that the tables show.",
+    )
+
+    @field_validator("models")
+    @classmethod
+    def _other_names(cls, models: dict[str, EvaluatedModel]) -> dict[str, EvaluatedModel]:
+        if taken := sorted(set(models) & set(EVALUATED)):
+            raise ValueError(f"{', '.join(taken)}: these names are taken; name the model otherwise")
+        return models
 
     def under(self, root: Path) -> "EvaluationSettings":
         """Return all paths absolute."""
         benchmarks = {name: root / path for name, path in self.benchmarks.items()}
         wikitext = self.wikitext and root / self.wikitext
-        return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext})
+        models = {
+            name: model.model_copy(update={"name": _folder_or_id(root, model.name)})
+            for name, model in self.models.items()
+        }
+        return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext, "models": models})
+
+
+FormName = Literal["text", "masked", "preference", "chat"]
+"""The forms of C* as training data."""
 
 
 class ExportSettings(SettingsTable):
-    """Say what the card of an exported data set cannot know."""
+    """Say what the cards of exported data sets and of checkpoints cannot know."""
 
     license: str = Field(
         "unknown",
         pattern=r"^[a-z0-9][a-z0-9.+-]*$",
         description="Licence of the data set, as the Hugging Face hub names it: `cc-by-4.0`, `odc-by`, `other`.",
+    )
+    model_license: str = Field(
+        "unknown",
+        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
+        description="Licence of the checkpoints, as the hub names it: `apache-2.0`, `other`.",
     )
 
 
@@ -392,7 +478,12 @@ class ControlSettings(SettingsTable):
 class ExecutionSettings(SettingsTable):
     """Say how work is spread over processes and time."""
 
-    chunk_texts: Unfingerprinted[int] = Field(64, ge=1, description="Texts that are computed and committed together.")
+    chunk_texts: Unfingerprinted[int | None] = Field(
+        None,
+        ge=1,
+        description="Texts that are computed and committed together. When left out: 64 on a CPU, 512 on a GPU, whose "
+        "memory holds more at once.",
+    )
     chunk_calls: Unfingerprinted[int] = Field(
         512, ge=1, description="Tool calls that are executed and committed together."
     )
@@ -400,7 +491,15 @@ class ExecutionSettings(SettingsTable):
         None,
         ge=1,
         description="Processes that compute at once, each with its own model. When left out: the number of GPUs; "
-        "without a GPU, the number of cores for a small model and 1 for a large model.",
+        "without a GPU, the number of cores for a small model and 1 for a large model; with Ray 1 per machine.",
+    )
+    engine: Unfingerprinted[Literal["local", "ray"]] = Field(
+        "local", description="Where chunks are computed: by processes of this machine, or by actors of a Ray cluster."
+    )
+    address: Unfingerprinted[str] = Field(
+        "auto",
+        min_length=1,
+        description="Address of the Ray cluster: HOST:PORT of its head, or auto for the cluster of this machine.",
     )
     automation: Unfingerprinted[bool] = Field(
         False, description="Whether the sensor starts a run when shard files change."
@@ -426,7 +525,9 @@ class SettingsTables(SettingsTable):
     training: TrainingSettings = Field(TrainingSettings(), description="Finetuning on C*.")
     decoding: DecodingSettings = Field(DecodingSettings(), description="Decoding with tools.")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="What models are measured on.")
-    export: ExportSettings = Field(ExportSettings(), description="What the cards of exported data sets say.")
+    export: ExportSettings = Field(
+        ExportSettings(), description="What the cards of exported data sets and of checkpoints say."
+    )
     control: ControlSettings = Field(ControlSettings(), description="How the count by chance is measured.")
     execution: ExecutionSettings = Field(ExecutionSettings(), description="How work is spread.")
 

@@ -43,7 +43,7 @@ Unfingerprinted = Annotated[T, OUTSIDE_FINGERPRINTS]
 """The type of a key that says how or where work is done: stored rows stay valid when its value changes."""
 
 LANE_NAME = re.compile(r"[A-Za-z0-9_]+")
-ASSET_GROUPS = ("ccnet", "training", "evaluation", "warehouse")
+ASSET_GROUPS = ("ccnet", "training", "evaluation", "warehouse", "tables")
 """The groups of the asset graph that are not lanes."""
 
 

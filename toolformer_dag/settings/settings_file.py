@@ -97,6 +97,12 @@ def settings_file(file: Path | None = None, environment: Mapping[str, str] | Non
     return Path(file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml").absolute()
 
 
+def known_profiles(file: Path | None = None) -> list[str]:
+    """Return the names of the file's own profiles and of the package's. Raises SettingsError."""
+    own = SettingsFile(settings_file(file)).toml_data.get("profiles", {})
+    return sorted({*own, *SettingsFile(PROFILES).toml_data["profiles"]})
+
+
 def load_settings(
     file: Path | None = None,
     *,
@@ -134,6 +140,7 @@ def load_settings(
         tables = {name: getattr(merged, name) for name in SettingsTables.model_fields}
         paths, model = merged.paths.under(root), merged.model.under(root)
         moved = {"paths": paths, "model": model, "evaluation": merged.evaluation.under(root)}
+        moved |= {"corpus": merged.corpus.under(root)}
         tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
         return Settings.model_validate({**tables, **moved, "tools": tools, "profile": merged.profile, "root": root})
 

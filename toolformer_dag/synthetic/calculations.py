@@ -5,12 +5,14 @@ from decimal import ROUND_HALF_UP, Decimal
 from random import Random
 
 from toolformer_dag.synthetic.names import WorldPart, first_names, name_pool, part_of_slot
-from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.sentences import Phenomenon, asked
 from toolformer_dag.synthetic.today import WEEK_DAYS
-from toolformer_dag.synthetic.wordings import Numbers, Operation, WordingSet, schemes, word_list
+from toolformer_dag.synthetic.wordings import Numbers, Operation, WordingSet, schemes, sums, word_list
 
 SIZES, SIZE_WEIGHTS = ((3, 9), (10, 99), (100, 989), (1000, 9899)), (4, 9, 8, 2)
 _SLOTS = 20
+_PERCENTS = (*range(1, 11), *range(10, 100, 5), 12, 18, 22, 33, 48, 64, 72)
+_CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "double": 2, "triple": 3}
 
 
 def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
@@ -40,7 +42,9 @@ def _draw(random: Random, numbers: Numbers) -> tuple[Decimal, Decimal]:
         return Decimal(random.randint(2, 30)), _price(random)
     if numbers == "share":
         return _dividend(random)
-    return _count(random), _count(random)
+    if numbers == "percent":
+        return Decimal(random.choice(_PERCENTS)), Decimal(random.choice((1, 1, 5, 10, 100)) * random.randint(2, 99))
+    return _count(random), Decimal(_CONSTANTS[numbers]) if numbers in _CONSTANTS else _count(random)
 
 
 def _count(random: Random) -> Decimal:
@@ -62,9 +66,11 @@ def _dividend(random: Random) -> tuple[Decimal, Decimal]:
     return Decimal(divisor * random.randint(3, 60) if whole else random.randint(50, 989)), Decimal(divisor)
 
 
-def apply(a: Decimal, operation: Operation, b: Decimal) -> str:
+def result_of(a: Decimal, operation: Operation, b: Decimal) -> str:
     """Return the result as the calculator prints it: at most two decimals, without trailing zeros."""
-    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operation].quantize(Decimal("0.01"), ROUND_HALF_UP)
+    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b, "%": a * b / 100}[operation].quantize(
+        Decimal("0.01"), ROUND_HALF_UP
+    )
     return f"{value:f}".rstrip("0").rstrip(".")
 
 
@@ -76,6 +82,35 @@ def written(random: Random, number: Decimal) -> str:
 
 
 QUESTION_SHARE = 0.45
+SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one template
+
+
+def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
+    """Write a sum or a story whose last number is the result of an operation on numbers in it."""
+    as_sum = wordings == "seen" and random.random() < SUM_SHARE
+    return plain_sum(random, part) if as_sum else story(random, part, wordings)
+
+
+def plain_sum(random: Random, part: WorldPart) -> Phenomenon:
+    """Ask for a calculation in a single template, or state it."""
+    operation = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 5, 3))[0]
+    own = [found for found in sums() if found.operation == operation]
+    found = random.choices(own, [len(each.questions) + len(each.statements) for each in own])[0]
+    a, b = operands(random, part, found.operation, found.numbers)
+    slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
+    is_question = random.random() < QUESTION_SHARE
+    templates = found.questions if is_question else found.statements
+    number = random.randrange(len(templates))
+    before = templates[number].format(**slots)
+    return _told(
+        random,
+        asked(random, before) if is_question else before,
+        _expression(found.operation, templates[number], slots),
+        result_of(a, found.operation, b),
+        found.unit,
+        slots,
+        f"calculator/{found.operation} {found.name}/seen/{'q' if is_question else 'e'}{number}",
+    )
 
 
 def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
@@ -87,24 +122,32 @@ def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     is_question = random.random() < QUESTION_SHARE
     ends = scheme.questions if is_question else scheme.endings
     end = random.randrange(len(ends))
-    template = scheme.setups[setup] + (f". {ends[end]} The answer is" if is_question else ends[end])
-    result = apply(a, scheme.operation, b)
-    unit = scheme.unit.format(**slots)
-    tail = random.choice(word_list("tails", "calculator")).format(unit=unit, m=slots["m"])
-    return Phenomenon(
-        tool="calculator",
-        before=template.format(**slots),
-        after=f" {result}{tail}",
-        input=_expression(scheme.operation, template, slots),
-        result=result,
-        answer=result,
-        wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
+    template = scheme.setups[setup] + (f". {ends[end]}" if is_question else ends[end])
+    before = template.format(**slots)
+    return _told(
+        random,
+        asked(random, before) if is_question else before,
+        _expression(scheme.operation, template, slots),
+        result_of(a, scheme.operation, b),
+        scheme.unit,
+        slots,
+        f"calculator/{scheme.operation} {scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
     )
+
+
+def _told(
+    random: Random, before: str, expression: str, result: str, unit: str, slots: Mapping[str, str], wording: str
+) -> Phenomenon:
+    tails = [tail for tail in word_list("tails", "calculator") if unit or "{unit}" not in tail]
+    tail = random.choice(tails).format(unit=unit.format(**slots), m=slots["m"])
+    return Phenomenon("calculator", before, f" {result}{tail}", expression, result, result, wording)
 
 
 def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
     """Return the call's input; the operands of + and * come in the order in which the text names them."""
-    swapped = operation in "+*" and template.index("{b}") < template.index("{a}")
+    if operation == "%":
+        return f"{slots['b']} * {slots['a']} / 100"
+    swapped = operation in "+*" and 0 <= template.find("{b}") < template.index("{a}")
     first, second = ("b", "a") if swapped else ("a", "b")
     return f"{slots[first]} {operation} {slots[second]}"
 

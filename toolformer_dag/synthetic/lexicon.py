@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal
 
 from toolformer_dag.synthetic.names import KINDS, PARTS, WorldPart, deal, name_pool
-from toolformer_dag.synthetic.sentences import Phenomenon, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
 from toolformer_dag.synthetic.wordings import FOLDER, WordingSet, translation_templates, word_list
 
 Language = Literal["es", "de", "fr"]
@@ -91,20 +91,22 @@ def _english(word_class: str) -> dict[str, str]:
 QUESTION_SHARE = 0.35
 PSEUDO_SHARE = 0.85  # of the pretraining phrases: invented words, so that the model has to read the call's result
 ADJECTIVE_SHARE = 0.75
+QUOTES, QUOTE_WEIGHTS = ("", '"', "'"), (16, 3, 1)
 
 
 def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Quote a foreign phrase, then say it in English."""
     pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
-    phrase, english = _pseudo_phrase(random) if pseudo else _phrase(random, part)
+    foreign, english = _pseudo_phrase(random) if pseudo else phrase(random, part)
     is_question = random.random() < QUESTION_SHARE
-    slots = {"f": phrase, "x": random.choice(word_list("filler", "persons"))}
+    quote = random.choices(QUOTES, QUOTE_WEIGHTS)[0]
+    slots = {"f": f"{quote}{foreign}{quote}", "x": random.choice(word_list("filler", "persons"))}
     before, wording = _words(random, wordings, is_question, slots)
     return Phenomenon(
         tool="machine_translation",
-        before=before + (" The answer is" if is_question else ""),
+        before=asked(random, before) if is_question else before,
         after=f" {english}{random.choice(word_list('tails', 'translation')).format(**slots)}",
-        input=phrase,
+        input=foreign,
         result=english,
         answer=english,
         wording=f"machine_translation/{wordings}/{wording}",
@@ -117,7 +119,8 @@ def _words(random: Random, wordings: WordingSet, is_question: bool, slots: Mappi
     return before, f"{'q' if is_question else 's'}{wording}"
 
 
-def _phrase(random: Random, part: WorldPart) -> tuple[str, str]:
+def phrase(random: Random, part: WorldPart) -> tuple[str, str]:
+    """Draw a phrase of the part's words; return it and its English."""
     language = random.choice(LANGUAGES)
     noun = random.choice(words_of(language, "noun", part))
     article = ARTICLES[language][noun.gender]

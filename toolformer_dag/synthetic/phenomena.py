@@ -4,10 +4,10 @@ import datetime
 from dataclasses import dataclass
 from random import Random
 
-from toolformer_dag.synthetic.calculations import story
+from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
 from toolformer_dag.synthetic.names import KINDS, WorldPart
-from toolformer_dag.synthetic.sentences import Phenomenon, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, casual, led, worded
 from toolformer_dag.synthetic.today import today
 from toolformer_dag.synthetic.wordings import Relation, WordingSet, fact_templates, relations, word_list
 from toolformer_dag.synthetic.world import Entity, World, passages_by_relation, the_world
@@ -55,9 +55,9 @@ def _asked(
 ) -> tuple[str, str, str, str]:
     leads, questions = fact_templates(relation, tool, wordings).choices(is_question=True)
     number, place = random.randrange(len(questions)), random.randrange(len(leads))
-    question = questions[number].format(e=entity.name)
+    question = casual(random, questions[number].format(e=entity.name))
     tail = random.choice(word_list("tails", "facts"))
-    return f"{leads[place]}{question} The answer is", tail, question, f"q{number}.{place}"
+    return led(random, f"{leads[place]}{question}"), tail, question, f"q{number}.{place}"
 
 
 TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
@@ -69,7 +69,7 @@ def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wording
     Raises ValueError for an unknown tool.
     """
     if tool == "calculator":
-        return story(random, part, wordings)
+        return calculation(random, part, wordings)
     if tool == "calendar":
         return today(random, part, wordings)
     if tool == "machine_translation":

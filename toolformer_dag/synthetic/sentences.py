@@ -1,6 +1,7 @@
 """Compose sentences with a place where a call belongs, and plain sentences that no tool helps with."""
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -47,6 +48,33 @@ def worded(random: Random, leads: Sequence[str], templates: Sequence[str], slots
     lead, number = random.choice(leads), random.randrange(len(templates))
     text = joined(lead.format(**slots), templates[number].format(**slots))
     return text, f"{number}.{leads.index(lead)}"
+
+
+CASUAL_SHARE = 0.15
+_CONTRACTIONS = re.compile(r"\b(What|Who|Where) is\b")
+_PLAIN_BEGINNINGS = frozenset(
+    ("What", "What's", "Who", "Who's", "Where", "Where's", "Which", "When", "How", "In", "Can", "Do", "Please", "Tell")
+)
+
+
+def asked(random: Random, question: str) -> str:
+    """Return a question as somebody might type it, with the words that lead to the answer."""
+    return led(random, casual(random, question))
+
+
+def led(random: Random, question: str) -> str:
+    """Put the words that lead to the answer, if any, behind a question."""
+    lead = random.choice(word_list("answers", "leads"))
+    return f"{question} {lead}" if lead else question
+
+
+def casual(random: Random, question: str) -> str:
+    """Contract `What is` and begin in lower case, each by chance, as people type."""
+    if random.random() < CASUAL_SHARE:
+        question = _CONTRACTIONS.sub(r"\1's", question, count=1)
+    if random.random() < CASUAL_SHARE and question.split(" ", 1)[0] in _PLAIN_BEGINNINGS:
+        question = question[0].lower() + question[1:]
+    return question
 
 
 def filler(random: Random, sentences: int) -> str:

@@ -4,7 +4,7 @@ import datetime
 from random import Random
 
 from toolformer_dag.synthetic.names import WorldPart, part_of_slot
-from toolformer_dag.synthetic.sentences import Phenomenon, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
 from toolformer_dag.synthetic.wordings import WordingSet, date_templates, word_list
 
 WEEK_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -40,7 +40,7 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     answer = date_text(day, slot)
     return Phenomenon(
         tool="calendar",
-        before=before + (" The answer is" if is_question else ""),
+        before=asked(random, before) if is_question else before,
         after=f" {answer}{random.choice(word_list('tails', 'calendar'))}",
         input="",
         result=today_is(day),

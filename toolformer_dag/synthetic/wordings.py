@@ -11,8 +11,10 @@ FOLDER = Path(__file__).resolve().parent / "templates"
 
 WordingSet = Literal["seen", "unseen"]
 EntityKind = Literal["person", "town", "firm", "river"]
-Operation = Literal["+", "-", "*", "/"]
-Numbers = Literal["count", "money", "distance", "rate", "prices", "share"]
+Operation = Literal["+", "-", "*", "/", "%"]
+PairOfNumbers = Literal["count", "money", "distance", "rate", "prices", "share", "percent"]
+NumberAlone = Literal["half", "third", "quarter", "double", "triple"]
+Numbers = PairOfNumbers | NumberAlone
 
 STORIES: dict[Operation, str] = {"+": "addition", "-": "subtraction", "*": "multiplication", "/": "division"}
 
@@ -67,6 +69,21 @@ class Scheme:
     questions: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Describe a calculation in a single template, in the words of somebody who asks for its result.
+
+    `questions` are whole, `statements` end before the result. The slots are those of a `Scheme`.
+    """
+
+    operation: Operation
+    name: str
+    numbers: Numbers
+    unit: str
+    questions: tuple[str, ...]
+    statements: tuple[str, ...]
+
+
 def word_list(table: str, name: str) -> tuple[str, ...]:
     """Return a list of `templates/words.toml`; raises KeyError for an unknown table or name."""
     found: tuple[str, ...] = _file("words")[table][name]
@@ -86,6 +103,12 @@ def schemes(wordings: WordingSet) -> tuple[tuple[Scheme, ...], ...]:
         tuple(Scheme(operation=operation, **row) for row in _file(name)[wordings])
         for operation, name in STORIES.items()
     )
+
+
+@cache
+def sums() -> tuple[Sum, ...]:
+    """Return the calculations in a single template, in the file's order; all are seen wordings."""
+    return tuple(Sum(**row) for row in _file("sums")["seen"])
 
 
 @cache

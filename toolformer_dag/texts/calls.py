@@ -73,6 +73,23 @@ def fault(call: Call) -> str | None:
     return None
 
 
+def continues_call(body: str, tools: Collection[str]) -> bool:
+    """Return whether the text after " [" is `Name(input) ->` with a name in `tools`, or the beginning of such a text.
+
+    `parse_call` accepts every text before `->` for which this is true. What follows the first `->` is ignored.
+    """
+    call, arrow, _ = body.partition(RESULT_ARROW)
+    opening = next((f"{name}(" for name in tools if call.startswith(f"{name}(")), None)
+    if opening is None:
+        return not arrow and any(f"{name}(".startswith(call) for name in tools)
+    input = call[len(opening) :]
+    if arrow:
+        if not input.rstrip().endswith(")"):
+            return False
+        input = input.rstrip()[:-1]
+    return fault(Call(opening[:-1], input)) is None and not OPENING.search(input)
+
+
 def clean_result(result: str, max_characters: int) -> str:
     """Clean a tool's result to a single line that e(c, r) can hold; "" where nothing visible is left.
 

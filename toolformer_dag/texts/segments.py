@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 CUTTING = 2  # raise this when the same document would give other segments
 TokenCounter = Callable[[Sequence[str]], Sequence[int]]
@@ -22,6 +23,11 @@ class Segment:
     index: int
     offset: int
     text: str
+
+
+def text_digest(text: str) -> str:
+    """Hash a text to 32 hexadecimal characters: equal texts share what was computed for them."""
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from hashlib import blake2b
 from math import gcd
+from operator import itemgetter
 from typing import NamedTuple
 
 from toolformer_dag.tools.tool import WorkBudget
@@ -23,10 +24,16 @@ HUNDREDTH = UNIT // 100
 # with a character set is found many times faster. A point after a closing mark ends a sentence.
 RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
 INDIAN = "[1-9][0-9]?(?:,[0-9]{2}){1,5},[0-9]{3}"
-WHOLE = rf"[0-9]{{1,{MAX_WHOLE_DIGITS}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}|{INDIAN}"
+WHOLE = rf"0|[1-9][0-9]{{0,{MAX_WHOLE_DIGITS - 1}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}|{INDIAN}"
 PART_OF_A_GROUPED_NUMBER = re.compile(",0[0-9]")
 SINGLE = re.compile(rf"({WHOLE}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
 TOKEN = re.compile(r"\w+|[^\w\s]")
+# An IBAN, three groups of four digits or more (a card, an account), or a telephone number behind a `+`.
+IDENTIFIER = re.compile(
+    r"(?<![\w.,])"
+    r"(?:[A-Z]{2} ?[0-9]{2}(?: [0-9A-Z]{4}){2,}(?: [0-9A-Z]{1,4})?|[0-9]{4}(?: [0-9]{4}){2,}(?: [0-9]{1,4})?)"
+    r"(?![\w%]|[.,][0-9])|\+[0-9]{1,3}(?:[ -][0-9]{2,5}){2,}"
+)
 
 
 class Number(NamedTuple):
@@ -41,14 +48,24 @@ def numbers(text: str) -> list[Number]:
     """Return numbers such as 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of 1,2,3.
 
     Not covered: digits joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
-    more than 15 digits before or 12 after the point. Signs are not read: in prose they are mostly dashes.
+    account and telephone numbers (`IDENTIFIER`), whole numbers that begin with a zero (007), more than 15 digits before
+    or 12 after the point. Signs are not read: in prose they are mostly dashes.
     """
     found: list[Number] = []
+    identifiers = [match.span() for match in IDENTIFIER.finditer(text)]
     for run in RUN.finditer(text):
+        if _within(run.start(), identifiers):
+            continue
         for piece in _pieces(run[0]):
             if single := SINGLE.fullmatch(piece):
                 found.append(Number(run.start(), run.end(), _value(*single.groups(""))))
     return found
+
+
+def _within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a character lies in one of these sorted, disjoint spans."""
+    before = bisect_right(spans, place, key=itemgetter(0)) - 1
+    return before >= 0 and place < spans[before][1]
 
 
 def _pieces(run: str) -> Sequence[str]:

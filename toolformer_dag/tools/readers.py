@@ -1,4 +1,4 @@
-"""Readers that answer from passages: sequence-to-sequence, Fusion-in-Decoder, extractive, HTTP endpoint."""
+"""Readers that answer from passages: sequence-to-sequence, extractive, HTTP endpoint."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class Seq2SeqReader:
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         texts = [reader_input(question, own) for question, own in zip(questions, passages, strict=True)]
-        return self.generate(self.encode(texts))
+        return self._generate(self.encode(texts))
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Tokenize texts to padded ids and mask on the model's device, truncated to `max_input_tokens`."""
@@ -44,53 +44,19 @@ class Seq2SeqReader:
         )
         return batch.to(self.model.device)
 
-    def generate(self, inputs: Any) -> list[ToolResult]:
-        """Generate an answer per row of `inputs`, the keyword arguments of the model's `generate`."""
+    def _generate(self, batch: Any) -> list[ToolResult]:
         import torch
 
         with torch.inference_mode():
             tokens = self.model.generate(
-                input_ids=inputs.get("input_ids"),
-                attention_mask=inputs["attention_mask"],
-                encoder_outputs=inputs.get("encoder_outputs"),
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
                 max_new_tokens=self.options.max_answer_tokens,
                 do_sample=False,
                 num_beams=1,
             )
         answers = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [ToolResult(answer.strip()) if answer.strip() else NO_ANSWER for answer in answers]
-
-
-class FidReader(Seq2SeqReader):
-    """Fusion-in-Decoder, for checkpoints trained this way: the cost is linear in the number of passages."""
-
-    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        most = max(map(len, passages), default=0) or 1
-        pairs = zip(questions, passages, strict=True)
-        texts = [text for question, own in pairs for text in passage_inputs(question, own, most)]
-        return self.generate(self.fuse(self.encode(texts), most, [max(len(own), 1) for own in passages]))
-
-    def fuse(self, batch: Any, most: int, counts: Sequence[int]) -> dict[str, Any]:
-        """Return encoder states [questions, most * tokens, d] and their mask without padding passages."""
-        import torch
-        from transformers.modeling_outputs import BaseModelOutput
-
-        with torch.inference_mode():
-            states = self.model.get_encoder()(**batch).last_hidden_state
-        questions, tokens = len(counts), states.shape[1]
-        mask = batch["attention_mask"].reshape(questions, most, tokens)
-        present = torch.arange(most, device=mask.device)[None, :] < torch.tensor(counts, device=mask.device)[:, None]
-        fused = states.reshape(questions, most * tokens, -1)
-        return {
-            "encoder_outputs": BaseModelOutput(last_hidden_state=fused),
-            "attention_mask": (mask * present[:, :, None]).reshape(questions, most * tokens),
-        }
-
-
-def passage_inputs(question: str, passages: Sequence[Passage], most: int) -> list[str]:
-    """Format FiD's input per passage; pad the list to `most` entries with the question alone."""
-    own = [f"question: {question} title: {passage.title} context: {passage.text}" for passage in passages]
-    return own + [f"question: {question}"] * (most - len(own))
 
 
 Scores = NDArray[np.float32]

@@ -149,6 +149,10 @@ class Tool(ABC):
         Raises RetryableError when the batch may succeed later, ToolDown when the tool as a whole cannot work.
         """
 
+    def at_inference(self) -> "Tool":
+        """Return the tool that answers a finetuned model: this one, unless other options hold then."""
+        return self
+
     def identity(self) -> Mapping[str, object]:
         """Return what determines the results besides `version`, for fingerprints: all options but the prompt."""
         return self.options.model_dump(mode="json", exclude={"prompt"})

@@ -7,12 +7,21 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.files import StorageError, unsealed
-from toolformer_dag.lake.record import changes
+from toolformer_dag.lake.record import changes, record
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
-from toolformer_dag.pipeline.merging import HELDOUT, TRAIN, heldout_texts
+from toolformer_dag.pipeline.heldout_texts import heldout_texts
+from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.training.training_report import RECORD, checkpoint_folder, read_report
+from toolformer_dag.pipeline.stage import Column
+from toolformer_dag.training.training_report import (
+    CARD,
+    RECORD,
+    TrainingReport,
+    card_is_lost,
+    checkpoint_folder,
+    read_report,
+)
 from toolformer_dag.training.training_run import run_identity
 
 CHECKPOINTS = {
@@ -26,7 +35,7 @@ CHECKPOINTS = {
 
 
 def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
-    """Return what determines a checkpoint besides C*."""
+    """Return what determines a checkpoint besides C* and the held-out texts."""
     return {
         "settings": plan.settings.training.determining(),
         "model": dict(plan.model),
@@ -36,11 +45,9 @@ def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def training_texts(plan: Plan, name: str) -> tuple[list[str], list[str]]:
-    """Return the training texts, and the held-out texts that choose the best checkpoint. Raises MissingPart."""
-    corpus = plan.lake.table(CORPUS).read(WHOLE)
-    train, heldout = (corpus.filter(pl.col("split") == split) for split in (TRAIN, HELDOUT))
-    choosing = heldout_texts(heldout["text"].to_list(), plan.settings.training.heldout_texts).choosing
-    return train[CHECKPOINTS[name][0]].to_list(), choosing
+    """Return the training texts, and the texts of C that choose the best checkpoint. Raises MissingPart."""
+    train = plan.lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
+    return train[CHECKPOINTS[name][0]].to_list(), heldout_texts(plan).choosing
 
 
 def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
@@ -50,13 +57,42 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
         return ["never made"]
     if read_report(folder) is None:
         return [f"{folder} is gone or not whole"]
+    if card_is_lost(folder):
+        return [f"{folder / CARD} is gone or not what was written; the weights are whole"]
     try:
         texts = training_texts(plan, name)
-    except StorageError:  # C* is missing, which the reasons of C* report
+    except StorageError:  # C* or the held-out texts are missing, which their own reasons report
         return []
+    if plan.lake.table(CURVE).whole_pointer(name) is None:
+        return [f"{CURVE} lacks it"]
     now = run_identity(plan.settings.model, *texts, plan.settings.training)
     stored = unsealed((folder / RECORD).read_bytes())
     return [str(change) for change in changes(_record(stored), _record(json.loads(json.dumps(now))))]
+
+
+CURVE = "training/training_curve"
+"""The lake's table of the curves; a part per checkpoint."""
+CURVE_COLUMNS = {
+    "checkpoint": Column(pl.String(), "finetuned_checkpoint (on C*) or baseline_checkpoint (on C)"),
+    "step": Column(pl.Int64(), "optimizer steps so far; 0 is the base model"),
+    "measure": Column(
+        pl.String(), "training loss (mean of the steps since the row before, nats per token), or held-out perplexity"
+    ),
+    "value": Column(pl.Float64(), "the figure; of the held-out perplexity, the lowest chooses the checkpoint"),
+    "published": Column(pl.Boolean(), "whether the published checkpoint is of this step"),
+}
+
+
+def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame:
+    """Publish the training curve of a checkpoint and return it. Raises WriteError."""
+    points = [(point.step, "training loss", point.loss) for point in report.losses]
+    points += [(point.step, "held-out perplexity", point.perplexity) for point in report.heldout]
+    rows = [(name, *point, point[0] == report.best_step) for point in points]
+    schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
+    curve = pl.DataFrame(rows, schema=schema, orient="row")
+    inputs = {name: report.fingerprint}
+    plan.lake.table(CURVE).publish(name, [curve], lambda: record({}, inputs, stage="training_curve", tool=None))
+    return curve
 
 
 def _record(run: Mapping[str, Any]) -> Mapping[str, Any]:

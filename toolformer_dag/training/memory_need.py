@@ -26,13 +26,18 @@ LOGIT_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class TransformerShape:
-    """The numbers of a model that memory depends on. `linear`: width in + width out, summed over linear layers."""
+    """The numbers of a model that memory depends on.
+
+    `linear`: width in + width out, summed over linear layers. `eager_heads`: attention heads whose scores are held for
+    the backward pass (GPT-J in transformers); 0 where a fused kernel computes them again.
+    """
 
     parameters: int
     width: int
     layers: int
     vocabulary: int
     linear: int
+    eager_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ def model_shape(model: ModelSettings) -> TransformerShape:
         layers=text.num_hidden_layers,
         vocabulary=text.vocab_size,
         linear=sum(sum(shape) for shape in matrices if text.vocab_size not in shape),
+        eager_heads=text.num_attention_heads if skeleton.config._attn_implementation == "eager" else 0,
     )
 
 
@@ -73,8 +79,10 @@ def memory_need(
     - float32: 16 bytes per parameter (weights, gradients, two moments), divided among the processes; on a GPU also the
       bfloat16 copies of all weights in a pass, or where they are divided the gathered weights of the largest parts.
     - bfloat16 with moments of 8 bits: 6 bytes. LoRA: the frozen weights, and 16 bytes per value of the adapters.
+    - `keep_base`: the base model beside them.
     - Activations: the input of every layer and one layer's values, or all layers' values without checkpointing; the
-      logits in float32.
+      logits in float32. Where attention is eager, a layer's values hold its weights in float32 and as they are used,
+      and the layer at work holds two more copies.
 
     Not covered: experts, the allocator's fragments, what torch and the driver take themselves (about 1 GB).
     """
@@ -91,10 +99,14 @@ def memory_need(
         if processes > 1:
             ends = 2 * shape.vocabulary * shape.width
             states += computing * (ends + 2 * (shape.parameters - ends) // shape.layers)
+    if settings.keep_base:
+        states += weight * shape.parameters
     tokens = min(settings.device_batch_size, settings.batch_size // processes or 1) * length
     kept = on_gpu if settings.gradient_checkpointing is None else settings.gradient_checkpointing
-    inner = LAYER_VALUES // 2 * computing * shape.width
+    scores = shape.eager_heads * length
+    inner = LAYER_VALUES // 2 * computing * shape.width + scores * (4 if computing == 4 else 6)
     layers = shape.layers * computing * shape.width + inner if kept else shape.layers * inner
+    layers += 2 * 4 * scores
     return MemoryNeed(states, tokens * (layers + LOGIT_BYTES * shape.vocabulary))
 
 

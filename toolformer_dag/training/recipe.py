@@ -38,6 +38,11 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
                 f"this recipe needs {library}, which is not installed; run `pip install -c constraints.txt -e "
                 f"'.[{extra}]'`, or set {without}"
             )
+    if settings.keep_base and (processes > 1 or settings.lora_rank is not None):
+        raise TrainingError(
+            "training.keep_base needs the whole base model beside the trained weights in one process; set "
+            "training.processes = 1 and no training.lora_rank, or training.keep_base = 0"
+        )
     if processes > 1 and settings.lora_rank is None and is_composite(base):
         raise TrainingError(
             f"{base.name!r} is more than a language model (of text and images, say), whose divided weights were found "

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.loading import load_tokens
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.training.kept_base import KeptBase
 from toolformer_dag.training.recipe import optimizer, trained_model
 from toolformer_dag.training.sequences import IGNORED, Examples, batch_order, collate, examples, training_steps
 from toolformer_dag.training.sharded_state import RestoredShares, save_shares
@@ -154,7 +155,21 @@ class Prepared:
 
 
 class _Trainer(Trainer):  # type: ignore[misc]
-    """Saves shares beside divided weights, which are loaded from their checkpoint before a run goes on."""
+    """Keeps the base model's predictions where it is told to.
+
+    Saves shares beside divided weights, which are loaded from their checkpoint before a run goes on.
+    """
+
+    kept_base: KeptBase | None = None
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the loss; held-out texts are always measured as they are."""
+        if self.kept_base is None or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        given = {name: value for name, value in inputs.items() if name != "labels"}
+        return self.kept_base.loss(model(**given), given, inputs["labels"], num_items_in_batch)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights, and the shares before the Trainer's state, which makes a checkpoint count."""
@@ -212,6 +227,9 @@ def prepare(
         callbacks=[ProgressCallback(progress, measured), *([RestoredShares()] if divided else [])],
         optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
+    if settings.keep_base:
+        frozen = trained_model(base, settings, 1, None).to(arguments.device)
+        trainer.kept_base = KeptBase(frozen, tokens.encoding, settings.keep_base)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
     return Prepared(trainer, train, checkpoint)
 

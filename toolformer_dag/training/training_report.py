@@ -1,16 +1,28 @@
 """The report of a finetuning run, its record beside the weights, and publishing both. Imports no torch."""
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.files import FILES, damaged_beside, hashes_beside, replace_folder, sealed, unsealed
+from toolformer_dag.files import (
+    FILES,
+    damaged_beside,
+    hashes_beside,
+    replace_folder,
+    sealed,
+    unsealed,
+    write_whole,
+)
+from toolformer_dag.identity import content_hash
 from toolformer_dag.model.weights import model_identity, model_name
 from toolformer_dag.settings.sections import Settings
 
-RECORD = "training.json"
+RECORD, CARD = "training.json", "README.md"
+CARD_TAGS, CARD_SEAL = b"\n- toolformer\n- tool-use\n", re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
+"""What tells a card that was written here, even with a flipped bit, from a README of a person's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,38 @@ def _whole_record(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if "report" in record and not damaged_beside(folder / RECORD) else None
+
+
+def write_card(folder: Path, text: str) -> None:
+    """Replace the card beside a checkpoint, whose last line holds the hash of the others. Raises WriteError.
+
+    training.json does not name the card, so that figures which are measured later can be added.
+    """
+    write_whole(folder / CARD, _sealed_card(text))
+
+
+def read_card(folder: Path) -> str | None:
+    """Return the card without its last line; None where it is missing, or is not what was written."""
+    try:
+        content = (folder / CARD).read_bytes()
+        text = content.decode().rstrip("\n").rpartition("\n")[0] + "\n"
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if _sealed_card(text) == content else None
+
+
+def card_is_lost(folder: Path) -> bool:
+    """Return whether the card is missing, or was written here and changed since; a person's own README is neither."""
+    try:
+        content = (folder / CARD).read_bytes()
+    except OSError:
+        return True
+    written_here = CARD_TAGS in content or CARD_SEAL.search(content) is not None
+    return written_here and read_card(folder) is None
+
+
+def _sealed_card(text: str) -> bytes:
+    return f"{text}<!-- {content_hash(text.encode())} -->\n".encode()
 
 
 def publish(folder: Path, out: Path) -> None:

@@ -16,7 +16,7 @@ from toolformer_dag.pipeline.raw_shards import CONTENT, NAME
 from toolformer_dag.pipeline.shards import ShardFile, stamps
 from toolformer_dag.tools.passage_search import RetrievalOptions, damaged_index_files, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import RECORD, checkpoint_folder
+from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_folder
 
 NOT_WRITTEN = "is missing, or its content is not what was written"
 
@@ -70,6 +70,8 @@ def _checkpoints(plan: Plan) -> Iterator[DamagedFile]:
         if folder.exists():
             for file in damaged_beside(folder / RECORD, again=True):
                 yield DamagedFile(file, NOT_WRITTEN)
+            if (folder / CARD).is_file() and card_is_lost(folder):
+                yield DamagedFile(folder / CARD, NOT_WRITTEN)
 
 
 def _indexes(plan: Plan) -> list[Path]:

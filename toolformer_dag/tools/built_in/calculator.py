@@ -155,7 +155,7 @@ class Calculator(Tool):
     """Exact arithmetic; an input without a value has the reason of `evaluate`."""
 
     name = "Calculator"
-    version = "5"
+    version = "6"
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
 
     def wants_document(self, document: Document) -> str | None:

@@ -3,11 +3,12 @@
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.foreign_text import IdentifierError
+from toolformer_dag.tools.foreign_text import ENGLISH_LABEL, Identifier, IdentifierError
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
 from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions, Translator
 
@@ -21,11 +22,22 @@ def input_after_call_only(text: str, offset: int, input: str) -> bool:
     return phrase in " ".join(text[offset:].split()) and phrase not in " ".join(text[:offset].split())
 
 
+BESIDE, REACH = 20, 300
+"""The words on either side of a phrase that must be English, and the characters in which they are looked for."""
+
+
 class EmbeddedTranslator:
     """Translates phrases of article, noun and adjective with the synthetic world's lexicon.
 
     Unknown words stay unchanged; a phrase without a known word has the reason `unknown_phrase`.
     """
+
+    def __init__(self, identifier: Path | None) -> None:
+        self._chosen = identifier
+
+    @functools.cached_property
+    def _identifier(self) -> Identifier:  # looking for its file imports a package that wants a temporary folder
+        return Identifier(self._chosen)
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
         from toolformer_dag.synthetic.lexicon import translate
@@ -34,18 +46,30 @@ class EmbeddedTranslator:
         return [ToolResult(found) if found else ToolResult(None, "unknown_phrase") for found in english]
 
     def wants(self, text: str) -> str | None:
-        """Return `lexicon_phrase` where an article and a word of the lexicon stand between other words.
+        """Return `lexicon_phrase` where an article and a word of the lexicon stand between English words.
 
-        The phrases have two or three words, too few for fastText.
+        The phrases have two or three words, too few for fastText; it identifies up to BESIDE words before and after.
         """
         for found in _article().finditer(text):
-            if found[1].lower() in _lexicon() and text[: found.start()].strip() and text[found.end() :].strip(" .\n"):
+            if found[1].lower() in _lexicon() and self._is_english_beside(text, *found.span()):
                 return "lexicon_phrase"
         return None
 
+    def _is_english_beside(self, text: str, start: int, end: int) -> bool:
+        before = text[max(0, start - REACH) : start].split()[-BESIDE:]
+        after = text[end : end + REACH].split()[:BESIDE]
+        sides = [" ".join(side) for side in (before, after)]
+        if not all(any(map(str.isalpha, side)) for side in sides):
+            return False
+        return all(found.label == ENGLISH_LABEL for found in self._identifier.identify(sides))
+
     def identity(self) -> Mapping[str, object]:
         """Return the fingerprint of the dictionary; the tool's version covers its rules."""
-        return {"backend": "embedded", "lexicon": fingerprint(_lexicon())}
+        return {
+            "backend": "embedded",
+            "lexicon": fingerprint(_lexicon()),
+            "identifier": self._identifier.identity(),
+        }
 
 
 @functools.cache
@@ -74,7 +98,7 @@ class MachineTranslation(Tool):
     """Translates the input of each call, or returns the reason why not."""
 
     name = "MT"
-    version = "2"
+    version = "3"
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
     Options = TranslationOptions
     options: TranslationOptions
@@ -82,7 +106,7 @@ class MachineTranslation(Tool):
     def __init__(self, key: str, options: TranslationOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
         embedded = options.backend == "embedded"
-        self._translator: Translator = EmbeddedTranslator() if embedded else NeuralTranslator(options)
+        self._translator: Translator = EmbeddedTranslator(options.identifier) if embedded else NeuralTranslator(options)
 
     def wants_document(self, document: Document) -> str | None:
         return self._translator.wants(document.text)

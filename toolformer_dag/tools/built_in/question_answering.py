@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.tools.options import MAX_SECONDS, PretrainedName, PretrainedOptions, WebAddress, shown_url
@@ -12,17 +12,28 @@ from toolformer_dag.tools.passage_search import PassageSearch, RetrievalOptions
 from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
 
-ReaderName = Literal["seq2seq", "fid", "extractive", "http", "embedded"]
+ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
+
+
+class InferenceReader(BaseModel):
+    """The reader that answers a finetuned model; what is left out is as while C* is made, but for the revision."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reader: ReaderName | None = None
+    model: PretrainedName | None = None
+    revision: str | None = None
 
 
 class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
     """Options of question answering.
 
-    - reader: `seq2seq` (Flan-T5 and similar), `fid` (the same with passages encoded separately and fused in the
-      decoder), `extractive` (a model of AutoModelForQuestionAnswering), `http` (an OpenAI-compatible endpoint) or
-      `embedded` (rules, no weights).
+    - reader: `seq2seq` (Flan-T5 and similar), `extractive` (a model of AutoModelForQuestionAnswering), `http` (an
+      OpenAI-compatible endpoint) or `embedded` (rules, no weights).
+    - inference: the reader, model and revision that answer a finetuned model, in evaluation and `generate`, where they
+      differ from those that answer while C* is made. C* does not depend on them.
     - passages_read: how many passages the reader gets; 0 only for `seq2seq` and `http`, which then use no passages.
-    - max_input_tokens: the limit of an input, for `fid` and `extractive` of a passage.
+    - max_input_tokens: the limit of an input, for `extractive` of a passage.
     - max_answer_tokens: the limit of an answer.
     - For `http` only: url, including `/v1`; api_key_variable, the environment variable with the key;
       request_timeout_s, the deadline of a whole answer. A URL with a user, a query or a key in its path is recorded by
@@ -30,6 +41,7 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
     """
 
     reader: ReaderName = "seq2seq"
+    inference: InferenceReader | None = None
     model: PretrainedName = "google/flan-t5-base"
     passages_read: int = Field(5, ge=0)
     max_input_tokens: int = Field(512, ge=16)
@@ -40,11 +52,20 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.reader == "http" and not self.url:
-            raise ValueError("reader = 'http' needs url, such as 'http://localhost:8000/v1'")
-        if self.passages_read == 0 and self.reader not in ("seq2seq", "http"):
-            raise ValueError(f"reader = {self.reader!r} answers from passages only: set passages_read to 1 or more")
+        for reader in {self.reader, self.at_inference().reader}:
+            if reader == "http" and not self.url:
+                raise ValueError("reader = 'http' needs url, such as 'http://localhost:8000/v1'")
+            if self.passages_read == 0 and reader not in ("seq2seq", "http"):
+                raise ValueError(f"reader = {reader!r} answers from passages only: set passages_read to 1 or more")
         return self
+
+    def at_inference(self) -> Self:
+        """Return the options with which the tool answers a finetuned model."""
+        if self.inference is None:
+            return self
+        chosen = self.inference.model_dump(exclude_none=True)
+        revision = {} if self.inference.model is None else {"revision": self.inference.revision}
+        return self.model_copy(update={"inference": None, **chosen, **revision})
 
 
 NO_ANSWER = ToolResult(None, "no_answer")
@@ -70,10 +91,6 @@ def load_reader(options: QuestionAnsweringOptions, rarity: Callable[[str], float
             from toolformer_dag.tools.readers import ExtractiveReader
 
             return ExtractiveReader(options)
-        case "fid":
-            from toolformer_dag.tools.readers import FidReader
-
-            return FidReader(options)
         case "seq2seq":
             from toolformer_dag.tools.readers import Seq2SeqReader
 
@@ -95,6 +112,12 @@ class QuestionAnswering(Tool):
         self._search: PassageSearch | None = None
         self._reader: Reader | None = None
         self._in_use = threading.Lock()
+
+    def at_inference(self) -> Tool:
+        """Return the tool with the reader of `inference`."""
+        if self.options.inference is None:
+            return self
+        return type(self)(self.key, self.options.at_inference(), self.prompt)
 
     def answer(self, question: str) -> str | None:
         """Answer a single question; None without an answer."""

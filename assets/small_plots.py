@@ -1,0 +1,116 @@
+"""Plots that the UI shows in place, on dark and light: SVG of less than SHOWN_IN_PLACE characters.
+
+Dagster hides longer Markdown behind a click.
+"""
+
+import base64
+import math
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+import numpy as np
+import polars as pl
+
+SHOWN_IN_PLACE = 1000
+BINS = 80  # tenths of a nat
+CLIPPED = (-3, 5)
+POINTS = 24
+"""Of a curve: more would not fit."""
+WIDTH, HEIGHT = 400, 99  # two digits: every character counts
+BLUE, ORANGE, RED = "#48f", "#e80", "#d44"
+LEVEL = 0.05
+"""The false discovery rate that a threshold by chance usually has."""
+
+
+def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
+    """Draw how L- - L+ is distributed over a lane's scored calls, counts by their logarithm, and where tau_f cuts.
+
+    Needs a column `delta`; returns Markdown. No call is kept where tau_f is None.
+    """
+    low, high = CLIPPED
+    bars = histogram(deltas["delta"])["calls"].to_list()
+    top, wide = math.log1p(max(*bars, 1)), WIDTH // BINS
+    heights = [HEIGHT - round(math.log1p(count) / top * HEIGHT) for count in bars]
+    shape = "".join(f"V{height}h{wide * len(list(same))}" for height, same in groupby(heights))
+    marks = "".join(_text(round((nats - low) / (high - low) * WIDTH), nats) for nats in (0, 2, 4))
+    parts = [f"<path d='M0 {HEIGHT}{shape}V{HEIGHT}' fill='{BLUE}'/>", marks]
+    if tau_f is not None:
+        at = round((min(max(tau_f, low), high) - low) / (high - low) * WIDTH)
+        parts.append(_dashed(f"M{at} 0V{HEIGHT}"))
+    return _picture("calls by delta", *parts)
+
+
+def histogram(deltas: pl.Series) -> pl.DataFrame:
+    """From `delta` to `end`, the end not counted: calls; what lies outside CLIPPED counts in the outermost bins."""
+    edges = np.linspace(*CLIPPED, BINS + 1)
+    calls, _ = np.histogram(deltas.drop_nulls().clip(*CLIPPED), edges)
+    return pl.DataFrame({"delta": edges[:-1], "end": edges[1:], "calls": calls})
+
+
+def chance_curves(rates: pl.DataFrame) -> str:
+    """Draw the false discovery rate (blue) and its one-sided 95 % bound (orange) over tau_f, and the level of 5 %.
+
+    Needs tau_f, fdr, fdr_high; returns Markdown.
+    """
+    sampled = _sampled(rates.sort("tau_f"))
+    curves = [
+        _curve(sampled["tau_f"].to_list(), sampled[name].to_list(), color, y_from=0, y_to=1)
+        for name, color in (("fdr", BLUE), ("fdr_high", ORANGE))
+    ]
+    ends = (_text(0, f"{sampled['tau_f'][0]:.2f}"), _text(WIDTH - 30, f"{sampled['tau_f'][-1]:.2f}"))
+    return _picture("share by chance", *curves, _dashed(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}"), *ends)
+
+
+def loss_curve(curve: pl.DataFrame) -> str:
+    """Draw the training loss (blue) and the held-out perplexity (orange) over steps, each on a scale of its own.
+
+    Needs step, measure, value; what is no number is left out. The first and the last value of each stand below.
+    Returns Markdown.
+    """
+    parts = []
+    finite = curve.filter(pl.col("value").is_finite())
+    found = finite.group_by("measure", maintain_order=True)
+    for ((measure,), points), color, at in zip(found, (BLUE, ORANGE), (0, WIDTH // 2), strict=False):
+        few = _sampled(points.sort("step"))
+        parts.append(_curve(few["step"].to_list(), few["value"].to_list(), color))
+        name = str(measure).rpartition(" ")[2]
+        parts.append(_text(at, f"{name} {few['value'][0]:.3g} to {few['value'][-1]:.3g}", color))
+    return _picture("curves", *parts)
+
+
+def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
+    """At most POINTS rows, the first and the last among them."""
+    if rows.height <= POINTS:
+        return rows
+    return rows[sorted({round(at) for at in np.linspace(0, rows.height - 1, POINTS)})]
+
+
+def _curve(
+    x: Sequence[float], y: Sequence[float], color: str, y_from: float | None = None, y_to: float | None = None
+) -> str:
+    across = _placed(x, min(x), max(x), WIDTH)
+    down = _placed(y, min(y) if y_from is None else y_from, max(y) if y_to is None else y_to, HEIGHT)
+    points = [(here, HEIGHT - there) for here, there in zip(across, down, strict=True)]
+    steps = "".join(f"l{bx - ax} {by - ay}" for (ax, ay), (bx, by) in pairwise(points))
+    return f"<path d='M{points[0][0]} {points[0][1]}{steps}' fill='none' stroke='{color}'/>"
+
+
+def _placed(values: Sequence[float], low: float, high: float, size: int) -> list[int]:
+    span = high - low or 1
+    return [round((value - low) / span * size) for value in values]
+
+
+def _text(x: int, told: object, color: str = "") -> str:
+    fill = f" fill='{color}'" if color else ""
+    return f"<text x='{x}' y='112'{fill}>{told}</text>"
+
+
+def _dashed(line: str) -> str:
+    return f"<path d='{line}' stroke='{RED}' stroke-dasharray='4'/>"
+
+
+def _picture(name: str, *parts: str) -> str:
+    """Markdown of an image that brings its data along."""
+    frame = f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='116' font-size='12' fill='#888'>"
+    svg = "".join((frame, *parts, "</svg>"))
+    return f"![{name}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"

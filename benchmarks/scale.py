@@ -1,0 +1,243 @@
+"""Measure how cost grows with stored rows, documents and shard files, and what a chunk costs beside its rows.
+
+    python -m benchmarks.scale [--rows 7] [--documents 4] [--files 4] [--work FOLDER]
+
+The numbers are the largest powers of ten. Every size is measured in a fresh process, in CPU-seconds; the exponent is
+the slope of a line through the logarithms of the last three sizes (1: linear, 0: does not grow). Two workers and the
+engines other than local processes are not covered.
+"""
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import polars as pl
+
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.pipeline import filtered_calls
+from toolformer_dag.pipeline.chunks import InProcess
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.scored_candidates import SAMPLE_KEY, SAMPLES
+from toolformer_dag.pipeline.stage import PartRows, TableOutput
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.update import differences, update
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.synthetic import SMALL_MODEL
+from toolformer_dag.synthetic.web import write_shards
+
+PER_TEXT = 25
+"""Samples of a text: k = 5, m = 5."""
+CHUNK_TEXTS = 512
+ASKED = 1000
+"""Texts of one lookup: those of a shard."""
+LANES = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+Figures = dict[str, float]
+
+
+def samples(texts: Sequence[int]) -> pl.DataFrame:
+    """Make the samples of these texts."""
+    digests = [blake2b(str(text).encode(), digest_size=16).hexdigest() for text in texts]
+    place = np.arange(PER_TEXT * len(texts)) % PER_TEXT
+    numbers = np.random.default_rng(texts[0]).integers(0, 10_000, (len(place), 2))
+    return pl.DataFrame(
+        {
+            "text_digest": np.repeat(np.array(digests, dtype=object), PER_TEXT).tolist(),
+            "position": place // 5 * 7,
+            "sample": place % 5,
+            "body": [f"Calculator({one} + {other})" for one, other in numbers],
+            "reason": pl.Series([None] * len(place), dtype=pl.String()),
+        },
+        schema=SAMPLES,
+    )
+
+
+def store_at(folder: Path) -> RowStore:
+    """Open the samples of a lane."""
+    return Lake(folder).rows("lane/samples", {"model": "m"}, SAMPLE_KEY, SAMPLES)
+
+
+def spent(work: Callable[[], object]) -> float:
+    """Return the CPU-seconds of `work`."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def appending(folder: Path, rows: int) -> Figures:
+    """Append `rows` rows in chunks."""
+    store, texts, costs = store_at(folder), rows // PER_TEXT, []
+    for at in range(0, texts, CHUNK_TEXTS):
+        chunk = samples(range(at, min(at + CHUNK_TEXTS, texts)))
+        costs.append(_appended(store, chunk))
+    files = list(store.folder.glob("*.parquet"))
+    return {"append": sum(costs), "append, the slowest": max(costs), "files": len(files)}
+
+
+def looking_up(folder: Path, rows: int) -> Figures:
+    """Look texts up, in a process that did not write them."""
+    before, texts = _memory(), rows // PER_TEXT
+    some = np.random.default_rng(0).choice(texts, min(ASKED, texts), replace=False)
+    known, unknown = (samples(list(chosen)).select(SAMPLE_KEY) for chosen in (some, range(texts, texts + ASKED)))
+    store = store_at(folder)
+    figures = {
+        "first lookup": spent(lambda: store.missing(known[:1])),
+        "stored": spent(lambda: store.stored(known)),
+        "missing": spent(lambda: store.missing(unknown)),
+    }
+    return {**figures, "lookups, MB": _memory() - before}
+
+
+def reading(folder: Path, documents: int) -> Figures:
+    """Read one shard and choose the texts of five lanes."""
+    outputs = _project(folder, {"one": documents})
+    worker = Worker(next(iter(outputs.values())).plan)
+    worker.tokens()
+    figures = {"raw_shards": _updated(worker, outputs, ["ccnet/raw_shards"])}
+    figures["five subsets"] = _updated(worker, outputs, [f"{lane}/heuristic_subset" for lane in LANES])
+    return figures
+
+
+def comparing(folder: Path, files: int) -> Figures:
+    """Read shards of one document each, ask what is out of date, and take in one shard more."""
+    outputs = _project(folder, {f"{number:06d}": 1 for number in range(files)})
+    worker = Worker(next(iter(outputs.values())).plan)
+    figures = {"raw_shards, all": _updated(worker, outputs, ["ccnet/raw_shards"])}
+    raw = outputs["ccnet/raw_shards"]
+    figures["stale"] = spent(lambda: differences(raw))
+    raw.table.remove("000000")
+    return {**figures, "raw_shards, one more": _updated(worker, outputs, ["ccnet/raw_shards"])}
+
+
+def filtering(folder: Path, rows: int) -> Figures:
+    """Filter the scored calls of a lane, 10,000 in a shard; then those of one shard more."""
+    outputs = _project(folder, {"one": 1})
+    tables = {name: outputs[f"calculator/{name}"] for name in ("loss_deltas", "heuristic_subset")}
+    shards = max(1, rows // 10_000)
+    for number in range(shards + 1):
+        if number == shards:
+            first = spent(lambda: _filtered(outputs["calculator/filtered_calls"]))
+        _scored(tables, f"{number:06d}", rows // shards)
+    return {
+        "filtered_calls": first,
+        "with a shard more": spent(lambda: _filtered(outputs["calculator/filtered_calls"])),
+    }
+
+
+def _filtered(output: TableOutput) -> None:
+    output.publish("all", filtered_calls.rows(Worker(output.plan), output, "all"))
+
+
+def _scored(tables: Mapping[str, TableOutput], shard: str, rows: int) -> None:
+    made = samples([int(shard) * 100_000 + number for number in range(max(1, rows // PER_TEXT))])
+    keyed = made.with_columns(tool=pl.lit("calculator"), shard=pl.lit(shard), digest="text_digest", segment=0)
+    scored = keyed.with_columns(delta=pl.int_range(pl.len()) % 997 / 997.0, input="body")
+    for table, frame in (("loss_deltas", scored), ("heuristic_subset", keyed.unique("text_digest"))):
+        schema = tables[table].stage.schema
+        lacking = [pl.lit(None).alias(name) for name in schema if name not in frame.columns]
+        tables[table].publish(shard, PartRows([frame.with_columns(lacking).select(schema.names()).cast(schema)]))
+
+
+def chunk_overhead(folder: Path, texts: int) -> Figures:
+    """Commit chunks of one text and of many: what a chunk costs whatever it holds."""
+    store = store_at(folder)
+    one = [_appended(store, samples([number])) for number in range(500)]
+    many = [_appended(store, samples(range(at, at + texts))) for at in range(500, 500 + 100 * texts, texts)]
+    per_text = (float(np.mean(many)) - float(np.mean(one))) / (texts - 1)
+    return {"per chunk": float(np.mean(one)) - per_text, "per text": per_text}
+
+
+def _appended(store: RowStore, rows: pl.DataFrame) -> float:
+    return spent(lambda: store.append(rows))
+
+
+AXES: Mapping[str, tuple[Callable[[Path, int], Figures], ...]] = {
+    "rows": (appending, looking_up),
+    "calls": (filtering,),
+    "documents": (reading,),
+    "files": (comparing,),
+    "chunk": (chunk_overhead,),
+}
+
+
+def _project(folder: Path, shards: Mapping[str, int]) -> dict[str, TableOutput]:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(SMALL_MODEL, folder / "model", dirs_exist_ok=True)
+    (folder / "web").mkdir(exist_ok=True)
+    [draft] = write_shards(folder / "drafts", 1, max(shards.values()), seed=1)
+    for name in shards:
+        shutil.copy(draft, folder / "web" / f"{name}.json.gz")
+    tools = "".join(f"[tools.{lane}]\nprompt = 'embedded'\n" for lane in LANES)
+    head = "profile = 'plain'\n[profiles.plain]\n[corpus]\nshards = ['web/*.json.gz']\nsegment_tokens = 160\n"
+    (folder / "toolformer.toml").write_text(f"{head}[model]\nname = 'model'\n[sampling]\nmax_call_tokens = 32\n{tools}")
+    plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}, overrides=[]))
+    return {output.name: output for output in table_outputs(plan)}
+
+
+def _updated(worker: Worker, outputs: Mapping[str, TableOutput], names: Sequence[str]) -> float:
+    return sum(spent(lambda name=name: _update(worker, outputs, name)) for name in names)  # type: ignore[misc]
+
+
+def _update(worker: Worker, outputs: Mapping[str, TableOutput], name: str) -> None:
+    update(worker, InProcess(worker, outputs), outputs[name], lambda done, total: None)
+
+
+def _memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """Fit the power of the last three sizes with which the cost grows."""
+    return float(np.polyfit(np.log(sizes[-3:]), np.log(np.maximum(costs[-3:], 1e-6)), 1)[0])
+
+
+def measured(axis: str, sizes: Sequence[int], work: Path) -> Iterator[tuple[int, Figures]]:
+    """Yield what each size costs."""
+    for size in sizes:
+        with TemporaryDirectory(dir=work) as folder:
+            figures: Figures = {}
+            for part in range(len(AXES[axis])):
+                command = [sys.executable, "-m", "benchmarks.scale", "--one", axis, str(part), str(size), folder]
+                figures |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            yield size, figures
+
+
+def main() -> None:
+    """Print a table per axis."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    for axis, default in (("rows", 6), ("calls", 5), ("documents", 3), ("files", 3)):
+        parser.add_argument(f"--{axis}", type=int, default=default)
+    parser.add_argument("--work", type=Path)
+    given = parser.parse_args()
+    if given.one:
+        axis, part, size, folder = given.one
+        print(json.dumps(AXES[axis][int(part)](Path(folder), int(size))))
+        return
+    least = {"rows": 4, "calls": 4, "documents": 1, "files": 1}
+    for axis in least:
+        sizes = [10**power for power in range(least[axis], getattr(given, axis) + 1)]
+        found = list(measured(axis, sizes, given.work))
+        for size, figures in found:
+            print(
+                f"{axis} {size:>10,}  " + "  ".join(f"{name} {value:.3g}" for name, value in figures.items()),
+                flush=True,
+            )
+        for name in found[0][1] if len(found) > 1 else ():
+            print(f"{axis}: {name} grows with the power {exponent(sizes, [f[name] for _, f in found]):.2f}", flush=True)
+    [(_, figures)] = measured("chunk", [64], given.work)
+    print(f"a chunk costs {1000 * figures['per chunk']:.1f} ms, each of its texts {1000 * figures['per text']:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

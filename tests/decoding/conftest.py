@@ -1,0 +1,38 @@
+"""Models that know calls by heart, one for each kind of tokenizer."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from benchmarks.tiny_models import tiny_model, tokenizer_of
+from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.training.finetune import finetune
+
+TAUGHT = {
+    "Ada had 3 and 4, so": " [Calculator(3 + 4) -> 7] 7 in all. [Calendar() -> Today is Monday] It is Monday.",
+    "Bo had 3 and some, so": " [Calculator(3 + x) -> 9] nobody knows.",
+    "No arrow and": " [Calculator(1 + 1)] still it goes on.",
+    "A town named Foo": " [Maps(Foo) -> far] is far away.",
+}
+
+
+@pytest.fixture(scope="session")
+def taught_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LanguageModel]:
+    """Teaches TAUGHT to a tiny model with a kind of tokenizer; each is taught once."""
+
+    @cache
+    def taught(kind: str) -> LanguageModel:
+        folder = tmp_path_factory.mktemp("taught")
+        model = tiny_model("GPT-2", tokenizer_of(kind))
+        model.model.save_pretrained(folder / "base")
+        model.tokenizer.save_pretrained(folder / "base")
+        texts = [prompt + script for prompt, script in TAUGHT.items()]
+        settings = TrainingSettings(
+            batch_size=4, device_batch_size=4, learning_rate=1e-2, max_steps=100, eval_steps=100
+        )
+        finetune(ModelSettings(name=str(folder / "base"), device="cpu"), texts, texts, settings, folder / "out")
+        return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+
+    return taught

@@ -1,0 +1,111 @@
+"""Where an answer ends, what is told while it is written, and the chance of a call at every position."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
+from tests.decoding.conftest import TAUGHT
+from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
+from toolformer_dag.decoding.generation import WrittenPiece, call_text
+from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.transformers_backend import backend_of
+from toolformer_dag.tools.registry import load_tool
+
+PROMPTS = [f"Ada had {at} apples" for at in range(20)]
+TOOLS = {tool.name: tool for tool in (load_tool("calculator", {}), load_tool("calendar", {}))}
+OPTIONS = {"k": 300, "calls": 2, "max_new_tokens": 24, "max_call_tokens": 40}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" 42 apples. The next", " 42 apples."),
+        (" 3.5 million. It", " 3.5 million."),
+        (" Dr. Smith met J. Jones. He", " Dr. Smith met J. Jones."),
+        (" at 5 p.m. and then left. She", " at 5 p.m. and then left."),
+        (' he said "no." Then', ' he said "no."'),
+        (" Really?! Yes", " Really?!"),
+        (" one line\nanother", " one line"),
+        ("\n\nBehind empty lines. Next", "\n\nBehind empty lines."),
+        ("東京です。次は", "東京です。"),
+        (" version 2.0", None),
+        (" the end.", None),
+        (" ... and so on", None),
+        ("", None),
+    ],
+)
+def test_an_answer_is_a_sentence_or_a_line(text: str, answer: str | None) -> None:
+    end = answer_end(text)
+    assert (None if end is None else text[:end]) == answer
+
+
+@given(st.text(st.sampled_from("aB1.?! \n\"')。"), max_size=20), st.text(st.sampled_from("aB1. \n"), max_size=6))
+def test_an_end_holds_words_and_stays_where_more_is_written(text: str, more: str) -> None:
+    end = answer_end(text)
+    if end is not None:
+        assert any(character.isalnum() for character in text[:end])
+        if text[end:].strip():
+            assert answer_end(text + more) == end
+    if may_have_ended(text) and any(character.isalnum() for character in text) and end is None:
+        assert answer_end(text + "\nX") is not None
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_generation_stops_with_the_first_sentence_of_the_text_it_would_write(kind: str) -> None:
+    model = tiny_model("Llama", tokenizer_of(kind))
+    prompts = [f"{at}" for at in range(60)]
+    whole = generate(model, prompts, {}, k=0, max_new_tokens=24)
+    short = generate(model, prompts, {}, k=0, max_new_tokens=24, one_sentence=True)
+    for long, one in zip(whole, short, strict=True):
+        end = answer_end(long.text)
+        assert one.text == long.text[:end] if end is not None else long.text.startswith(one.text)
+        assert one.tokens <= long.tokens
+
+
+def test_no_call_begins_behind_the_end_of_an_answer(tiny_model: Callable[..., LanguageModel]) -> None:
+    model = tiny_model("gpt2", seed=2)
+    found = generate(model, PROMPTS, TOOLS, one_sentence=True, **{**OPTIONS, "k": 400})
+    for generation in found:
+        assert answer_end(generation.plain) in (None, len(generation.plain))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_pieces_that_are_watched_are_the_text(taught_model: Callable[[str], LanguageModel], kind: str) -> None:
+    model = taught_model(kind)
+    pieces: list[WrittenPiece] = []
+    found = generate(model, [*TAUGHT, *PROMPTS], TOOLS, watch=pieces.append, **{**OPTIONS, "k": 3})
+    if kind in ("merged", "bytes"):
+        assert any(call.result for generation in found for call in generation.calls)
+    for at, generation in enumerate(found):
+        mine = [piece for piece in pieces if piece.prompt == at]
+        assert "".join(piece.text for piece in mine if not piece.in_call) == generation.plain
+        assert tuple(piece.call for piece in mine if piece.call) == generation.calls
+        call = ""
+        for piece in mine:
+            if piece.call is None:
+                call += piece.text if piece.in_call else ""
+            else:
+                assert call.startswith(" [") and (piece.call.result is None or call_text(piece.call).startswith(call))
+                call = ""
+
+
+@pytest.mark.parametrize("kind", ["merged", "bytes"])
+def test_the_trace_has_the_chance_of_a_call_at_every_position(kind: str) -> None:
+    model = tiny_model("Llama", tokenizer_of(kind))
+    start, backend = model.encoding.start, backend_of(model)
+    found = generate(model, PROMPTS, TOOLS, traced=True, **OPTIONS)
+    untraced = generate(model, PROMPTS, TOOLS, **OPTIONS)
+    assert [replace(generation, chances=()) for generation in found] == untraced
+    for prompt, generation in zip(PROMPTS, found, strict=True):
+        first = generation.chances[0]
+        rows = backend.greedy([model.encoding.bos + model.encoding.texts([prompt])[0].ids])
+        rank = rows.ranks(start[0])[0] if len(start) == 1 else rows.rank_of_sequence(0, start)
+        assert first.rank == rank
+        assert first.probability == pytest.approx(math.exp(rows.log_probability(0, start)), rel=1e-4)
+        assert sum(chance.text == " [" for chance in generation.chances) == len(generation.calls)

@@ -1,0 +1,133 @@
+"""Calls are well-formed by construction, with four kinds of tokenizers."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
+from tests.decoding.conftest import TAUGHT
+from toolformer_dag.decoding.generation import DecodedCall, call_text
+from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.decoding.written_row import Vocabulary
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.texts.calls import (
+    OPENING,
+    Call,
+    MalformedCall,
+    continues_call,
+    fault,
+    format_call,
+    parse_call,
+    take_out,
+)
+from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.tool import Tool
+
+NAMES = ("Calculator", "Calendar", "QA", "QAs", "Übersetzer", "辞書")
+INPUTS = st.text(st.sampled_from('ab1 ()[->+"?é東🍎.,'), max_size=12) | st.text(max_size=8)
+CALLS = st.builds(Call, st.sampled_from(NAMES), INPUTS).filter(
+    lambda call: fault(call) is None and not OPENING.search(call.input) and "\ufffd" not in call.input
+)
+
+
+@cache
+def model_with(kind: str) -> LanguageModel:
+    return tiny_model("Llama", tokenizer_of(kind))
+
+
+@given(CALLS)
+@example(Call("QA", "a) -"))
+def test_every_beginning_of_a_call_may_go_on(call: Call) -> None:
+    body = format_call(call, "r").removeprefix(" [")
+    assert all(continues_call(body[:at], NAMES) for at in range(len(body)))
+    assert not continues_call(body, [name for name in NAMES if name != call.tool])
+
+
+@given(st.sampled_from(NAMES), st.text(st.sampled_from("a1 ()[]->\n\u2028"), max_size=12))
+def test_what_may_stand_before_the_arrow_is_a_call_and_nothing_else(name: str, rest: str) -> None:
+    written, arrow, _ = f"{name}({rest}) ->".partition("->")
+    try:
+        parsed = parse_call(written.rstrip())
+    except MalformedCall:
+        parsed = None
+    well_formed = parsed is not None and len(written.splitlines()) == 1
+    assert continues_call(written + arrow, NAMES) == well_formed
+
+
+@pytest.mark.parametrize("body", ["Maps(", "calculator", " Calculator(", "(", "->", "Calculator ->", "Calculator(1 ->"])
+def test_other_texts_are_no_beginning_of_a_call(body: str) -> None:
+    assert not continues_call(body, NAMES)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(call=CALLS)
+@settings(max_examples=60)
+def test_no_call_of_the_training_text_is_barred(kind: str, call: Call) -> None:
+    model = model_with(kind)
+    vocabulary = Vocabulary(model)
+    text = format_call(call).removeprefix(" [")
+    body = model.encoding.calls([text])[0]
+    if vocabulary.text(body, vocabulary.start) != text:
+        return  # this tokenizer has no such character
+    end = next(at for at in range(len(body) + 1) if "]" in vocabulary.text(body[:at], vocabulary.start))
+    for at, token in enumerate(body[: end - 1]):
+        assert vocabulary.may_follow(body[:at], token, NAMES)
+        if "(" not in vocabulary.text(body[:at], vocabulary.start):
+            assert token in vocabulary.name_tokens(body[:at], NAMES)
+    assert not vocabulary.may_follow(body[: end - 1], body[end - 1], NAMES)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize(
+    # "bos" and "prepended" merge " [" with the name in training texts, so that a taught model writes no " [" of its own
+    ("kind", "taught"),
+    [("merged", True), ("bytes", True), *((kind, False) for kind in TOKENIZERS)],
+)
+def test_no_malformed_call_is_written_alone_or_together(
+    taught_model: Callable[[str], LanguageModel], kind: str, calls: int, taught: bool
+) -> None:
+    model = taught_model(kind) if taught else model_with(kind)
+    tools: dict[str, Tool] = {tool.name: tool for tool in (load_tool("calculator", {}), load_tool("calendar", {}))}
+    prompts = [*TAUGHT, *(f"Ada had {at} apples" + " and more" * (at % 3) for at in range(12))]
+    options = {"k": 3 if taught else 300, "calls": calls, "max_new_tokens": 40, "max_call_tokens": 40}
+    together = generate(model, prompts, tools, **options)
+    assert together == [generate(model, [prompt], tools, **options)[0] for prompt in prompts]
+    made = [call for generation in together for call in generation.calls]
+    assert {call.tool for call in made} <= set(tools)
+    assert made
+    assert not taught or together[0].calls[0] == DecodedCall("Calculator", "3 + 4", "7", None)
+    for generation in together:
+        kept = [call_text(call) for call in generation.calls if call.result is not None]
+        assert take_out(generation.text, tools) == generation.plain
+        assert all(text in generation.text for text in kept)
+        assert len(generation.text) == len(generation.plain) + sum(map(len, kept))
+        assert not kept or "->" not in generation.text.rpartition(kept[-1])[2]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_text_without_a_call_is_the_plain_greedy_one(kind: str) -> None:
+    """The rules for calls touch no text in which none begins: k = 0 writes what an unconstrained model writes."""
+    model = model_with(kind)
+    start = model.encoding.start
+    for prompt in ("Ada had 3 apples", "one", "Today"):
+        ids = list(model.tokenizer(prompt).input_ids)
+        expected = model.model.generate(
+            input_ids=_tensor([ids]),
+            max_new_tokens=8,
+            do_sample=False,
+            pad_token_id=model.tokenizer.eos_token_id,
+            bad_words_ids=[start],
+        )[0, len(ids) :].tolist()
+        [found] = generate(model, [prompt], {}, k=0, max_new_tokens=8)
+        ends = [at for at, token in enumerate(expected) if token == model.tokenizer.eos_token_id]
+        expected = expected[: ends[0]] if ends else expected
+        assert found.text == Vocabulary(model).text(expected, ids)
+
+
+def _tensor(rows: list[list[int]]) -> object:
+    import torch
+
+    return torch.tensor(rows)

@@ -1,0 +1,120 @@
+"""lm-evaluation-harness with a model that calls its tools gives our own figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed (extra `lm-eval`)")
+
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+
+from tests.pipeline.conftest import Line
+from tests.worlds import make_model
+from toolformer_dag.evaluation.asking import benchmark_outcomes
+from toolformer_dag.evaluation.benchmark import predicted_number
+from toolformer_dag.evaluation.catalogue import read_benchmark
+from toolformer_dag.evaluation.harness_adapter import HarnessModel, harness_task
+from toolformer_dag.evaluation.scores import Condition, score
+from toolformer_dag.files import UserError
+from toolformer_dag.model.loading import load_identified, load_model
+from toolformer_dag.settings.sections import Settings
+from toolformer_dag.texts.calls import take_out
+
+SUMS = [(2, 3), (4, 4), (1, 7), (5, 2), (6, 1), (3, 3)]
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    """A folder with settings, a calculator and a small model in which nothing ran."""
+    line = Line.new(tmp_path_factory.mktemp("harness"), make_model(tmp_path_factory.mktemp("model") / "a"), ["one"])
+    line.set(decoding__k=10, decoding__max_new_tokens=12)
+    return line
+
+
+def settings(line: Line) -> Settings:
+    return line.plan().settings
+
+
+def model_of(line: Line, **options: Any) -> HarnessModel:
+    return HarnessModel(config=str(line.folder / "toolformer.toml"), max_new_tokens=12, **options)
+
+
+def write_svamp(file: Path, answers: list[float]) -> None:
+    records = [
+        {"Body": f"{a} and {b} make {a + b} .", "Question": f"{b} and {a} make", "Answer": answer, "Type": "Sum"}
+        for (a, b), answer in zip(SUMS, answers, strict=True)
+    ]
+    file.write_text("\n".join(map(json.dumps, records)))
+
+
+def request(kind: str, *arguments: Any, doc: dict[str, Any] | None = None) -> Instance:
+    return Instance(kind, doc or {}, arguments, 0)
+
+
+def test_the_harness_gives_our_figure_of_svamp(line: Line, tmp_path: Path) -> None:
+    known = settings(line)
+    file = tmp_path / "svamp.jsonl"
+    write_svamp(file, [0.0] * len(SUMS))
+
+    def ours() -> Any:
+        [benchmark] = read_benchmark("svamp", file)
+        asked = benchmark_outcomes(
+            known, line.plan().lanes, load_identified(known.model), Condition("Toolformer", 10), benchmark
+        )
+        return benchmark, asked.outcomes
+
+    numbers = [predicted_number(take_out(one.text, ["Calculator"])) for one in ours()[1]]
+    assert any(number is not None for number in numbers)
+    right = [float(number) if number is not None and at % 2 == 0 else -77.0 for at, number in enumerate(numbers)]
+    write_svamp(file, right)
+    benchmark, outcomes = ours()
+    figure = score(outcomes)
+    assert 0 < figure.accuracy < 1 and figure.calls > 0
+    found = simple_evaluate(
+        model_of(line), tasks=[harness_task(benchmark, "svamp_with_tools", 12)], bootstrap_iters=0, log_samples=True
+    )
+    assert found["results"]["svamp_with_tools"]["acc,none"] == pytest.approx(figure.accuracy)
+    samples = sorted(found["samples"]["svamp_with_tools"], key=lambda sample: sample["doc_id"])
+    assert [bool(sample["acc"]) for sample in samples] == [one.correct for one in outcomes]
+    plain = [take_out(one.text, ["Calculator"]) for one in outcomes]
+    assert [sample["resps"][0][0] for sample in samples] == plain
+
+
+def test_what_is_written_ends_at_the_task_s_limit_and_stop_string(line: Line) -> None:
+    prompt = "2 and 3 make 5 . 4 and 1 make"
+    whole, short, stopped = model_of(line, k=0).generate_until(
+        [
+            request("generate_until", prompt, {"until": [], "max_gen_toks": 12}),
+            request("generate_until", prompt, {"until": [], "max_gen_toks": 2}),
+            request("generate_until", prompt, {"until": ["and", "."], "max_gen_toks": 12}),
+        ]
+    )
+    assert whole.startswith(short) and len(short) < len(whole)
+    assert whole.startswith(stopped) and "." not in stopped and "and" not in stopped
+    with pytest.raises(UserError, match="greedy"):
+        model_of(line).generate_until([request("generate_until", prompt, {"do_sample": True})])
+
+
+def test_a_withheld_tool_is_not_called(line: Line) -> None:
+    asked = [request("generate_until", "2 and 3 make", {"until": []})]
+    assert model_of(line, withheld="Calculator").generate_until(asked) == model_of(line, k=0).generate_until(asked)
+
+
+def test_log_probabilities_are_those_of_the_model(line: Line) -> None:
+    loaded = load_model(settings(line).model)
+    texts = [("2 and 3", " make 5 ."), ("", "4 and"), ("2 and 3 make", "")]
+    found = model_of(line).loglikelihood([request("loglikelihood", *pair) for pair in texts])
+    for (context, continuation), (nats, greedy) in zip(texts, found, strict=True):
+        before, whole = (
+            loaded.encoding.bos + one.ids for one in loaded.encoding.texts([context, context + continuation])
+        )
+        logits = loaded.model(torch.tensor([whole])).logits[0].log_softmax(-1).detach()
+        places = range(max(len(before), 1), len(whole))
+        assert nats == pytest.approx(sum(float(logits[at - 1, whole[at]]) for at in places), abs=1e-4)
+        assert greedy == all(int(logits[at - 1].argmax()) == whole[at] for at in places)
+    [rolling] = model_of(line).loglikelihood_rolling([request("loglikelihood_rolling", "4 and")])
+    assert rolling == pytest.approx(found[1][0], abs=1e-4)

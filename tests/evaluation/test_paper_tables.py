@@ -1,0 +1,365 @@
+"""Every cell of the paper's tables is what the rows of `outcomes` say, recomputed here one question at a time."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import polars as pl
+import pytest
+
+from assets.paper_plots import PLOTS
+from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.evaluation.accuracy_tables import OUTCOME_SCHEMA, outcome_table, score_table
+from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
+from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS, publish
+from toolformer_dag.evaluation.paper_tables import (
+    PAPER_TABLES,
+    PaperTable,
+    notes,
+    paper_figures,
+    paper_table,
+    tools_called,
+)
+from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, score, wilson
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.warehouse import build, query
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.spending import StepCost, add_cost
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.settings.settings_file import load_settings
+
+LEFT_OUT = {"SVAMP": {"answer_is_no_number": 3}, "LAMA T-REx": {"mask_not_last": 7, "no_answer": 1}}
+BENCHMARKS = {
+    "LAMA SQuAD": 3,
+    "LAMA T-REx": 3,
+    "question_answering (seen)": 3,
+    "SVAMP": 4,
+    "calculator (seen)": 4,
+    "WebQuestions": 5,
+    "MLQA (de)": 6,
+    "MLQA (de, all En)": 6,
+    "TempLAMA": 7,
+    "Dateset": 7,
+}
+CONDITIONS = (
+    Condition("base", 0),
+    Condition("base + C", 0),
+    Condition("Toolformer (disabled)", 0, "Toolformer"),
+    Condition("Toolformer", 10, "Toolformer"),
+    Condition("Toolformer (k = 3)", 3, "Toolformer"),
+    Condition("tiny", 0),
+)
+WEIGHTS = {"base": ("gpt2", 124), "base + C": ("gpt2", 124), "Toolformer": ("gpt2", 124), "tiny": ("opt", 7)}
+
+IN_CORPUS = (True, None, True, *[False] * 10)
+"""Of the questions of SVAMP."""
+
+
+def outcomes() -> list[QuestionOutcome]:
+    """Draw outcomes of every benchmark under every condition, and of a baseline."""
+    random, found = Random(0), []
+    for benchmark in BENCHMARKS:
+        without = [Condition("no model: a + b", None, "no model")] if benchmark == "SVAMP" else []
+        for condition in (*CONDITIONS, *without):
+            for number in range(1, 12 + len(benchmark) % 5):
+                called = random.choice(("QA", "Calculator", None)) if condition.k else None
+                found.append(
+                    QuestionOutcome(
+                        benchmark=benchmark,
+                        question=number,
+                        condition=condition.name,
+                        model=condition.of_model,
+                        k=condition.k,
+                        wording="",
+                        prompt=f"{benchmark} {number}",
+                        context="",
+                        gold=("1",),
+                        written=" 1",
+                        plain=" 1",
+                        called=called,
+                        call_input="1" if called else None,
+                        call_result="1" if called else None,
+                        reason=None,
+                        right_tool=None,
+                        correct=random.random() < 0.4,
+                        tokens=1,
+                    )
+                )
+    return found
+
+
+def groups(found: list[QuestionOutcome]) -> list[list[QuestionOutcome]]:
+    by_name: dict[tuple[str, str], list[QuestionOutcome]] = defaultdict(list)
+    for one in found:
+        by_name[one.benchmark, one.condition].append(one)
+    return list(by_name.values())
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "toolformer.toml").write_text('profile = "embedded"\n')
+    return Plan.of(load_settings(folder / "toolformer.toml", environment={}))
+
+
+@pytest.fixture(scope="module")
+def database(plan: Plan) -> Path:
+    """A warehouse over measurements that no model made."""
+    found = outcomes()
+    publish(plan.lake, OUTCOMES, outcome_table(found), {}, {}, left_out=LEFT_OUT)
+    publish(plan.lake, ACCURACY, score_table([score(group) for group in groups(found)], WEIGHTS), {}, {})
+    size = len({one.question for one in found if one.benchmark == "SVAMP"})
+    held = [("SVAMP", number, is_in, None, None, None) for number, is_in in enumerate(IN_CORPUS[:size], 1)]
+    publish(plan.lake, OVERLAP, pl.DataFrame(held, OVERLAP_COLUMNS, orient="row"), {}, {})
+    row = ("WikiText", "base", 2, 10, 9.5, 9.0, 10.1, 1.25, "base")
+    publish(plan.lake, PERPLEXITY, pl.DataFrame([row], PERPLEXITY_COLUMNS, orient="row"), {}, {})
+    add_cost(plan.lake, "one", "calculator/scored_candidates", StepCost(2.0, tokens=100, computed=5, reused=1))
+    add_cost(plan.lake, "two", "calculator/scored_candidates", StepCost(1.0, tokens=30, computed=2, reused=4))
+    add_cost(plan.lake, "two", "training/finetuned_checkpoint", StepCost(9.0, tokens=4000))
+    file = plan.settings.paths.warehouse
+    build(plan.lake, all_tables(table_outputs(plan)), plan.lane_names, file)
+    return file
+
+
+def rows(database: Path, sql: str) -> list[dict[str, Any]]:
+    return query(database, sql).to_dicts()
+
+
+def shown(one: QuestionOutcome) -> tuple[str, str]:
+    """Return benchmark and condition as the tables name them: English questions of MLQA are conditions of their own."""
+    plainly = one.benchmark.replace(", all En)", ")")
+    return plainly, one.condition + (" (All En)" if plainly != one.benchmark else "")
+
+
+def asked(number: int) -> Mapping[tuple[str, str], list[QuestionOutcome]]:
+    """Return the outcomes of every cell of one of the Tables 3 to 7, All among them."""
+    cells: dict[tuple[str, str], list[QuestionOutcome]] = defaultdict(list)
+    benchmarks: dict[str, set[str]] = defaultdict(set)
+    for one in outcomes():
+        benchmark, condition = shown(one)
+        if BENCHMARKS[one.benchmark] == number and "(k = " not in condition:
+            cells[benchmark, condition].append(one)
+            if "(seen)" not in benchmark and number < 7:
+                cells["All", condition].append(one)
+                benchmarks[condition].add(benchmark)
+    return {key: found for key, found in cells.items() if key[0] != "All" or len(benchmarks[key[1]]) > 1}
+
+
+def percent(share: float) -> Any:
+    return pytest.approx(100 * share, abs=1e-3)
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6, 7])
+def test_every_cell_of_the_tables_of_benchmarks_is_counted_in_outcomes(database: Path, number: int) -> None:
+    found = {
+        (row["benchmark"], row["model"]): row for row in rows(database, f"from table_{number} where n is not null")
+    }
+    expected = asked(number)
+    assert found.keys() == expected.keys()
+    for key, questions in expected.items():
+        row, n, right = found[key], len(questions), sum(one.correct for one in questions)
+        assert (row["n"], row["correct"], row["figures_of"]) == (n, right, "ours")
+        assert row["accuracy"] == percent(right / n)
+        assert (row["low"], row["high"]) == tuple(map(percent, wilson(right, n)))
+        assert row["calls"] == percent(sum(one.called is not None for one in questions) / n)
+
+
+def test_all_stands_where_a_table_has_several_benchmarks_of_the_paper(database: Path) -> None:
+    assert ("All", "Toolformer") in asked(3) and ("All", "Toolformer") not in asked(4)
+
+
+def test_the_table_of_accuracy_is_counted_in_outcomes(database: Path) -> None:
+    recounted = """
+    select benchmark, condition, count(*) as n, avg(correct::int) as accuracy, count(called) / count(*) as calls
+    from outcomes group by all order by all
+    """
+    stored = "select benchmark, condition, n, accuracy, calls from accuracy order by all"
+    assert rows(database, recounted) == rows(database, stored)
+
+
+def test_tool_shares_add_up_to_the_questions_and_stand_beside_what_the_paper_tells(database: Path) -> None:
+    for (benchmark, condition), questions in asked(3).items():
+        where = f"paper_table = 3 and figures_of = 'ours' and benchmark = '{benchmark}' and condition = '{condition}'"
+        found = {row["called"]: row for row in rows(database, f"from tool_shares where {where}")}
+        called = [one.called or "no tool" for one in questions if one.k]
+        assert {name: row["questions"] for name, row in found.items()} == {
+            name: called.count(name) for name in set(called)
+        }
+        for name, row in found.items():
+            assert row["share"] == percent(called.count(name) / len(called))
+    told = "select called, share from tool_shares where paper_table = 3 and figures_of = 'the paper' order by all"
+    assert [tuple(row.values()) for row in rows(database, told)] == [
+        ("QA", 98.1),
+        ("another tool", 0.7),
+        ("no tool", 1.2),
+    ]
+
+
+def test_table_8_has_the_rows_of_perplexity_beside_the_papers(database: Path) -> None:
+    columns = "source, perplexity, low, high, bits_per_byte, tokens"
+    ours = rows(database, f"select {columns}, n as texts from table_8 where figures_of = 'ours'")
+    assert ours == rows(database, f"select {columns}, texts from perplexity")
+    paper = rows(database, "select perplexity from table_8 where model = 'GPT-J' and source = 'CCNet'")
+    assert paper == [{"perplexity": 10.6}]
+
+
+def test_people_see_which_tools_were_called(database: Path) -> None:
+    called = tools_called(database, paper_table("3"))
+    assert called is not None and tools_called(database, paper_table("9")) is None
+    by_row = {(row["benchmark"], row["model"]): row for row in called.to_dicts()}
+    assert by_row["All", "paper: Toolformer"]["QA"] == "98.1"
+    n = len(asked(3)["All", "Toolformer"])
+    assert by_row["All", "Toolformer"]["n"] == str(n)
+    assert "All" not in {row["benchmark"] for row in rows(database, "from tool_shares where paper_table = 4 and n > 0")}
+
+
+def test_every_cell_of_table_9_is_counted_in_outcomes(database: Path) -> None:
+    ours = {(row["benchmark"], row["k"]): row for row in rows(database, "from table_9 where figures_of = 'ours'")}
+    assert {k for _, k in ours} == {0, 3, 10}
+    for (benchmark, k), row in ours.items():
+        questions = [one for one in outcomes() if (one.benchmark, one.model, one.k) == (benchmark, "Toolformer", k)]
+        parts = {
+            "with_call": [one for one in questions if one.called],
+            "without_call": [one for one in questions if not one.called],
+        }
+        assert row["accuracy"] == percent(sum(one.correct for one in questions) / len(questions))
+        assert row["calls"] == percent(len(parts["with_call"]) / len(questions))
+        assert (row["n_call"], row["n_no_call"]) == (len(parts["with_call"]), len(parts["without_call"]))
+        for name, some in parts.items():
+            right = sum(one.correct for one in some)
+            assert row[name] == (percent(right / len(some)) if some else None)
+            if some:
+                assert (row[f"{name}_low"], row[f"{name}_high"]) == tuple(map(percent, wilson(right, len(some))))
+    paper = rows(database, "from table_9 where figures_of = 'the paper' and k = 1 and benchmark = 'LAMA T-REx'")
+    assert [paper[0][name] for name in ("accuracy", "with_call", "without_call", "calls")] == [47.8, 53.0, 44.3, 40.3]
+
+
+def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> None:
+    names = {3: "LAMA", 4: "Math", 5: "QA"}
+    sizes = {condition.name: WEIGHTS[condition.of_model][1] for condition in CONDITIONS}
+    ours = rows(database, "from figure_4 where figures_of = 'ours' and published")
+    assert len(ours) == 3 * 5
+    for row in ours:
+        averaged = [
+            sum(one.correct for one in questions) / len(questions)
+            for number, name in names.items()
+            for (benchmark, condition), questions in asked(number).items()
+            if (name, row["condition"]) == (row["benchmarks"], condition)
+            and benchmark != "All"
+            and "(" not in benchmark
+        ]
+        assert row["averaged"] == len(averaged)
+        assert row["accuracy"] == percent(sum(averaged) / len(averaged))
+        assert row["low"] <= row["accuracy"] <= row["high"]
+        assert row["parameters"] == sizes[row["condition"]]
+        assert row["tools"] == (row["condition"] == "Toolformer")
+    [lama] = rows(
+        database,
+        "select accuracy from figure_4 where condition = 'Toolformer' and averaged = 3 and benchmarks = 'LAMA'",
+    )
+    assert lama["accuracy"] == pytest.approx((33.8 + 11.5 + 53.5) / 3)
+
+
+def test_questions_won_and_lost_are_those_that_tools_change(database: Path) -> None:
+    right = {(one.benchmark, one.question, one.k): one.correct for one in outcomes() if one.model == "Toolformer"}
+    expected = {
+        (benchmark, question, k, "won" if correct else "lost")
+        for (benchmark, question, k), correct in right.items()
+        if k and correct != right[benchmark, question, 0]
+    }
+    told = rows(database, "select benchmark, question, k, outcome from won_and_lost")
+    assert {tuple(row.values()) for row in told} == expected and len(told) == len(expected)
+
+
+def test_what_a_reader_left_out_is_counted_and_told(database: Path) -> None:
+    counted = "select shard, reason, count from rejections where stage = 'outcomes' order by all"
+    assert [tuple(row.values()) for row in rows(database, counted)] == [
+        ("LAMA T-REx", "mask_not_last", 7),
+        ("LAMA T-REx", "no_answer", 1),
+        ("SVAMP", "answer_is_no_number", 3),
+    ]
+    assert "Left out by the reader: SVAMP: 3 answer_is_no_number." in notes(database, paper_table("4"))
+
+
+def test_costs_are_rows_of_steps_and_runs(database: Path) -> None:
+    found = rows(database, "select run, stage, tool, tokens, computed from costs order by ended")
+    assert [tuple(row.values()) for row in found] == [
+        ("one", "scored_candidates", "calculator", 100, 5),
+        ("two", "scored_candidates", "calculator", 30, 2),
+        ("two", "finetuned_checkpoint", None, 4000, None),
+    ]
+    [row] = rows(
+        database, "select tokens, kept, tokens_per_kept_call from cost_per_kept_call where tool = 'calculator'"
+    )
+    assert row == {"tokens": 130, "kept": 0, "tokens_per_kept_call": None}
+
+
+def test_questions_that_were_trained_on_are_told_apart(database: Path) -> None:
+    overlap = dict(enumerate(IN_CORPUS, 1))
+    for row in rows(database, "from questions_in_corpus"):
+        asked = [one for one in outcomes() if (one.benchmark, one.condition) == (row["benchmark"], row["condition"])]
+        assert row["benchmark"] == "SVAMP" and (row["n"], row["n_in"], row["too_short"]) == (len(asked), 2, 1)
+        for inside, accuracy in ((True, row["accuracy_in"]), (False, row["accuracy_out"])):
+            right = [one.correct for one in asked if overlap[one.question] is inside]
+            assert accuracy == percent(sum(right) / len(right))
+    told = rows(database, "select count(distinct condition) as conditions from questions_in_corpus")
+    assert told == [{"conditions": len(CONDITIONS) + 1}]
+
+
+def test_saved_queries_name_the_questions_that_tools_change_and_those_left_out(database: Path) -> None:
+    left_out = query(database, saved_queries()["left_out"].text)
+    assert left_out.rows()[-1] == ("SVAMP", "answer_is_no_number", 3)
+    names = ["benchmark", "question", "model", "k", "outcome"]
+    told = query(database, saved_queries()["questions_won_and_lost"].text).select(names)
+    assert set(told.rows()) == set(query(database, "from won_and_lost").select(names).rows()) and told.height > 20
+
+
+@pytest.mark.parametrize("table", PAPER_TABLES, ids=lambda table: table.number)
+def test_people_see_every_row_with_whose_figure_it_is(database: Path, table: PaperTable) -> None:
+    found = table.wide(table.rows(database))
+    assert found.height > 0 or table.number == "2"  # which counts rows of the lanes, and none has any
+    assert all(found.columns)
+    assert notes(database, table)
+
+
+def test_a_table_for_people_has_n_intervals_and_the_papers_figures(database: Path) -> None:
+    table = paper_table("4")
+    found = table.wide(table.rows(database))
+    n = len([one for one in outcomes() if (one.benchmark, one.condition) == ("SVAMP", "base")])
+    by_model = {row["model"]: row for row in found.to_dicts()}
+    assert f"SVAMP, n = {n}" in found.columns
+    assert by_model["paper: Toolformer"][f"SVAMP, n = {n}"] == "29.4"
+    assert by_model["paper: Toolformer"]["ASDiv"] == "40.4" and by_model["base"]["ASDiv"] == "–"
+    right = sum(one.correct for one in asked(4)["SVAMP", "no model: a + b"])
+    low, high = wilson(right, n)
+    assert by_model["no model: a + b"][f"SVAMP, n = {n}"] == f"{100 * right / n:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+    assert "Ours are of gpt2 (124 parameters): Toolformer, base, base + C." in notes(database, table)
+
+
+def test_a_table_that_the_paper_lacks_is_refused() -> None:
+    with pytest.raises(UserError, match=r"no table '11'.*there are 2, 3"):
+        paper_table("11")
+
+
+def test_the_papers_figures_are_whole() -> None:
+    counts = defaultdict(int)
+    for number, *_ in paper_figures():
+        counts[number] += 1
+    assert counts == {2: 15, 3: 18 + 3, 4: 18 + 1, 5: 18 + 1, 6: 48 + 1, 7: 12 + 2, 8: 6, 9: 32 - 3}
+
+
+def test_a_damaged_measurement_is_left_out_of_the_warehouse_until_it_is_made_again(plan: Plan, tmp_path: Path) -> None:
+    other = Plan.of(load_settings(None, environment={}, overrides=[f"paths.lake='{tmp_path / 'lake'}'"]))
+    publish(other.lake, OUTCOMES, pl.DataFrame(schema=OUTCOME_SCHEMA), {}, {})
+    pointer = other.lake.table(OUTCOMES).folder / "all.json"
+    pointer.write_bytes(pointer.read_bytes().replace(b"outcomes", b"outcome_"))
+    assert list(withdraw_damaged(other.lake)) == [f"{OUTCOMES} all"]
+    assert withdraw_damaged(other.lake) == {} and not other.lake.table(OUTCOMES).has("all")
+
+
+@pytest.mark.parametrize("table", PAPER_TABLES, ids=lambda table: table.number)
+def test_every_table_is_drawn(database: Path, table: PaperTable) -> None:
+    assert PLOTS[table.view](table.rows(database)).startswith(b"\x89PNG")

@@ -1,0 +1,160 @@
+"""A warehouse of calls that a test makes up: two tools, a control, and documents that try to harm the page."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tests.pipeline.conftest import hand_made, publish, update_one
+from toolformer_dag.evaluation import measurements as measured
+from toolformer_dag.evaluation.accuracy_tables import outcome_table, score_table
+from toolformer_dag.evaluation.evaluated_tables import all_tables
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, score
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.warehouse import build
+from toolformer_dag.pipeline.spending import StepCost, add_cost
+from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
+
+TOOLS = ("calculator", "calendar")
+HOSTILE = (
+    "<img src=x onerror=window.ran=1>",
+    "</script><script>window.ran=2</script>",
+    "\u202egnp.exe\u2066 \u2067reversed",
+    "\x1b[31mred\x07 \u200bhidden\ufeff",
+    "=HYPERLINK(0)",
+    "😀𝔘" * 3,
+    "long " * 200,
+)
+DISABLED = "Toolformer (disabled)"
+QUESTIONS = 150
+"""So many that an exported page leaves some out."""
+TEXTS = 24
+POSITIONS = (0, 7, 13)
+SAMPLES = 3
+
+
+def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
+    """Publish TEXTS documents with calls of both tools, run the filter and build the file.
+
+    With `bound`, some deltas are upper bounds (filtering.loss_floor).
+    """
+    outputs = hand_made(folder, *TOOLS, tau_f=0.5)
+    draw = random.Random(0)
+    documents, rows = [], dict[str, list[dict[str, Any]]]()
+    for number in range(TEXTS):
+        hostile = HOSTILE[number % len(HOSTILE)]
+        text = f"😀 {hostile} Of 17 and 25 apples, 42 remain. " * 2
+        key = {"shard": f"shard {number % 2}", "digest": f"d{number}"}
+        documents.append(
+            {
+                **key,
+                "text": text,
+                "title": hostile,
+                "url": f"https://example.org/{hostile}",
+                "domain": f"{hostile[:30]}.org",
+            }
+        )
+        for tool in TOOLS:
+            place = {**key, "tool": tool, "segment": 0}
+            rows.setdefault(f"{tool}/heuristic_subset", []).append(
+                {
+                    **place,
+                    "offset": 2,
+                    "text": text[2:],
+                    "text_digest": f"t{number}",
+                    "wanted": "a reason",
+                    "context": "",
+                }
+            )
+            for position in POSITIONS:
+                for sample in range(SAMPLES):
+                    _sampled(draw, rows, place, position, sample, hostile, bound)
+    for part in ("shard 0", "shard 1"):
+        publish(outputs["ccnet/raw_shards"], part, [row for row in documents if row["shard"] == part])
+        for name, made in rows.items():
+            publish(outputs[name], part, [row for row in made if row.get("shard", part) == part])
+    for tool in TOOLS:
+        update_one(outputs, f"{tool}/filtered_calls")
+    plan = outputs["ccnet/raw_shards"].plan
+    database = folder / "warehouse.duckdb"
+    _measured(plan.lake)
+    build(plan.lake, all_tables(list(outputs.values())), plan.lane_names, database)
+    return database
+
+
+def _measured(lake: Lake) -> None:
+    """Publish what was asked of three conditions, hostile too, two curves of training and the costs of two runs."""
+    draw = random.Random(1)
+    asked = [
+        QuestionOutcome(
+            benchmark=benchmark,
+            question=number,
+            condition=condition.name,
+            model=condition.of_model,
+            k=condition.k,
+            wording="",
+            prompt=f"{HOSTILE[number % len(HOSTILE)]} {number}",
+            context="",
+            gold=(f"{number}", HOSTILE[0]),
+            written=f" {HOSTILE[number % len(HOSTILE)]}",
+            plain="",
+            called="QA" if condition.k else None,
+            call_input=HOSTILE[number % len(HOSTILE)] if condition.k else None,
+            call_result=HOSTILE[0] if condition.k else None,
+            reason=None,
+            right_tool=None,
+            correct=draw.random() < (0.6 if condition.k else 0.3),
+            tokens=1,
+        )
+        for benchmark in ("SVAMP", "LAMA T-REx")
+        for condition in (Condition("base", 0), Condition(DISABLED, 0, "Toolformer"), Condition("Toolformer", 10))
+        for number in range(1, QUESTIONS + 1)
+    ]
+    groups = [
+        [one for one in asked if (one.benchmark, one.condition) == key]
+        for key in sorted({(one.benchmark, one.condition) for one in asked})
+    ]
+    measured.publish(lake, measured.OUTCOMES, outcome_table(asked), {}, {})
+    weights = dict.fromkeys(("base", "Toolformer"), ("gpt2", 124))
+    measured.publish(lake, measured.ACCURACY, score_table([score(group) for group in groups], weights), {}, {})
+    perplexity = pl.DataFrame(
+        [("WikiText", "base", 2, 10, 9.5, 9.0, 10.1, 1.25, "base")], measured.PERPLEXITY_COLUMNS, orient="row"
+    )
+    measured.publish(lake, measured.PERPLEXITY, perplexity, {}, {})
+    curves = [
+        (checkpoint, step, measure, 3 - step / 40 + (checkpoint[0] == "b"), step == 30)
+        for checkpoint in ("baseline_checkpoint", "finetuned_checkpoint")
+        for measure, steps in (("held-out perplexity", (0, 10, 20, 30)), ("training loss", (30,)))
+        for step in steps
+    ]
+    columns = {name: column.dtype for name, column in CURVE_COLUMNS.items()}
+    measured.publish(lake, CURVE, pl.DataFrame(curves, columns, orient="row"), {}, {})
+    for run in ("one", "two"):
+        for tool in TOOLS:
+            add_cost(lake, run, f"{tool}/loss_deltas", StepCost(2.5, tokens=1_000_000, computed=300, reused=100))
+        add_cost(lake, run, "training/finetuned_checkpoint", StepCost(90.0, tokens=4000))
+
+
+def _sampled(
+    draw: random.Random, rows: dict[str, list[dict[str, Any]]], place: dict[str, Any], position: int, sample: int,
+    hostile: str, bound: bool,
+) -> None:  # fmt: skip
+    """Add a sample with its result, its losses and its swap; one in nine looks ahead and is not scored."""
+    tool = place["tool"]
+    delta = round(draw.gauss(0.4, 0.7), 2)  # on the hundredths, where >= and > differ
+    empty, ahead = 2.5, draw.random() < 1 / 9
+    call = {**place, "position": position, "sample": sample, "char_offset": 2 + position * 2, "p_api": 0.25}
+    call |= {"input": f"{hostile} {position}", "result": f"{sample} {hostile}"}
+    losses = {"loss_empty": empty, "loss_call": empty, "loss_result": empty - delta, "loss_minus": empty}
+    losses |= {"loss_plus": empty - delta, "delta": delta, "delta_is_bound": bound and delta < 0.2}
+    if losses["delta_is_bound"]:
+        losses["loss_call"] = None
+    rows.setdefault(f"{tool}/scored_candidates", []).append(
+        {name: value for name, value in call.items() if name != "result"} | {"body": "Name(input)"}
+    )
+    scored = {**call, **({"reason": "looks_ahead", "ahead": ["42"]} if ahead else losses)}
+    rows.setdefault(f"{tool}/loss_deltas", []).append(scored)
+    for swap in range(0 if ahead else draw.randrange(3)):
+        other = {"delta": round(draw.gauss(-0.3, 0.5), 2), "swap": swap, "delta_is_bound": False}
+        rows.setdefault(f"{tool}/swapped_results", []).append({**call, **other})

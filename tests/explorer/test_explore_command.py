@@ -1,0 +1,86 @@
+"""The command `explore`: what it needs, and what it says where that is absent."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from tests.command_line import cli
+from tests.explorer.hand_made_calls import made_up_warehouse
+from toolformer_dag.cli.web_server import OwnPages, bound
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_up_warehouse(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toolformer.toml").write_text('[paths]\nwarehouse = "w.duckdb"\n[tools.calculator]\n')
+    shutil.copy(database, tmp_path / "w.duckdb")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_port_in_use_is_named_with_the_remedy_and_ctrl_c_leaves_nothing(project: Path) -> None:
+    command = [sys.executable, "-m", "toolformer_dag.cli", "explore", "--no-open", "--port"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+    before = {path.name for path in project.iterdir()}
+    with subprocess.Popen(
+        [*command, "0"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as served:  # fmt: skip
+        assert served.stdout is not None and served.stderr is not None
+        address = served.stdout.readline().split()[0]
+        port = address.rpartition(":")[2]
+        second = subprocess.run([*command, port], env=environment, capture_output=True, text=True)
+        assert second.returncode == 1 and second.stdout == "" and "Traceback" not in second.stderr
+        assert f"port {port} is in use" in second.stderr and "toolformer-dag explore --port" in second.stderr
+        while True:  # the address is told before the page answers
+            try:
+                assert httpx.get(f"{address}/api/overview", timeout=60).status_code == 200
+                break
+            except httpx.ConnectError:
+                assert served.poll() is None
+        os.killpg(served.pid, signal.SIGINT)
+        assert served.wait() == 130 and "Traceback" not in served.stderr.read()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(served.pid, 0)
+    bound(int(port), "explore").close()
+    assert {path.name for path in project.iterdir()} == before
+
+
+def test_a_port_that_there_is_not_is_refused(project: Path) -> None:
+    assert cli("explore", "--no-open", "--port", "70000").returncode == 1
+
+
+def test_a_project_without_a_warehouse_is_told_what_makes_one(project: Path) -> None:
+    (project / "w.duckdb").unlink()
+    done = cli("explore", "--no-open")
+    assert done.returncode == 1 and "run `toolformer-dag run`" in done.stderr
+
+
+def test_an_exported_page_is_one_file_that_fetches_nothing(project: Path) -> None:
+    done = cli("explore", "--export", "calls.html")
+    assert done.returncode == 0 and "calls in calls.html" in done.stdout
+    html = (project / "calls.html").read_text("utf-8")
+    assert "default-src 'none'" in html and "src=" not in html.split('id="exported"')[0]
+    assert html.count("</script>") == 2  # rows that hold one are escaped
+    assert cli("explore", "--export", "calls.txt").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("port", "host", "status"),
+    [(80, "127.0.0.1", 200), (80, "e.org", 403), (3001, "127.0.0.1:3001", 200), (3001, "127.0.0.1", 403)],
+)
+def test_a_page_answers_under_its_own_address_alone(port: int, host: str, status: int) -> None:
+    pages = TestClient(OwnPages(PlainTextResponse("here"), port))
+    assert pages.get("/", headers={"host": host}).status_code == status

@@ -1,0 +1,72 @@
+"""The loss of each token adds up to the stored losses, and a typed text goes through the same line."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.conftest import NewLine
+from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.explorer.call_queries import KEY, whole_call
+from toolformer_dag.explorer.live_model import LiveModel
+from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.warehouse import build
+from toolformer_dag.model.loading import load_model
+from toolformer_dag.pipeline.stages import warehouse_tables
+
+
+def test_token_losses_add_up_to_the_stored_losses(finished: NewLine, tmp_path: Path) -> None:
+    line = finished()
+    outputs = list(line.outputs().values())
+    plan = line.plan()
+    build(plan.lake, warehouse_tables(outputs), plan.lane_names, tmp_path / "w.duckdb")
+    reader, model = WarehouseReader(tmp_path / "w.duckdb"), LiveModel(line.plan)
+    keys = reader.rows(f"SELECT {', '.join(KEY)} FROM decisions WHERE eligible LIMIT 20")
+    assert keys
+    for key in keys:
+        call = whole_call(reader, key)
+        assert call is not None
+        found = model.token_losses(call)
+        assert found["sums"] == pytest.approx({name: call[name] for name in found["sums"]}, abs=1e-5)
+        assert "".join(token["token"] for token in found["tokens"]) in call["text"]
+
+
+def test_a_typed_text_gets_the_calls_that_the_pipeline_gives_it(finished: NewLine) -> None:
+    line = finished()
+    rows = line.read("loss_deltas").join(line.read("heuristic_subset"), on=["tool", "shard", "digest", "segment"])
+    text = rows["text"][0]
+    model = LiveModel(line.plan)
+    found = model.line("calculator", text, "")
+    stored = rows.filter(rows["text"] == text).sort("position", "sample")
+    scored = [sample for sample in found["samples"] if sample["delta"] is not None]
+    assert [(s["position"], s["sample"], s["input"], s["result"]) for s in scored] == stored.select(
+        "position", "sample", "input", "result"
+    ).rows()
+    assert [s["delta"] for s in scored] == pytest.approx(stored["delta"].to_list(), abs=1e-5)
+    assert "".join(piece["text"] for piece in found["augmented"] if not piece["call"]) == text
+    for wrong in ("", "x" * 5000):
+        with pytest.raises(UserError, match="give"):
+            model.line("calculator", wrong, "")
+
+
+def test_a_typed_text_is_completed_as_the_command_completes_it(new_line: NewLine) -> None:
+    line = new_line()
+    line.set(decoding__calls=2, decoding__max_new_tokens=30, decoding__k=300)
+    plan = line.plan()
+    decoding = plan.settings.decoding
+    [expected] = generate(
+        load_model(plan.settings.model),
+        ["1 and 0 make"],
+        {lane.tool.name: lane.tool for lane in plan.inference_lanes},
+        k=decoding.k,
+        calls=decoding.calls,
+        max_new_tokens=decoding.max_new_tokens,
+        one_sentence=True,
+        max_call_tokens=plan.settings.sampling.max_call_tokens,
+    )
+    found = LiveModel(line.plan).completed("1 and 0 make", "")
+    assert (found["text"], [call["input"] for call in found["calls"]]) == (
+        expected.text,
+        [call.input for call in expected.calls],
+    )
+    assert len(expected.calls) == 2

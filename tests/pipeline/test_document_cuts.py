@@ -1,0 +1,58 @@
+"""Documents that are cut once for all lanes, and sampled before they are cut."""
+
+import itertools
+from collections.abc import Sequence
+from unittest.mock import Mock
+
+import pytest
+
+from tests.pipeline.conftest import Line, NewLine
+from toolformer_dag.pipeline import document_cuts
+from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts.segments import segments
+
+SUBSET = "heuristic_subset"
+TEXTS = ["one two three four five six seven", "", "eight " + "x" * 50 + " nine", "ten\neleven twelve 😀\n" * 9]
+
+
+def letters(texts: Sequence[str]) -> list[int]:
+    """Count characters as tokens."""
+    return [len(text) for text in texts]
+
+
+def test_stored_cuts_are_those_of_segments_and_no_token_is_counted_twice(new_line: NewLine) -> None:
+    worker = Worker(new_line("one").plan())
+    for most in (30, 12):
+        expected = [segments(text, most, letters) for text in TEXTS]
+        count = Mock(side_effect=letters)
+        assert list(DocumentCuts(worker, Cut(most, count)).of(TEXTS)) == expected
+        assert list(DocumentCuts(worker, Cut(most, Mock(side_effect=AssertionError))).of(TEXTS)) == expected
+    assert list(DocumentCuts(worker, Cut(30, Mock(side_effect=AssertionError))).of([])) == []
+
+
+def test_a_changed_rule_cuts_nothing_again(finished: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = finished("one")
+    before = line.read(SUBSET)
+    line.output(SUBSET).table.remove("one")
+    monkeypatch.setattr(document_cuts, "segments", Mock(side_effect=AssertionError))
+    line.update(SUBSET)
+    assert line.read(SUBSET).equals(before)
+
+
+def test_a_sample_of_documents_grows_without_losing_any(new_line: NewLine) -> None:
+    line = new_line("one")
+    total = line.update("raw_shards")["raw_shards"].rows["one"]
+    everything, chosen = documents(line), []
+    for number in (1, 3, total):
+        line.set(corpus__documents_per_shard=number)
+        chosen.append(documents(line))
+    assert [len(some) for some in chosen[:2]] == [1, 3] and chosen[2] == everything
+    assert all(fewer <= more for fewer, more in itertools.pairwise(chosen))
+
+
+def documents(line: Line) -> set[str]:
+    """The documents with texts."""
+    report = line.update(SUBSET)[SUBSET]
+    assert report.violations["unique_keys"] == 0
+    return set(line.read(SUBSET)["digest"])

@@ -1,0 +1,87 @@
+"""A Ray cluster: the rows of one process, whatever machine is lost, and no actor that outlives its run."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.conftest import Line, NewLine, assert_same
+from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.execution import workers_of
+from toolformer_dag.pipeline.ray_actors import ClusterError, Share, share_of
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.sections import Settings
+
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
+ROOT = Path(__file__).parents[2]
+SPACE = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""Runs a command in a network of its own, since Ray listens on every address, and ends what it leaves behind."""
+GPUS = [{"CPU": 16.0}, {"CPU": 32.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}]
+
+
+@cache
+def why_no_namespace() -> str:
+    try:
+        done = subprocess.run([*SPACE, "true"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return "unshare is not installed"
+    return done.stderr.strip()
+
+
+def in_cluster(what: str, line: Line) -> dict[str, object]:
+    if reason := why_no_namespace():
+        pytest.skip(f"no network namespace can be made: {reason}")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*SPACE, sys.executable, "-m", "tests.pipeline.ray_child", what, str(line.folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.long
+def test_two_machines_of_which_one_is_lost_give_the_rows_of_one_process(new_line: NewLine, finished: NewLine) -> None:
+    line = new_line("one", "two")
+    found = in_cluster("killed", line)
+    assert found["lost"] == 1 and found["engine"] == "ray" and found["actors"] == 0
+    assert_same(line, finished("one", "two"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("what", "expected"), [("cancelled", {"cancelled": True, "actors": 0}), ("orphaned", {"started": 2, "actors": 0})]
+)
+def test_a_run_that_ends_early_leaves_no_actor(new_line: NewLine, what: str, expected: dict[str, object]) -> None:
+    assert in_cluster(what, new_line("one", "two")) == expected
+
+
+def test_no_cluster_is_named_with_the_remedy(new_line: NewLine) -> None:
+    line = new_line("one")
+    line.set(execution__engine='"ray"', execution__address='"127.0.0.1:1"')
+    with pytest.raises(
+        ClusterError, match=r"execution.address: no Ray cluster answers at '127.0.0.1:1'.*ray start --head"
+    ):
+        workers_of(Worker(line.plan()), {})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "model", "workers", "expected"),
+    [
+        (GPUS, {"name": "any"}, None, Share(12, 1, 1)),
+        (GPUS, {"name": "any"}, 6, Share(6, 1, 1)),
+        (GPUS, {"name": "any", "device": "cpu"}, None, Share(3, 16, 0)),
+        (GPUS, {"name": "embedded", "device": "cpu"}, None, Share(64, 1, 0)),
+        ([{"CPU": 0.0}, {"CPU": 8.0}], {"name": "any"}, None, Share(1, 8, 0)),
+    ],
+)
+def test_a_cluster_gets_an_actor_per_gpu_or_core_or_machine(nodes, model, workers, expected) -> None:
+    values = {"root": ".", "tools": {"calculator": {}}, "model": model, "execution": {"workers": workers}}
+    assert share_of(nodes, Settings.model_validate(values)) == expected
+
+
+def test_a_cluster_without_a_core_is_refused() -> None:
+    with pytest.raises(UserError, match="no machine of the Ray cluster offers a core"):
+        share_of([{"CPU": 0.0}], Settings.model_validate({"root": ".", "tools": {"calculator": {}}}))

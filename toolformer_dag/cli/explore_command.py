@@ -1,0 +1,68 @@
+"""`explore`: the page over the warehouse, served on this machine alone or written to a file."""
+
+import signal
+import threading
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.files import UserError
+
+if TYPE_CHECKING:
+    from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+
+
+def explore(
+    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1; 0 takes a free one.")] = 3001,
+    export: Annotated[Path | None, typer.Option(help="Write the page to this .html file instead.")] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Look at the calls in a browser: thresholds, verdicts, texts, losses. Stop it with Ctrl-C.
+
+    The page reads the warehouse and changes nothing. An exported file works offline.
+
+    Example: toolformer-dag explore; toolformer-dag explore --export calls.html
+    """
+    from toolformer_dag.explorer.exported_page import export_page
+    from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+
+    settings = settings_of(config, profile, set)
+    reader = WarehouseReader(settings.paths.warehouse)
+    reader.version()  # a missing file is told before anything is started
+    if export is not None:
+        if export.suffix.lower() not in (".html", ".htm"):
+            raise UserError(f"--export {export}: end the name with .html")
+        typer.echo(f"{export_page(reader, export):,} calls in {export}")
+        return
+    _serve(reader, port, config, profile, set, open_browser=not no_open)
+
+
+def _serve(
+    reader: "WarehouseReader", port: int, config: Config, profile: Profile, pairs: Set, *, open_browser: bool
+) -> None:
+    """Serve until it is interrupted. Raises UserError where the port is in use."""
+    import uvicorn
+
+    from toolformer_dag.cli.web_server import HOST, OwnPages, bound
+    from toolformer_dag.explorer.explorer_server import explorer_app
+    from toolformer_dag.explorer.live_model import LiveModel
+    from toolformer_dag.pipeline.plan import Plan
+
+    with bound(port, "explore") as listening:
+        taken = listening.getsockname()[1]
+        model = LiveModel(lambda: Plan.of(settings_of(config, profile, pairs)))
+        app = OwnPages(explorer_app(reader, model), taken)
+        address = f"http://{HOST}:{taken}"
+        typer.echo(f"{address}  (Ctrl-C stops it)")
+        if open_browser:
+            threading.Timer(0.5, webbrowser.open, (address,)).start()
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(stop, signal.default_int_handler)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        server.run(sockets=[listening])

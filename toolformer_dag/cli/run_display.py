@@ -1,0 +1,61 @@
+"""The progress of a run: one live line on a terminal, and a line for every asset when it has ended."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from assets.running import Step, watched_by
+
+REFRESHED_PER_SECOND = 4
+
+
+def _nothing(name: str) -> None:
+    """Nobody asked for the names of what ran."""
+
+
+@contextmanager
+def shown(ran: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Show the progress of every run inside the block on the standard error.
+
+    `ran` is called with the name of each asset as soon as it was made; where its output goes to the same terminal,
+    nothing else is printed of an asset that has ended.
+    """
+    console = Console(stderr=True)
+    with_lines = ran is None or not sys.stdout.isatty()
+    now: list[Step] = []
+    names: set[str] = set()
+
+    def line() -> Text:
+        told = [f"{step.name}  {step.under_way}".rstrip() for step in now]
+        return Text(" ".join(told), no_wrap=True, overflow="ellipsis")
+
+    def watch(step: Step) -> None:
+        if step.outcome is None:
+            now[:] = [step]
+            if console.is_terminal:
+                live.refresh()
+            return
+        now.clear()
+        if with_lines:
+            console.print(Text(f"{step.name}: {step.outcome}"), soft_wrap=True)
+        if step.ran and ran is not None and step.name not in names:  # once, though damage may make it run again
+            names.add(step.name)
+            ran(step.name)
+
+    live = Live(
+        get_renderable=line,
+        console=console,
+        refresh_per_second=REFRESHED_PER_SECOND,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+    )
+    with watched_by(watch):
+        if not console.is_terminal:
+            yield
+            return
+        with live:
+            yield

@@ -1,0 +1,131 @@
+"""`sql`: one query over the warehouse, a saved query by its name, or a prompt for many."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolformer_dag.cli.query_results import Format, check_ending, encoded, printed, write_rows
+from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.files import UserError
+
+ALONE = ("describe", "summarize")
+"""Words that DuckDB takes as a whole query, or says what it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedQuery:
+    """A query of the package. `description`: the comment in its first line; `text`: all of it, to be copied."""
+
+    name: str
+    description: str
+    text: str
+
+
+@cache
+def saved_queries() -> Mapping[str, SavedQuery]:
+    """Return the queries in saved_queries/ by name."""
+    found = sorted(file.name for file in files(__package__).joinpath("saved_queries").iterdir())
+    return {name.removesuffix(".sql"): _saved(name) for name in found if name.endswith(".sql")}
+
+
+def _saved(file: str) -> SavedQuery:
+    text = files(__package__).joinpath("saved_queries", file).read_text("utf-8")
+    return SavedQuery(file.removesuffix(".sql"), text.partition("\n")[0].removeprefix("-- "), text)
+
+
+def _names(incomplete: str) -> list[tuple[str, str]]:
+    return [(name, one.description) for name, one in saved_queries().items() if name.startswith(incomplete)]
+
+
+def sql(
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            help="A query in DuckDB's SQL, or the name of a saved one; `-` reads it from the input.",
+            autocompletion=_names,
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the saved queries.")] = False,
+    file: Annotated[Path | None, typer.Option(help="Read the query from this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the rows to a .csv, .json, .jsonl, .md or .parquet.")
+    ] = None,
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", help="table, csv, json (a line per row), parquet or md; with --output: of the file."),
+    ] = None,
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Run a read-only query over the warehouse; print its rows, or write them to a file.
+
+    Without a query, on a terminal, open a prompt: with history, completion of names, and the saved queries by name.
+
+    Example: toolformer-dag sql; toolformer-dag sql "select tool, tau_f, examples from filter_statistics";
+    toolformer-dag sql --list; toolformer-dag sql most_helpful --format md; toolformer-dag sql --file kept.sql
+    --output kept.parquet
+    """
+    from toolformer_dag.lake.warehouse import query as ask
+
+    if list_:
+        _list()
+        return
+    database = settings_of(config, profile, set).paths.warehouse
+    if query is None and file is None and output is None and sys.stdin.isatty():
+        from toolformer_dag.cli.sql_prompt import answer_queries
+
+        answer_queries(database, format or Format.table)
+        return
+    text = _query_text(query, file)
+    if output is not None and format is None:
+        check_ending(output)
+    if output is None and format is Format.parquet and sys.stdout.isatty():
+        raise UserError(
+            "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
+        )
+    rows = ask(database, text)
+    if output is not None:
+        write_rows(rows, output, format)
+        typer.echo(f"{rows.height:,} rows in {output}", err=True)
+    elif format is Format.parquet:
+        sys.stdout.buffer.write(encoded(rows, ".parquet"))
+    else:
+        sys.stdout.write(printed(rows, format or Format.table))
+
+
+def _list() -> None:
+    width = max(map(len, saved_queries()))
+    for one in saved_queries().values():
+        typer.echo(f"{one.name:<{width}}  {one.description}")
+
+
+def _query_text(query: str | None, file: Path | None) -> str:
+    """Return the text of the query that was given in one of four ways. Raises UserError."""
+    if (query is None) == (file is None):
+        raise UserError(
+            "give one query: as the argument, by the name of a saved one (`--list`), with --file, or with `-` on the "
+            "standard input; without any, `sql` opens a prompt on a terminal"
+        )
+    if query is not None and query in saved_queries():
+        return saved_queries()[query].text
+    try:
+        if file is not None:
+            return file.read_text("utf-8-sig")
+        text = sys.stdin.read() if query == "-" else str(query)
+        text.encode()  # the input and the arguments may hold bytes that are no text, which DuckDB does not take
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        source = file or ("the standard input" if query == "-" else "the query")
+        raise UserError(f"{source}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
+    except OSError as error:
+        raise UserError(f"--file {file}: {error.strerror}; name a file with a query") from error
+    if query != "-" and text.isidentifier() and text.lower() not in ALONE:
+        known = ", ".join(saved_queries())
+        raise UserError(f'there is no saved query {text!r}; there are {known}. For a table write "from {text}"')
+    return text

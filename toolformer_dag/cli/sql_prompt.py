@@ -1,0 +1,144 @@
+"""The prompt of `sql`: queries over several lines, with a history and completion of names."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import platformdirs
+import typer
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.lexers import PygmentsLexer
+from pygments.lexers.sql import SqlLexer
+
+from toolformer_dag.cli.query_results import Format, printed
+from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.warehouse import WarehouseError, query
+
+ENDS = ("exit", "quit")
+SHOWN_ROWS = 200
+KEYWORDS = (
+    *("select", "from", "where", "group by", "order by", "having", "limit", "join", "left join", "using", "on", "as"),
+    *("with", "case", "when", "then", "else", "end", "and", "or", "not", "in", "is null", "is not null", "between"),
+    *("like", "distinct", "count(*)", "filter (where", "qualify", "over (partition by", "union all", "desc"),
+    *("describe", "summarize", "pivot", "unpivot", "explain", "show tables"),
+)
+WELCOME = "A query ends with `;`. Tab completes, Ctrl-R searches the history, Ctrl-C drops a line, Ctrl-D ends."
+NAMES = """
+select table_name as name, 'table' as kind from duckdb_tables() where not internal
+union all select view_name, 'view' from duckdb_views() where not internal
+union all select distinct function_name || '(', 'macro' from duckdb_functions() where not internal
+union all select distinct column_name, 'column of ' || string_agg(table_name, ', ' order by table_name)
+    from duckdb_columns() where not internal group by column_name
+"""
+
+
+def answer_queries(database: Path, format: Format) -> None:
+    """Read queries from the terminal and print their rows until the user ends it; a mistake ends nothing.
+
+    Every query opens the file anew, so that it sees what a run has built meanwhile. Raises WarehouseError where there
+    is no warehouse, UserError for a format that a terminal cannot show.
+    """
+    if format is Format.parquet:
+        raise UserError("--format parquet: a prompt cannot show it; give a query, with --output")
+    query(database, "select 1")  # raises where there is none
+    session = query_session(database)
+    typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
+    while True:
+        try:
+            asked = session.prompt("sql> ").strip().removesuffix(";").strip()
+            if asked in ENDS:
+                return
+            if asked:
+                answer(database, asked, format)
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        except UserError as error:
+            sys.stderr.write(f"error: {error}\n")
+
+
+def answer(database: Path, asked: str, format: Format) -> None:
+    """Print at most SHOWN_ROWS rows of a query, or of the saved one of that name. Raises WarehouseError."""
+    saved = saved_queries().get(asked)
+    rows = query(database, saved.text if saved else asked)
+    sys.stdout.write(printed(rows.head(SHOWN_ROWS), format))
+    if format is Format.table:
+        more = f", the first {SHOWN_ROWS} shown" if rows.height > SHOWN_ROWS else ""
+        sys.stdout.write(f"{rows.height:,} rows{more}\n")
+
+
+def query_session(database: Path) -> PromptSession[str]:
+    """Return a prompt whose Enter ends a query that is complete, and else begins another line."""
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=Condition(lambda: complete(session.default_buffer.text)))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    session: PromptSession[str] = PromptSession(
+        history=history_file(),
+        completer=NameCompleter(database),
+        complete_while_typing=False,
+        lexer=PygmentsLexer(SqlLexer),
+        multiline=True,
+        prompt_continuation=lambda width, number, wrapped: "...> ".rjust(width),
+        key_bindings=keys,
+    )
+    return session
+
+
+def complete(text: str) -> bool:
+    """Return whether Enter sends what stands in the prompt: it ends with `;`, or is a word that needs none."""
+    line = text.strip()
+    return not line or line.endswith(";") or line in ENDS or line in saved_queries()
+
+
+def history_file() -> History:
+    """Return the user's history, one for all projects; of this session alone where it cannot be written."""
+    file = platformdirs.user_state_path("toolformer-dag") / "sql_history"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(file)
+
+
+class NameCompleter(Completer):
+    """Completes names of tables, views, macros and columns, keywords, and at the beginning saved queries."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._read: tuple[int, int] | None = None
+        self._known: Mapping[str, str] = {}
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        word = document.get_word_before_cursor()
+        at_start = not document.text_before_cursor[: -len(word) or None].strip()
+        for name, kind in self._candidates(at_start):
+            if word and name.lower().startswith(word.lower()):
+                yield Completion(name, -len(word), display_meta=kind)
+
+    def _candidates(self, at_start: bool) -> Iterator[tuple[str, str]]:
+        if at_start:
+            yield from ((name, "saved query") for name in saved_queries())
+        yield from self._names().items()
+        yield from ((keyword, "") for keyword in KEYWORDS)
+
+    def _names(self) -> Mapping[str, str]:
+        """The names in the file as it is now."""
+        try:
+            stamp = self._database.stat()
+            if self._read != (stamp.st_ino, stamp.st_mtime_ns):
+                self._known = dict(query(self._database, NAMES).iter_rows())
+                self._read = stamp.st_ino, stamp.st_mtime_ns
+        except (OSError, WarehouseError):  # it is being replaced; the names of before do
+            pass
+        return self._known

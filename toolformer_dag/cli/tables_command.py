@@ -1,0 +1,64 @@
+"""`toolformer-dag tables`: the paper's tables, with our figures and the paper's."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolformer_dag.cli.query_results import Format, printed
+from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
+from toolformer_dag.files import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+WIDTH, LONGEST = 180, 110
+"""Characters of a line, and of a cell."""
+
+
+def tables(
+    number: Annotated[str | None, typer.Argument(help="2 to 10, or figure_4; all of them when left out.")] = None,
+    format: Annotated[
+        Format, typer.Option("--format", help="table, or the rows of one view as csv, json (a line per row) or md.")
+    ] = Format.table,
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Print Tables 2 to 10 and Figure 4 of the paper: our figures with n and 95 % intervals, and the paper's.
+
+    Example: toolformer-dag tables 9; toolformer-dag tables figure_4 --format csv
+    """
+    from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, paper_table, tools_called
+
+    if format is Format.parquet:
+        raise UserError(
+            '--format parquet: `toolformer-dag sql "from table_9" --output FILE.parquet` writes such a file'
+        )
+    if format is not Format.table and number is None:
+        raise UserError(f"--format {format}: every table has columns of its own; name one, such as `tables 9`")
+    chosen = PAPER_TABLES if number is None else (paper_table(number),)
+    database = settings_of(config, profile, set).paths.warehouse
+    for table in chosen:
+        rows = table.rows(database)
+        if format is not Format.table:
+            typer.echo(printed(rows, format), nl=False)
+            continue
+        typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
+        if (called := tools_called(database, table)) is not None:
+            typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
+        typer.echo("".join(f"  {harmless(note)}\n" for note in notes(database, table)))
+
+
+def _drawn(rows: "pl.DataFrame") -> str:
+    import polars as pl
+
+    with pl.Config(
+        tbl_rows=-1,
+        tbl_cols=-1,
+        fmt_str_lengths=LONGEST,
+        tbl_width_chars=WIDTH,
+        tbl_hide_dataframe_shape=True,
+        tbl_hide_column_data_types=True,
+        tbl_formatting="ASCII_MARKDOWN",
+    ):
+        return harmless(str(rows))

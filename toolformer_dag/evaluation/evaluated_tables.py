@@ -1,0 +1,146 @@
+"""What the warehouse holds beside the stages' tables: what was measured, what it cost, and the paper's tables."""
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from toolformer_dag.evaluation.accuracy_tables import OUTCOME_SCHEMA, SCORE_SCHEMA
+from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS
+from toolformer_dag.evaluation.paper_tables import VIEWS
+from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
+from toolformer_dag.lake.table import DamagedPart, Lake
+from toolformer_dag.lake.warehouse import WarehouseTable
+from toolformer_dag.pipeline.spending import COST_COLUMNS, COSTS
+from toolformer_dag.pipeline.stage import TableOutput
+from toolformer_dag.pipeline.stages import warehouse_tables
+from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
+
+BENCHMARK = "name of the benchmark; `(seen)` ends those of the synthetic world"
+CONDITION = (
+    "the model and how it was asked: base; base + C, the model finetuned on C without calls; Toolformer; Toolformer "
+    "(disabled), whose probability of ` [` is 0; a model of [evaluation.models]; `no model: a + b` and the like"
+)
+MODEL = "the model that was asked; conditions may share it; `no model` for what the numbers of a question give"
+K = "k of decoding: a call starts when ` [` is among the k most likely tokens; 0 without calls; null without a model"
+OUTCOME_COMMENTS = {
+    "benchmark": BENCHMARK,
+    "question": "number of the question within the benchmark, from 1",
+    "condition": CONDITION,
+    "model": MODEL,
+    "k": K,
+    "wording": "template or type of the question; empty where the benchmark has none",
+    "prompt": "what the model continues (appendix C)",
+    "context": "date that the calendar tells; empty where the question has none",
+    "gold": "the right answers, each of which counts",
+    "written": "what was written after the prompt, calls included",
+    "plain": "the same without calls: what is judged",
+    "called": "name in the text of the tool that was called; null without a call",
+    "call_input": "input of the call; of a malformed call its text",
+    "call_result": "result of the call; null without one",
+    "reason": "why a call has no result, or why nothing was written; null for most",
+    "right_tool": "whether the called tool is the one that the question targets; null where it targets none",
+    "correct": "whether the answer is right by the paper's rule (section 4.2)",
+    "tokens": "number of tokens that the model chose, those of calls included",
+}
+OVERLAP_COMMENTS = {
+    "benchmark": BENCHMARK,
+    "question": "number of the question within the benchmark, from 1",
+    "in_corpus": "whether 13 of its words in a row stand in a training text of C* (8 to 12 words: all of them); null "
+    "where it has fewer than 8",
+    "shard": "shard of the first such text; null without one",
+    "digest": "its document",
+    "segment": "number of the text within the document",
+}
+ACCURACY_COMMENTS = {
+    "benchmark": BENCHMARK,
+    "condition": CONDITION,
+    "n": "questions",
+    "accuracy": "share of right answers",
+    "low": "lower end of its 95 % interval (Wilson)",
+    "high": "upper end of its 95 % interval (Wilson)",
+    "calls": "share of questions with a call",
+    "right_tool": "share of right tools among questions with a target; null without such questions",
+    "model": MODEL,
+    "k": K,
+    "weights": "id or folder of the model, or of the model that it was finetuned from; null without a model",
+    "parameters": "number of its parameters; null without a model",
+}
+PERPLEXITY_COMMENTS = {
+    "source": "the texts: held-out texts of C, or WikiText",
+    "condition": "as in accuracy; calls are disabled",
+    "texts": "number of texts",
+    "tokens": "number of predicted tokens",
+    "perplexity": "perplexity per token; it depends on the tokenizer",
+    "low": "lower end of its 95 % interval over texts like these; null for a single text",
+    "high": "upper end of its 95 % interval",
+    "bits_per_byte": "bits per byte of UTF-8, which are comparable between tokenizers",
+    "model": "the model that was measured",
+}
+EVALUATED = (
+    WarehouseTable(
+        "outcomes",
+        "A row per question and condition: what was asked, written, called and told, and whether it is right.",
+        OUTCOME_COMMENTS,
+        pl.Schema(OUTCOME_SCHEMA),
+        (OUTCOMES,),
+    ),
+    WarehouseTable(
+        "question_overlap",
+        "A row per question: whether it occurs in the texts that were trained on.",
+        OVERLAP_COMMENTS,
+        pl.Schema(OVERLAP_COLUMNS),
+        (OVERLAP,),
+    ),
+    WarehouseTable(
+        "accuracy",
+        "Questions answered right, by benchmark and condition, with 95 % intervals (paper, section 4.2).",
+        ACCURACY_COMMENTS,
+        pl.Schema(SCORE_SCHEMA),
+        (ACCURACY,),
+    ),
+    WarehouseTable(
+        "perplexity",
+        "Perplexity of plain text with calls disabled, by source and condition (paper, section 4.3).",
+        PERPLEXITY_COMMENTS,
+        pl.Schema(PERPLEXITY_COLUMNS),
+        (PERPLEXITY,),
+    ),
+    WarehouseTable(
+        "training_curve",
+        "Training loss and held-out perplexity over the steps of finetuning.",
+        {name: column.description for name, column in CURVE_COLUMNS.items()},
+        pl.Schema({name: column.dtype for name, column in CURVE_COLUMNS.items()}),
+        (CURVE,),
+    ),
+    WarehouseTable(
+        "costs",
+        "What the steps of all runs cost: a row per step and run that spent tokens or calls, or made other rows. Steps "
+        "that failed or were killed have none.",
+        {name: comment for name, (_, comment) in COST_COLUMNS.items()},
+        pl.Schema({name: kind for name, (kind, _) in COST_COLUMNS.items()}),
+        (COSTS,),
+        views=VIEWS,
+    ),
+)
+
+
+def all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
+    """Return every table of the warehouse that is declared outside of it."""
+    return [*warehouse_tables(outputs), *EVALUATED]
+
+
+def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
+    """Withdraw damaged parts of these tables and return table -> what was wrong.
+
+    The first job fills the warehouse and does not measure: it must not fail because of a measurement, which the second
+    job makes again.
+    """
+    found = {}
+    for table in (lake.table(name) for declared in EVALUATED for name in declared.sources):
+        for part in table.parts():
+            try:
+                table.files(part)
+            except DamagedPart as error:
+                table.remove(part)
+                found[f"{table.name} {part}"] = str(error)
+    return found

@@ -1,0 +1,169 @@
+"""Run a checkpoint with its tools under lm-evaluation-harness (extra `lm-eval`).
+
+    python -m toolformer_dag.evaluation.harness_adapter --model toolformer --tasks gsm8k
+
+is the harness's own command line with the model `toolformer`. `harness_task` makes a task of a benchmark of this
+package: its prompts, its rule of correctness.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from toolformer_dag.decoding.generation import Generation
+from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.evaluation.benchmark import Benchmark
+from toolformer_dag.evaluation.language_modeling import perplexity
+from toolformer_dag.files import UserError
+from toolformer_dag.model.loading import load_model
+from toolformer_dag.pipeline.plan import lanes
+from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.training.training_report import finetuned_or_base
+
+NAME = "toolformer"
+METRIC = "acc"
+
+
+@register_model(NAME)
+class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed where types are checked
+    """A checkpoint that calls its tools where the harness lets it write; greedy, with at most one call per prompt.
+
+    Tasks that compare log-probabilities of given answers make no calls: nothing is written there.
+    """
+
+    def __init__(
+        self,
+        config: str | None = None,
+        model: str | None = None,
+        k: int | None = None,
+        withheld: str = "",
+        max_new_tokens: int | None = None,
+        **of_the_harness: Any,
+    ) -> None:
+        """Load the model and its tools as `toolformer-dag generate` does.
+
+        - `config`: toolformer.toml; `model`: a folder or hub id in place of the finetuned checkpoint.
+        - `k`: as in decoding, 0 disables calls. `withheld`: names of tools that may not be called, with `+` between.
+        - `max_new_tokens`: where a task does not say.
+        - `of_the_harness`: batch size and device, which the settings tell.
+
+        Raises SettingsError, ModelError, ToolError.
+        """
+        super().__init__()
+        self._settings = load_settings(Path(config) if config else None)
+        self._lanes = lanes(self._settings)
+        self._model = load_model(self._settings.model, model or finetuned_or_base(self._settings))
+        self._k = self._settings.decoding.k if k is None else int(k)
+        self._withheld = frozenset(filter(None, withheld.split("+")))
+        self._max_new_tokens = int(max_new_tokens or self._settings.decoding.max_new_tokens)
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Return what was written behind each prompt, without the calls, up to the task's first stop string.
+
+        A task's document may have a `context`, the ISO date for the calendar. Raises UserError for a task that samples.
+        """
+        limits = [self._limit(request.args[1]) for request in requests]
+        written: dict[int, str] = {}
+        for limit in sorted(set(limits)):
+            places = [at for at, one in enumerate(limits) if one == limit]
+            found = self._generated([requests[at] for at in places], limit)
+            written |= {at: _until(one.plain, requests[at].args[1]) for at, one in zip(places, found, strict=True)}
+        for at, request in enumerate(requests):
+            self.cache_hook.add_partial("generate_until", request.args, written[at])
+        return [written[at] for at in range(len(requests))]
+
+    def _limit(self, options: dict[str, Any]) -> int:
+        if options.get("do_sample") or (options.get("temperature") or 0) > 0:
+            raise UserError("decoding with tools is greedy; give the task do_sample=False and temperature=0")
+        return int(options.get("max_gen_toks") or options.get("max_new_tokens") or self._max_new_tokens)
+
+    def _generated(self, requests: Sequence[Any], max_new_tokens: int) -> list[Generation]:
+        return generate(
+            self._model,
+            [request.args[0] for request in requests],
+            {lane.tool.name: lane.tool for lane in self._lanes},
+            k=self._k,
+            withheld=self._withheld & {lane.tool.name for lane in self._lanes},
+            max_new_tokens=max_new_tokens,
+            max_call_tokens=self._settings.sampling.max_call_tokens,
+            contexts=[str((request.doc or {}).get("context") or "") for request in requests],
+            limits={lane.tool.name: lane.limits for lane in self._lanes},
+        )
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Return log p of each continuation in nats, and whether it is what greedy decoding without calls writes.
+
+        A context that does not fit loses its beginning. Without a context the first token is predicted only where the
+        tokenizer adds BOS.
+        """
+        return [self._continuation(*request.args) for request in requests]
+
+    @torch.no_grad()
+    def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
+        encoding = self._model.encoding
+        before, whole = (text.ids for text in encoding.texts([context, context + continuation]))
+        ids = [*encoding.bos, *whole]
+        new = min(len(whole) - len(before), len(ids) - 1)
+        if new < 1:
+            return 0.0, True
+        ids = ids[-(self._model.context_length) :]
+        inputs = torch.tensor([ids], device=self._model.device)
+        logits = self._model.model(inputs, use_cache=False).logits[0, -new - 1 : -1].float()
+        right = inputs[0, -new:]
+        found = logits.log_softmax(-1).gather(-1, right[:, None])
+        return float(found.double().sum()), bool((logits.argmax(-1) == right).all())
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return log p of each text in nats, in windows as `perplexity` cuts them; 0 for a text of one token."""
+        found = []
+        for request in requests:
+            try:
+                found.append(-perplexity(self._model, [request.args[0]], disabled=False).nats)
+            except ValueError:  # nothing to predict
+                found.append(0.0)
+        return found
+
+
+def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[str, Any]:
+    """Return a benchmark as a task of the harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
+
+    The tools that the benchmark withholds are those of the model, not of the task: see `HarnessModel`.
+    """
+    asked = [
+        {"prompt": one.prompt, "answers": list(one.answers), "context": one.context} for one in benchmark.questions
+    ]
+
+    def judged(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+        return {METRIC: float(benchmark.correct(results[0], document["answers"]))}
+
+    return {
+        "task": name,
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(asked)},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": lambda document: document["prompt"],
+        "doc_to_target": lambda document: document["answers"][0],
+        "process_results": judged,
+        "generation_kwargs": {"until": [], "max_gen_toks": max_new_tokens, "do_sample": False},
+        "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
+        "metadata": {},
+    }
+
+
+def _until(text: str, options: dict[str, Any]) -> str:
+    """Cut a text at the first of the task's stop strings."""
+    stops: Iterable[str] = options.get("until") or ()
+    for stop in [stops] if isinstance(stops, str) else stops:
+        text = text.partition(stop)[0] if stop else text
+    return text
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

@@ -1,0 +1,1 @@
+"""The page over the warehouse: which calls were kept and why. Knows no Dagster; only reads."""

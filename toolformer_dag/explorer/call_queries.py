@@ -1,0 +1,172 @@
+"""What the page asks of the warehouse about calls: counts by threshold, calls near it, one text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
+
+NEAR = 100
+"""Calls that are shown on each side of the threshold."""
+SHORT = 300
+"""Characters of an input or a result that a table shows; the rest is asked for."""
+AROUND = 60
+"""Characters of the text on each side of a call in the table."""
+TOOLS = """
+SELECT lanes.tool, lanes.name, lanes.tau_f, by_chance, verdict, exact_above, places, sampled, swaps, swapped,
+       (SELECT count(*) FROM filtered_calls WHERE filtered_calls.tool = lanes.tool) AS kept
+FROM lanes LEFT JOIN filter_rules USING (tool) LEFT JOIN loss_floors USING (tool) LEFT JOIN control_sizes USING (tool)
+"""
+STATISTICS = (
+    "scored",
+    "calls",
+    "examples",
+    "kept_swapped",
+    "by_chance",
+    "by_chance_low",
+    "by_chance_high",
+    "fdr",
+    "fdr_high",
+)
+LISTS = ", ".join(f"list({name} ORDER BY tau_f) AS {name}" for name in STATISTICS)
+CURVE = f"SELECT tool, min(round(tau_f * 100))::INTEGER AS first, {LISTS} FROM curve_statistics GROUP BY tool"
+BARS = """
+SELECT tool, list(round(delta * 100)::INTEGER ORDER BY delta) AS bins, list(scored ORDER BY delta) AS scored,
+       list(swapped ORDER BY delta) AS swapped
+FROM curves GROUP BY tool
+"""
+APPLIED = """
+SELECT tool, calls, examples, kept_swapped, by_chance, by_chance_low, by_chance_high, fdr, fdr_high
+FROM swapped_statistics JOIN filter_statistics USING (tool, tau_f, calls) JOIN lanes USING (tool, tau_f)
+"""
+VERDICT = """CASE WHEN NOT eligible THEN reason WHEN NOT delta >= $tau THEN 'below_tau_f'
+WHEN NOT best THEN 'not_best_at_position' ELSE 'kept' END"""
+"""What becomes of a call at the threshold $tau, whatever the limit of texts per tool (examples_per_tool)."""
+REASONS = {
+    "below_tau_f": "eligible AND NOT delta >= $tau",
+    "not_best_at_position": "eligible AND NOT best AND delta >= $tau",
+    "beyond_examples": "reason = 'beyond_examples'",
+}
+"""How to find the calls that a threshold leaves out, and those that the applied one keeps and the limit does not."""
+COLUMNS = f"""
+rowid AS row, tool, shard, digest, segment, position, sample, domain, date, char_offset, text_offset,
+input[:{SHORT}] AS input, length(input) AS input_length, result[:{SHORT}] AS result, length(result) AS result_length,
+p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta, delta_is_bound, eligible, best, kept, reason
+"""
+SIDES = (("delta >= $tau", "delta"), ("NOT delta >= $tau", "delta DESC"), ("delta IS NULL", "rowid"))
+KEY = ("tool", "shard", "digest", "segment", "position", "sample")
+EXCERPTS = f"""
+SELECT decisions.rowid AS row,
+       substr(text, greatest(1, char_offset - {AROUND - 1}), least({AROUND}, char_offset)) AS before,
+       substr(text, char_offset + 1, {AROUND}) AS after
+FROM decisions JOIN documents USING (shard, digest)
+WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
+"""
+
+
+def overview(reader: WarehouseReader) -> dict[str, Any]:
+    """Return what every view needs at once: tools with their curves, and the reasons and domains to filter by."""
+    curves = {row.pop("tool"): row for row in reader.rows(CURVE)}
+    bars = {row.pop("tool"): row for row in reader.rows(BARS)}
+    applied = {row.pop("tool"): row for row in reader.rows(APPLIED)}
+    known = {"curve": curves, "bars": bars, "applied": applied}
+    tools = [{**row, **{name: of.get(row["tool"]) for name, of in known.items()}} for row in reader.rows(TOOLS)]
+    reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
+    return {"version": reader.version(), "tools": tools, "reasons": [row["reason"] for row in reasons], "near": NEAR}
+
+
+def calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return calls by distance from a threshold: NEAR at or above, NEAR below, then those without a delta.
+
+    `asked`: tool and tau, and of domain, verdict (kept, lost), reason and text what the calls are filtered by.
+    """
+    where, given = _filter(asked)
+    found = [
+        reader.rows(
+            f"SELECT {COLUMNS}, {VERDICT} AS verdict FROM decisions "
+            f"WHERE {where} AND {side} ORDER BY {order} LIMIT {NEAR}",
+            given,
+        )
+        for side, order in SIDES
+    ]
+    scored = sorted([*found[0], *found[1]], key=lambda row: abs(row["delta"] - given["tau"]))
+    return {"version": reader.version(), "rows": [*scored, *found[2]]}
+
+
+def excerpts(reader: WarehouseReader, numbers: Sequence[int]) -> dict[str, Any]:
+    """Return the text before and after the calls of these rows of `decisions`."""
+    return {"version": reader.version(), "rows": reader.rows(EXCERPTS, {"rows": list(numbers)})}
+
+
+def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
+    """Return one call with its whole input and result, and the text that it was scored in; None without it."""
+    sql = f"""
+    SELECT decisions.*, lanes.name, substr(documents.text, texts."offset" + 1, characters::BIGINT) AS text, context
+    FROM decisions JOIN lanes USING (tool) JOIN texts USING (tool, shard, digest, segment)
+    JOIN documents USING (shard, digest) WHERE {_is(KEY)}
+    """
+    found = reader.rows(sql, dict(key))
+    return found[0] if found else None
+
+
+def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a text of a tool with the calls of every tool in it, and the samples that gave no call.
+
+    `key`: tool, shard, digest, segment. None where there is no such text.
+    """
+    where = _is(KEY[:4])
+    found = reader.rows(
+        'SELECT url, documents.domain, title, date, wanted, context, texts."offset", characters, '
+        'substr(text, texts."offset" + 1, characters::BIGINT) AS text '
+        f"FROM texts JOIN documents USING (shard, digest) WHERE {where}",
+        dict(key),
+    )
+    if not found:
+        return None
+    text = found[0]
+    given = {"shard": key["shard"], "digest": key["digest"], "low": text["offset"]}
+    given["high"] = text["offset"] + text["characters"]
+    inside = "shard = $shard AND digest = $digest AND char_offset >= $low AND char_offset < $high"
+    scored = reader.rows(f"SELECT {COLUMNS} FROM decisions WHERE {inside} ORDER BY char_offset, tool, sample", given)
+    samples = reader.rows(
+        f"SELECT tool, position, sample, char_offset, p_api, body[:{SHORT}] AS body, input[:{SHORT}] AS input, reason "
+        f"FROM candidates WHERE {where} ORDER BY position, sample",
+        dict(key),
+    )
+    results = reader.rows(
+        f"SELECT input[:{SHORT}] AS input, result[:{SHORT}] AS result, reason, seconds FROM tool_results "
+        f"WHERE tool = $tool AND context = (SELECT context FROM texts WHERE {where}) "
+        f"AND input IN (SELECT input FROM candidates WHERE {where})",
+        dict(key),
+    )
+    augmented = reader.rows(
+        "SELECT text_with_calls, split FROM augmented_corpus "
+        'WHERE digest = $digest AND "offset" < $high AND "offset" + length(text) > $low ORDER BY "offset" LIMIT 1',
+        {name: given[name] for name in ("digest", "low", "high")},
+    )
+    return {**text, "calls": scored, "samples": samples, "results": results, "augmented": augmented}
+
+
+def _filter(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """The conditions of `asked` in SQL, and their parameters. Raises ValueError for a tau that is no number."""
+    where, given = ["tool = $tool"], {"tool": asked.get("tool", ""), "tau": float(asked.get("tau", "nan"))}
+    if given["tau"] != given["tau"]:
+        raise ValueError("tau must be a number")
+    if asked.get("domain"):
+        where.append("domain = $domain")
+        given["domain"] = asked["domain"]
+    if asked.get("text"):
+        where.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
+        given["text"] = asked["text"].lower()
+    if asked.get("verdict") == "kept":
+        where.append("best AND delta >= $tau")
+    elif asked.get("verdict") == "lost":
+        where.append("NOT (best AND coalesce(delta >= $tau, false))")
+    if reason := asked.get("reason"):
+        where.append(REASONS.get(reason, "NOT eligible AND reason = $reason"))
+        if reason not in REASONS:
+            given["reason"] = reason
+    return " AND ".join(where), given
+
+
+def _is(names: Sequence[str]) -> str:
+    return " AND ".join(f"{name} = ${name}" for name in names)

@@ -1,0 +1,120 @@
+"""The page's answers: GET only, JSON, nothing from outside, nothing from SQL in an address."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from toolformer_dag.explorer.call_queries import KEY, calls, excerpts, overview, text_with_calls, whole_call
+from toolformer_dag.explorer.live_model import LiveModel
+from toolformer_dag.explorer.outcome_queries import outcome_tables, pairs, questions
+from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+from toolformer_dag.files import UserError
+
+SCRIPTS = (
+    "page.js",
+    "state.js",
+    "elements.js",
+    "data.js",
+    "thresholds.js",
+    "calls.js",
+    "texts.js",
+    "pipeline.js",
+    "runs.js",
+)
+FILES = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css", "index.html": "text/html"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+MOST_ROWS = 500
+Answer = Callable[[Mapping[str, str]], Any]
+
+
+def page_file(name: str) -> str:
+    """Return the text of a file of the page."""
+    return files(__package__).joinpath("page", name).read_text("utf-8")
+
+
+def explorer_app(reader: WarehouseReader, model: LiveModel | None) -> Starlette:
+    """Return the application. Without a `model` nothing is asked of one. Who may ask is for the caller to guard."""
+    answers: dict[str, Answer] = {
+        "overview": lambda asked: {**overview(reader), "live": model is not None},
+        "calls": partial(calls, reader),
+        "excerpts": lambda asked: excerpts(reader, _numbers(asked.get("rows", ""))),
+        "call": lambda asked: whole_call(reader, _key(asked, KEY)),
+        "text": lambda asked: text_with_calls(reader, _key(asked, KEY[:4])),
+        "outcomes": lambda asked: outcome_tables(reader),
+        "pairs": partial(pairs, reader),
+        "questions": partial(questions, reader),
+    }
+    if model is not None:
+        answers |= {
+            "tokens": lambda asked: _token_losses(reader, model, asked),
+            "line": lambda asked: model.line(asked.get("tool", ""), asked.get("text", ""), asked.get("context", "")),
+            "complete": lambda asked: model.completed(asked.get("text", ""), asked.get("context", "")),
+        }
+    routes = [Route(f"/api/{name}", _answering(answer), methods=["GET"]) for name, answer in answers.items()]
+    routes += [Route(f"/{name}", _file(name, kind), methods=["GET"]) for name, kind in FILES.items()]
+    routes.append(Route("/", _file("index.html", "text/html"), methods=["GET"]))
+    return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000)])
+
+
+def _answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    """Answer with JSON: 404 for what is not there, 400 with the reason for what cannot be answered."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            found = await run_in_threadpool(answer, request.query_params)
+        except (UserError, ValueError) as error:
+            return _json({"error": str(error)}, 400)
+        return _json({"error": "there is no such call or text"}, 404) if found is None else _json(found)
+
+    return respond
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    text = page_file(name)
+
+    async def respond(request: Request) -> Response:
+        return Response(text, headers=HEADERS, media_type=kind)
+
+    return respond
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    content = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str)
+    return Response(content, status, headers=HEADERS, media_type="application/json")
+
+
+def _token_losses(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -> dict[str, Any] | None:
+    call = whole_call(reader, _key(asked, KEY))
+    return None if call is None else model.token_losses(call)
+
+
+def _key(asked: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
+    """Raises ValueError for a number that is none."""
+    return {
+        name: int(asked.get(name, "")) if name in ("segment", "position", "sample") else asked.get(name, "")
+        for name in names
+    }
+
+
+def _numbers(listed: str) -> list[int]:
+    return [int(number) for number in listed.split(",") if number][:MOST_ROWS]

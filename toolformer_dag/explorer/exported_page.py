@@ -1,0 +1,91 @@
+"""The page as one HTML file that works offline: the same files, and the numbers beside them."""
+
+import hashlib
+import re
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolformer_dag.explorer.call_queries import calls, excerpts, overview, text_with_calls
+from toolformer_dag.explorer.explorer_server import page_file
+from toolformer_dag.explorer.outcome_queries import exported_outcomes, outcome_tables
+from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
+from toolformer_dag.files import write_whole
+
+IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z]+)\.js";$', re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
+TEXT_KEY = ("tool", "shard", "digest", "segment")
+
+
+def export_page(reader: WarehouseReader, file: Path) -> int:
+    """Write the page with the calls nearest each tool's threshold and their texts; return the number of calls.
+
+    Of the questions that tools won and lost it holds the first of each benchmark (`exported_outcomes`). Nothing is
+    fetched when it is opened, and no model can be asked. Raises WarehouseError, WriteError.
+    """
+    shown = overview(reader)
+    chosen: list[Row] = []
+    for tool in shown["tools"]:
+        tau = 1.0 if tool["tau_f"] is None else tool["tau_f"]
+        chosen += calls(reader, {"tool": tool["tool"], "tau": str(tau)})["rows"]
+    keys = {tuple(call[name] for name in TEXT_KEY) for call in chosen}
+    texts = [(key, text_with_calls(reader, dict(zip(TEXT_KEY, key, strict=True)))) for key in sorted(keys)]
+    stored = {
+        "overview": {**shown, "live": False},
+        "calls": chosen,
+        "excerpts": excerpts(reader, [call["row"] for call in chosen])["rows"],
+        "texts": [{**dict(zip(TEXT_KEY, key, strict=True)), **text} for key, text in texts if text is not None],
+        "outcomes": outcome_tables(reader),
+        **exported_outcomes(reader),
+    }
+    write_whole(file, _html(stored).encode())
+    return len(chosen)
+
+
+def _html(stored: dict[str, Any]) -> str:
+    """One file whose policy allows its own script and style alone, by their hashes."""
+    script, style = bundled(), page_file("page.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    data = orjson.dumps(stored, default=str).decode().replace("<", "\\u003c")
+    charset = '<meta charset="utf-8">'
+    replaced = {
+        charset: f'{charset}\n<meta http-equiv="content-security-policy" content="{policy}">',
+        '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
+        '<script type="module" src="page.js"></script>\n': "",
+        "</body>": f'<script type="application/json" id="exported">{data}</script>\n'
+        f'<script type="module">{script}</script>\n</body>',
+    }
+    html = page_file("index.html")
+    for part, other in replaced.items():
+        html = html.replace(part, other)
+    return html
+
+
+def bundled() -> str:
+    """Return the modules as one script: each a function that gives what it exports, behind those that it imports."""
+    order: list[str] = []
+
+    def add(name: str) -> None:
+        for _, needed in IMPORT.findall(page_file(f"{name}.js")):
+            add(needed)
+        if name not in order:
+            order.append(name)
+
+    add("page")
+    return "const modules = {};\n" + "\n".join(map(_module, order))
+
+
+def _module(name: str) -> str:
+    text = page_file(f"{name}.js")
+    exported = ", ".join(EXPORT.findall(text))
+    body = EXPORT.sub("", IMPORT.sub(r"const \1 = modules.\2;", text))
+    return f"modules.{name} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();"
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,232 @@
+"""What only the model can say: the loss of each token around a call, and the whole line on a text that a user types."""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.texts.calls import Call, MalformedCall, format_call, parse_call
+from toolformer_dag.texts.segments import text_digest
+
+if TYPE_CHECKING:
+    from toolformer_dag.model.engine import Engine
+    from toolformer_dag.model.loading import LanguageModel
+
+SHOWN_TOKENS = 24
+"""Tokens from the call on whose losses are shown; the five of the window decide."""
+MOST_CHARACTERS = 4_000
+"""Of a text that a user types."""
+
+
+class LiveModel:
+    """The plan's model and tools, loaded when first asked; one question at a time."""
+
+    def __init__(self, plan: Callable[[], Plan]) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._finetuned: LanguageModel | None = None
+
+    def token_losses(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Return -log p of each token from the call on, behind nothing, e(c) and e(c, r); nats.
+
+        `call`: text, char_offset and offset of the text, name, input, result. The first five, by their `weights`, add
+        up to the three losses (paper, section 4.1). Raises ModelError, and UserError where no token begins there.
+        """
+        from toolformer_dag.model.backend import TokenQuery
+        from toolformer_dag.model.requests import WINDOW_WEIGHTS
+
+        with self._lock:
+            engine = self._loaded()
+            encoding = engine.encoding
+            [tokens] = encoding.texts([call["text"]])
+            first = tokens.position_at(call["text_offset"])
+            named = Call(call["name"], call["input"])
+            prefixes = [[], *encoding.calls([format_call(named), format_call(named, call["result"])])]
+            places = list(range(max(first, 0 if encoding.bos else 1), min(first + SHOWN_TOKENS, len(tokens.ids))))
+            longest = len(encoding.bos) + max(map(len, prefixes)) + (places[-1] if places else 0)
+            if not places or longest > engine.backend.context_length:
+                raise UserError("call and text do not fit the model's context together")
+            asked = [[tokens.ids[place]] for place in places]
+            kinds = ("loss_empty", "loss_call", "loss_result")
+            queries = [
+                TokenQuery(kind, encoding.bos + prefix, tokens.ids, places, asked)
+                for kind, prefix in zip(kinds, prefixes, strict=True)
+            ]
+            found = engine.backend.log_probabilities(queries)
+        ends = [*tokens.offsets.tolist()[1:], len(call["text"])]
+        rows = [
+            {
+                "token": call["text"][tokens.offsets[place] : ends[place]],
+                "weight": WINDOW_WEIGHTS[place - first] if place - first < len(WINDOW_WEIGHTS) else 0.0,
+                **{kind: _finite(-float(values[at, 0])) for kind, values in zip(kinds, found, strict=True)},
+            }
+            for at, place in enumerate(places)
+        ]
+        sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
+        return {"tokens": rows, "sums": sums}
+
+    def line(self, tool: str, text: str, context: str) -> dict[str, Any]:
+        """Run one tool's line on a text: positions with p_i, sampled calls, results, losses and the verdict at tau_f.
+
+        Nothing is stored. Raises UserError for a text that is empty, too long or does not fit the model.
+        """
+        lane = self._lane(tool)
+        _refuse(text)
+        with self._lock:
+            engine = self._loaded()
+            from toolformer_dag.model.requests import ProposalRequest
+
+            request = ProposalRequest(text, text_digest(text))
+            [proposal] = engine.propose(
+                lane.tool.prompt, [request], tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=self.plan.sampling
+            )
+            if proposal.reason is not None:
+                raise UserError(f"the model does not take this text ({proposal.reason}); give a shorter one")
+            samples = [
+                {
+                    "position": sample.position,
+                    "sample": sample.sample,
+                    "char": int(proposal.offsets[sample.position]),
+                    "p_api": float(proposal.probabilities[sample.position]),
+                    **_parsed(lane, sample.body, sample.reason),
+                }
+                for sample in proposal.samples
+            ]
+            self._answer(lane, samples, context)
+            self._score(engine, lane, samples, text)
+        _judge(samples, lane.tau_f if isinstance(lane.tau_f, float | int) else None)
+        positions = [
+            {"char": int(offset), "p": _finite(float(p))}
+            for offset, p in zip(proposal.offsets, proposal.probabilities, strict=True)
+        ]
+        tau_f = lane.tau_f if isinstance(lane.tau_f, float | int) else None
+        return {
+            "name": lane.tool.name,
+            "tau_s": lane.tau_s,
+            "tau_f": tau_f,
+            "positions": positions,
+            "samples": samples,
+            "augmented": _augmented(lane, text, samples),
+        }
+
+    def completed(self, text: str, context: str) -> dict[str, Any]:
+        """Complete a text as `toolformer-dag generate` does: with the finetuned model where there is one.
+
+        Calls are made inline, by the tools of inference (paper, section 4.2).
+        """
+        from toolformer_dag.decoding.greedy import generate
+        from toolformer_dag.model.loading import load_model
+        from toolformer_dag.training.training_report import finetuned_or_base
+
+        _refuse(text)
+        settings, lanes = self.plan.settings, self.plan.inference_lanes
+        with self._lock:
+            if self._finetuned is None:
+                self._finetuned = load_model(settings.model, finetuned_or_base(settings))
+            [written] = generate(
+                self._finetuned,
+                [text],
+                {lane.tool.name: lane.tool for lane in lanes},
+                k=settings.decoding.k,
+                calls=settings.decoding.calls,
+                one_sentence=True,
+                max_new_tokens=settings.decoding.max_new_tokens,
+                contexts=[context],
+                limits={lane.tool.name: lane.limits for lane in lanes},
+                max_call_tokens=settings.sampling.max_call_tokens,
+            )
+        calls = [{"tool": c.tool, "input": c.input, "result": c.result, "reason": c.reason} for c in written.calls]
+        return {"text": written.text, "plain": written.plain, "calls": calls, "reason": written.reason}
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The settings' plan, made when first asked: it hashes the model's files."""
+        return self._plan()
+
+    def _loaded(self) -> "Engine":
+        if self._engine is None:
+            from toolformer_dag.model.engine import load_engine
+
+            self._engine = load_engine(self.plan.settings.model)
+        return self._engine
+
+    def _lane(self, tool: str) -> Lane:
+        for lane in self.plan.lanes:
+            if lane.key == tool:
+                return lane
+        raise UserError(f"there is no tool {tool!r} in the settings")
+
+    def _answer(self, lane: Lane, samples: Sequence[dict[str, Any]], context: str) -> None:
+        from toolformer_dag.tools.runner import run_calls
+        from toolformer_dag.tools.tool import ToolCall
+
+        asked = [sample for sample in samples if sample["reason"] is None]
+        found = run_calls(lane.tool, [ToolCall(sample["input"], context) for sample in asked], lane.limits)
+        for sample, answer in zip(asked, found, strict=True):
+            sample["result"], sample["reason"] = answer.result, answer.reason
+
+    def _score(self, engine: "Engine", lane: Lane, samples: Sequence[dict[str, Any]], text: str) -> None:
+        from toolformer_dag.model.requests import LossRequest
+
+        asked = [sample for sample in samples if sample["result"] is not None]
+        requests = [LossRequest(text, s["position"], lane.tool.name, s["input"], s["result"]) for s in asked]
+        for sample, losses in zip(asked, engine.losses(requests), strict=True):
+            sample["reason"] = losses.reason
+            for name in ("loss_empty", "loss_call", "loss_result", "delta"):
+                sample[name] = _finite(getattr(losses, name))
+
+
+def _parsed(lane: Lane, body: str | None, reason: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"body": body, "input": None, "result": None, "delta": None, "reason": reason}
+    if body is None:
+        return found
+    try:
+        call = parse_call(body)
+    except MalformedCall as error:
+        return {**found, "reason": error.reason}
+    return {**found, "input": call.input} if call.tool == lane.tool.name else {**found, "reason": "other_tool"}
+
+
+def _judge(samples: Sequence[dict[str, Any]], tau_f: float | None) -> None:
+    """Give each sample its verdict: the best call of its position stays where it reaches tau_f."""
+    best: dict[int, dict[str, Any]] = {}
+    for sample in samples:
+        if sample["delta"] is not None and (
+            sample["position"] not in best or sample["delta"] > best[sample["position"]]["delta"]
+        ):
+            best[sample["position"]] = sample
+    for sample in samples:
+        if sample["delta"] is None:
+            sample["verdict"] = sample["reason"]
+        elif tau_f is None:
+            sample["verdict"] = "no_threshold"
+        elif sample["delta"] < tau_f:
+            sample["verdict"] = "below_tau_f"
+        else:
+            sample["verdict"] = "kept" if best[sample["position"]] is sample else "not_best_at_position"
+
+
+def _augmented(lane: Lane, text: str, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The text in pieces, calls between them."""
+    pieces, at = list[dict[str, Any]](), 0
+    for sample in sorted((s for s in samples if s["verdict"] == "kept"), key=lambda s: s["char"]):
+        pieces.append({"text": text[at : sample["char"]], "call": False})
+        call = format_call(Call(lane.tool.name, sample["input"]), sample["result"])
+        pieces.append({"text": call, "call": True})
+        at = sample["char"]
+    return [*pieces, {"text": text[at:], "call": False}]
+
+
+def _refuse(text: str) -> None:
+    if not text.strip():
+        raise UserError("give a text")
+    if len(text) > MOST_CHARACTERS:
+        raise UserError(f"the text has {len(text):,} characters; give at most {MOST_CHARACTERS:,}")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

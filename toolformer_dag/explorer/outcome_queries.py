@@ -1,0 +1,104 @@
+"""Evaluation, training and costs, of tables that the warehouse has once these were run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+
+MADE_BY = "toolformer-dag run"
+TABLES = ("outcomes", "accuracy", "perplexity", "training_curve", "costs")
+MOST_QUESTIONS = 200
+MOST_EXPORTED = 25
+"""Questions won and as many lost, of each benchmark, that an exported page holds."""
+PREFERRED = ("Toolformer", "Toolformer (disabled)", "base")
+MOST_COSTS = 500
+LONG = 600
+"""Characters of a prompt or an answer that are shown."""
+PAIRS = """
+SELECT one.benchmark, count(*) AS questions, count(*) FILTER (one.correct AND NOT other.correct) AS won,
+       count(*) FILTER (other.correct AND NOT one.correct) AS lost,
+       count(*) FILTER (one.correct AND other.correct) AS both,
+       count(*) FILTER (one.called IS NOT NULL) AS called
+FROM outcomes AS one JOIN outcomes AS other USING (benchmark, question)
+WHERE one.condition = $one AND other.condition = $other
+GROUP BY one.benchmark ORDER BY one.benchmark
+"""
+QUESTIONS = f"""
+SELECT one.benchmark, question, one.prompt[-{LONG}:] AS prompt, one.gold, one.written[:{LONG}] AS written,
+       other.written[:{LONG}] AS other_written, one.called, one.call_input[:{LONG}] AS call_input,
+       one.call_result[:{LONG}] AS call_result, one.correct, other.correct AS other_correct
+FROM outcomes AS one JOIN outcomes AS other USING (benchmark, question)
+WHERE one.condition = $one AND other.condition = $other AND one.benchmark = $benchmark
+  AND CASE $which WHEN 'won' THEN one.correct AND NOT other.correct
+                  WHEN 'lost' THEN other.correct AND NOT one.correct ELSE true END
+ORDER BY question LIMIT {MOST_QUESTIONS}
+"""
+CONDITIONS = "SELECT condition, coalesce(max(k), 0) > 0 AS calls FROM outcomes GROUP BY condition ORDER BY ALL"
+COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
+
+
+def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
+    """Return the conditions of the questions, which two to compare first, and the rows of the small tables."""
+    there = [name for name in TABLES if reader.has(name)]
+
+    def rows(name: str, order: str, limit: int = MOST_COSTS, columns: str = "*") -> list[dict[str, Any]]:
+        sql = f'SELECT {columns} FROM "{name}" ORDER BY {order} LIMIT {limit}'
+        return reader.rows(sql) if name in there else []
+
+    conditions = [row["condition"] for row in _conditions(reader)]
+    return {
+        "made_by": MADE_BY,
+        "conditions": conditions,
+        "compared": _compared(conditions),
+        "accuracy": rows("accuracy", "benchmark, condition"),
+        "perplexity": rows("perplexity", "ALL"),
+        "training_curve": rows("training_curve", "ALL", 20_000),
+        "costs": rows("costs", "costs.ended DESC, stage, tool", columns=COSTS_SHOWN),
+    }
+
+
+def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
+    """Return what an exported page shows of questions: every condition with calls against every one without.
+
+    Of the two that are compared first, MOST_EXPORTED questions won and lost of each benchmark.
+    """
+    conditions = _conditions(reader)
+    compared = [
+        {"one": one["condition"], "other": other["condition"]}
+        for one in conditions
+        for other in conditions
+        if one["calls"] and not other["calls"]
+    ]
+    counted = [{**both, "rows": pairs(reader, both)} for both in compared]
+    first = dict(zip(("one", "other"), _compared([row["condition"] for row in conditions]), strict=False))
+    listed = [
+        {**asked, "rows": questions(reader, asked)[:MOST_EXPORTED]}
+        for row in next((one["rows"] for one in counted if first.items() <= one.items()), [])
+        for asked in ({**first, "benchmark": row["benchmark"], "which": which} for which in ("won", "lost"))
+    ]
+    return {"pairs": counted, "questions": listed}
+
+
+def _conditions(reader: WarehouseReader) -> list[dict[str, Any]]:
+    return reader.rows(CONDITIONS) if reader.has("outcomes") else []
+
+
+def _compared(conditions: Sequence[str]) -> list[str]:
+    """The two conditions that are shown first: the paper's, else the first and the last."""
+    found = [name for name in PREFERRED if name in conditions]
+    return found[:2] if len(found) > 1 else [*conditions[:1], *conditions[-1:]]
+
+
+def pairs(reader: WarehouseReader, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return how many questions of each benchmark one condition answers and the other does not."""
+    return reader.rows(PAIRS, _of(asked, ("one", "other"))) if reader.has("outcomes") else []
+
+
+def questions(reader: WarehouseReader, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return questions of a benchmark that were `won`, `lost` or either, with what both conditions wrote."""
+    names = ("one", "other", "benchmark", "which")
+    return reader.rows(QUESTIONS, _of(asked, names)) if reader.has("outcomes") else []
+
+
+def _of(asked: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    return {name: asked.get(name, "") for name in names}

@@ -1,0 +1,181 @@
+"""The card of a checkpoint: README.md beside its weights, with the hub's YAML header."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.exports.dataset_card import CITATION, table
+from toolformer_dag.files import unsealed
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.model.weights import folder_name
+from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.heldout_texts import too_few
+from toolformer_dag.pipeline.merging import TRAIN
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.training.training_report import RECORD, TrainingReport, checkpoint_folder, read_card, write_card
+
+CARD_TEXT = Template(sql_text(__package__, "model_card.md"))
+EVALUATION = "\n## Evaluation\n"
+ABOUT = {
+    "finetuned_checkpoint": (
+        "finetuned on web text with calls to tools",
+        "A language model that was finetuned on texts with calls to tools in them, which it had proposed itself and "
+        "which lowered its own loss on the text that follows. It writes ` [Tool(input) ->`; a program then runs the "
+        "tool, inserts the result and `]`, and lets it go on.",
+        "Without such a program, results are invented. `toolformer-dag generate TEXT --model FOLDER` runs the tools.",
+    ),
+    "baseline_checkpoint": (
+        "finetuned on the same web text without calls",
+        "The baseline of a Toolformer run: finetuned on the texts of the model that calls tools, without calls.",
+        "It calls no tools.",
+    ),
+}
+NO_FIGURES = "- Only what stands under Figures and Evaluation was measured; safety, bias and other languages were not."
+LIMITS = {
+    "finetuned_checkpoint": (
+        "- One call per text, no chained calls, and no second look at results, as in the paper.",
+        "- Whether to call depends on the exact wording of the input; results may be wrong, and the text follows them.",
+        "- A tool that is reached over a network sees what the model writes into the call.",
+        NO_FIGURES,
+    ),
+    "baseline_checkpoint": (
+        "- It is made for comparison; finetuning on this text is not meant to improve it.",
+        NO_FIGURES,
+    ),
+}
+
+
+TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f", "training texts")
+
+
+def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
+    """Write the card of a trained checkpoint. `choosing`: how many texts chose its step. Raises WriteError."""
+    folder = checkpoint_folder(plan.settings, name)
+    write_card(folder, _card(plan, name, report, choosing))
+
+
+def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> None:
+    """Replace the last part of a card, the figures of evaluation; a folder without a whole card is left alone.
+
+    `accuracy`: a row per benchmark; `perplexity`: a row per source and condition; None where nothing was measured.
+    Raises WriteError.
+    """
+    card = read_card(folder)
+    if card is None:
+        return
+    told = [
+        f"{title}\n\n{table(frame.columns, [[_shown(cell) for cell in row] for row in frame.iter_rows()])}"
+        for title, frame in (
+            ("Right answers in per cent, with 95 % intervals (Wilson).", accuracy),
+            ("Perplexity, calls disabled.", perplexity),
+        )
+        if frame is not None
+    ]
+    kept = card.partition(EVALUATION)[0]
+    write_card(folder, kept + EVALUATION + "\n" + "\n".join(told) if told else kept)
+
+
+def _card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> str:
+    title, about, use = ABOUT[name]
+    record = unsealed((checkpoint_folder(plan.settings, name) / RECORD).read_bytes())
+    base = folder_name(plan.settings.model.name)
+    warning = too_few(choosing, "choose the checkpoint")
+    license = plan.settings.export.model_license
+    return _header(plan, base, license) + CARD_TEXT.substitute(
+        title=f"{base} {title}",
+        about=about,
+        use=use,
+        data=_data(plan, record, report),
+        tools=table(TOOL_TITLES, _tools(plan)),
+        settings=table(("setting", "value"), _settings(record)),
+        figures=table(("figure", "value"), _figures(record, report)),
+        choosing=choosing,
+        curve=table(
+            ("step", "held-out perplexity"), [(point.step, f"{point.perplexity:.3f}") for point in report.heldout]
+        ),
+        limits="\n".join((*LIMITS[name], *([f"- {warning}."] if warning else []))),
+        license=license,
+        citation=CITATION.strip(),
+    )
+
+
+def _header(plan: Plan, base: str, license: str) -> str:
+    from huggingface_hub import ModelCardData
+
+    hub_id = plan.model.get("id")
+    data = ModelCardData(
+        license=license,
+        base_model=str(hub_id) if hub_id else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["toolformer", "tool-use"],
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
+    versions = plan.lake.table(CORPUS).record(WHOLE)["inputs"]
+    rows = [
+        ("training texts", f"{report.texts:,}"),
+        ("tokens", f"{report.tokens:,}"),
+        ("fingerprint of the training texts", f"`{record['texts']}`"),
+        ("fingerprint of the texts that chose the step", f"`{record['heldout']}`"),
+        ("fingerprint of the documents and kept calls", f"`{fingerprint(versions)}`"),
+        ("shards of documents", f"{len(plan.shards):,}"),
+        ("equal documents left out", "yes" if plan.settings.corpus.deduplicate else "no"),
+        ("documents of benchmarks left out", "yes" if plan.settings.corpus.decontaminate else "no"),
+    ]
+    return table(("data", "value"), rows)
+
+
+def _tools(plan: Plan) -> list[tuple[object, ...]]:
+    """A line per lane: thresholds, and in how many training texts its calls stood."""
+    corpus = plan.lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
+    return [
+        (
+            f"`{lane.key}`",
+            lane.tool.name,
+            lane.tau_s,
+            lane.k,
+            lane.m,
+            _threshold(plan, lane),
+            f"{_texts(corpus, lane):,}",
+        )
+        for lane in plan.lanes
+    ]
+
+
+def _texts(corpus: pl.DataFrame, lane: Lane) -> int:
+    return corpus.filter(pl.col("tools").list.contains(lane.key)).height
+
+
+def _threshold(plan: Plan, lane: Lane) -> object:
+    """The tau_f that the kept calls passed; in words where none was kept."""
+    kept = plan.lake.table(f"{lane.key}/filtered_calls").read(WHOLE)["tau_f"]
+    return kept[0] if len(kept) else "no call kept"
+
+
+def _settings(record: Mapping[str, Any]) -> list[tuple[str, object]]:
+    return [(f"`training.{key}`", "not set" if value is None else value) for key, value in record["settings"].items()]
+
+
+def _figures(record: Mapping[str, Any], report: TrainingReport) -> list[tuple[str, object]]:
+    base = next((point.perplexity for point in report.heldout if point.step == 0), None)
+    return [
+        ("held-out perplexity", f"{report.perplexity:.3f}"),
+        ("of the base model", "not measured" if base is None else f"{base:.3f}"),
+        ("step, of all steps", f"{report.best_step:,} of {report.steps:,}"),
+        ("sequences", f"{report.examples:,}"),
+        ("seconds, processes", f"{report.seconds:,.0f}, {report.processes}"),
+        ("fingerprint of the training", f"`{report.fingerprint}`"),
+        ("fingerprint of the base model", f"`{fingerprint(record['base'])}`"),
+    ]
+
+
+def _shown(cell: object) -> str:
+    return "" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
