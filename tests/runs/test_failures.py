@@ -206,7 +206,7 @@ def test_rows_that_another_instance_published_are_seen_and_those_wanted_here_are
         "the lake holds other rows than the last run made",
     )
     report = world.run(change)
-    assert report.ran == [] and free(report)
+    assert apart_from_tables(report.ran) == [] and free(report)
     assert by_machine(world.stale(change)) == []
 
 
