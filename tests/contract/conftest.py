@@ -442,7 +442,10 @@ def made(once: Callable[..., Path], model: Path) -> World:
 @pytest.fixture
 def world(made: World, tmp_path: Path) -> World:
     """A copy of `made`, to be changed."""
-    return World(shutil.copytree(made.folder, tmp_path / "world"))
+    try:
+        return World(shutil.copytree(made.folder, tmp_path / "world"))
+    except shutil.Error:  # another process looked at `made`: SQLite's log came and went
+        return World(shutil.copytree(made.folder, tmp_path / "world", dirs_exist_ok=True))
 
 
 @pytest.fixture

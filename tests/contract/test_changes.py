@@ -99,7 +99,7 @@ CHANGES = {
     "texts per shard": of_all("heuristic_subset", "corpus.texts_per_shard=3"),
     "shard added": Change(edit=added_shard, must=TEXTS, may=EVERYTHING),
     "shard removed": Change(edit=removed_shard, may=EVERYTHING),
-    "shard changed": Change(edit=changed_shard, must=TEXTS, may=EVERYTHING),
+    "shard changed": Change(edit=changed_shard, must={"ccnet/raw_shards"}, may=EVERYTHING),
     "shard touched": Change(edit=touched_shard, may=TEXTS),
     "lane disabled": Change(("tools.sums.enabled=false",), must={"training/augmented_corpus"}, may=ALL),
     "examples per tool": of_all("filtered_calls", "training.examples_per_tool=1"),
