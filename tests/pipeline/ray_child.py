@@ -23,7 +23,6 @@ import ray
 
 from tests.pipeline.conftest import Line
 from toolformer_dag.pipeline.execution import workers_of
-from toolformer_dag.pipeline.ray_actors import RayActors
 
 HEAD = "127.0.0.1:6379"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0"}
@@ -129,7 +128,7 @@ def orphan(line: Line) -> dict[str, object]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         run.stdout.readline()
-        started = alive()
+        started = alive() > 0
         run.kill()
     return {"started": started, "actors": until(0)}
 
@@ -138,7 +137,7 @@ def main(what: str, line: Line) -> dict[str, object]:
     """Return what was found."""
     line.set(execution__engine='"ray"', execution__address=f'"{HEAD}"')
     if what == "run":
-        line.update("scored_candidates", workers=RayActors, progress=lambda done, total: print(done, flush=True))  # noqa: T201
+        line.update("scored_candidates", workers=workers_of, progress=lambda done, total: print(done, flush=True))  # noqa: T201
         return {}
     raise_loopback()
     os.environ |= QUIET
