@@ -130,7 +130,7 @@ class TransformersBackend:
         A text keeps its slot until the last of its samples ends, when most have ended long before. In the model's own
         cache branches copy their text's keys, and all texts run at once.
         """
-        longest, most = max(len(text.ids) for text in texts), max(text.most_samples for text in texts)
+        longest, most = max(len(text.ids) for text in texts), max(1, *(text.most_samples for text in texts))
         half = self.budget.tokens * CACHE_PASSES // 2
         if self.sharing.cache is not None:
             probes = min(half // (head + longest + room), self.budget.tokens)
