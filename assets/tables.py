@@ -36,8 +36,8 @@ from toolformer_dag.pipeline.spending import StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
-from toolformer_dag.settings.sections import ChanceThreshold
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
+from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 OWNERS = ["team:data"]
 EXPLORER = "http://127.0.0.1:3001/"

@@ -12,9 +12,10 @@ from pydantic_settings import BaseSettings, InitSettingsSource
 from toolformer_dag.cli.settings_reference import settings_reference
 from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.pipeline.shards import shard_files
-from toolformer_dag.settings.sections import ChanceThreshold, Settings, SettingsTables
+from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
 from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings
+from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 FILE = """
 profile = "small"

@@ -29,10 +29,9 @@ from toolformer_dag.settings.sections import (
     PathSettings,
     SamplingSettings,
     Settings,
-    ToolLimits,
-    ToolSettings,
     TrainingSettings,
 )
+from toolformer_dag.settings.tool_settings import ToolLimits, ToolSettings
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult

@@ -13,7 +13,7 @@ from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import DamagedPart, MissingPart
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.tool_results import KEY, RESULTS, result_settings
-from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import LOST, ToolCall, ToolResult
 

@@ -15,7 +15,7 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.types import Tool as ListedTool
 
-from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.built_in.mcp import Connection
 from toolformer_dag.tools.mcp_session import McpOptions, Session

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.settings.sections import ToolLimits
 from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import parse_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.registry import check_prompt, load_tool

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering, QuestionAnsweringOptions
 from toolformer_dag.tools.endpoint import MAX_ANSWER_BYTES
 from toolformer_dag.tools.passages import Passage

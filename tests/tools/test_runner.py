@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import Call, PlacedCall, splice, take_out
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.runner import FAILURES_IN_A_ROW, REASON_CHARACTERS, Runner, run_calls

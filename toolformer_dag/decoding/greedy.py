@@ -18,7 +18,7 @@ from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, voca
 from toolformer_dag.model.backend import Backend, GreedyRows
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.transformers_backend import backend_of
-from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.tool import Tool
 
 BATCH_TOKENS = 16_384  # longest sequence times rows

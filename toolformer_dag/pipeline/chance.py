@@ -14,7 +14,7 @@ from toolformer_dag.lake.queries import in_memory, rows, run_sql
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHANCE, JUDGED, SCORED
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.settings.sections import ChanceThreshold
+from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 CALL = (
     "tool VARCHAR, shard VARCHAR, digest VARCHAR, segment INTEGER, position INTEGER, sample INTEGER, delta DOUBLE, "

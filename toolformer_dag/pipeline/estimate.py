@@ -204,7 +204,7 @@ def _stored_bytes(cost: _Cost) -> int:
 
 
 def _file_bytes(cost: _Cost, shards: int, chunks: int) -> int:
-    """What the files take beside their rows: one per shard of a table, one per chunk of a row store."""
+    """Return the bytes that files take beside their rows: a file per shard of a table and per chunk of a row store."""
     return (
         _encoded(cost.published.head(1)) * shards
         + sum(_encoded(rows.head(1)) for rows in cost.stored.values()) * chunks

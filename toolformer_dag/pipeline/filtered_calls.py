@@ -14,7 +14,7 @@ from toolformer_dag.pipeline.chance import chance_threshold
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import SCORED, Column, PartRows, Stage, TableOutput
 from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.settings.sections import ChanceThreshold
+from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 SQL = sql_text(__package__, "filtered_calls.sql")
 

@@ -9,8 +9,9 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import model_dtype, model_identity, model_name
 from toolformer_dag.pipeline.shards import Shard, corpus_shards
-from toolformer_dag.settings.sections import ChanceThreshold, SamplingSettings, Settings, ToolLimits, ToolSettings
+from toolformer_dag.settings.sections import SamplingSettings, Settings
 from toolformer_dag.settings.setting_types import SettingsError
+from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import load_tools
 from toolformer_dag.tools.tool import Tool, blamed
 

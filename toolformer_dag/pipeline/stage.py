@@ -138,14 +138,14 @@ class Stage:
 
     @property
     def unit(self) -> str:
-        """What its progress counts."""
+        """Name what its progress counts."""
         if self.chunks is None:
             return "shards"
         return "calls" if self.pool == "tools" else "texts"
 
     @property
     def schema(self) -> pl.Schema:
-        """The polars schema of its rows."""
+        """Return the Polars schema of its rows."""
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:

@@ -1,16 +1,12 @@
 """Declare the tables of toolformer.toml: every key with its type, the paper's value as default, and a description."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     field_validator,
     model_validator,
 )
@@ -22,6 +18,7 @@ from toolformer_dag.settings.setting_types import (
     Unfingerprinted,
     under,
 )
+from toolformer_dag.settings.tool_settings import ToolSettings
 
 
 class PathSettings(SettingsTable):
@@ -217,87 +214,6 @@ class FilteringSettings(SettingsTable):
         description="L(c) is not computed where L(empty) - L(c, r) is below this, in nats. No tau_f may be smaller, so "
         "the same calls are kept with fewer tokens. When left out, all three losses are computed.",
     )
-
-
-class ToolLimits(SettingsTable):
-    """Limit how a tool is called: time, retries, rate and concurrency. Seconds are wall-clock."""
-
-    timeout_s: Unfingerprinted[float] = Field(
-        30.0,
-        gt=0,
-        le=86_400,
-        description="Seconds that a call may take; a batch of n calls may take n times as long.",
-    )
-    retries: Unfingerprinted[int] = Field(
-        2, ge=0, le=1000, description="Number of times a batch is tried again after the tool raised RetryableError."
-    )
-    backoff_s: Unfingerprinted[float] = Field(
-        0.5,
-        ge=0,
-        le=3600,
-        description="Seconds before the first retry; doubled before each further retry, up to an hour.",
-    )
-    rate_per_s: Unfingerprinted[float | None] = Field(
-        None, ge=1e-4, description="Maximum calls started per second by one process; unlimited when left out."
-    )
-    concurrency: Unfingerprinted[int] = Field(1, ge=1, le=1000, description="Number of batches that run at once.")
-    max_result_characters: int = Field(400, ge=1, description="Length in characters at which a result is cut.")
-
-
-class ChanceThreshold(SettingsTable):
-    """Choose tau_f by the control: as small as the false discovery rate by swapped results allows."""
-
-    by_chance: float = Field(
-        gt=0,
-        lt=1,
-        description="Maximum false discovery rate: by swapped results, the share of the kept calls that are kept by "
-        "chance. The smallest threshold with at most this rate is taken.",
-    )
-    fallback: float | None = Field(
-        None,
-        description="Threshold where none can be certified, in nats; when left out, nothing is kept there.",
-    )
-
-
-NUMBER, TABLE = "[number]", "[table]"
-FORMS = ("[key]", NUMBER, TABLE)
-"""Marks that pydantic puts into the path of a mistake: the key of a table, and the form of a value that has two."""
-
-
-def _form(value: object) -> str:
-    return TABLE if isinstance(value, Mapping | ChanceThreshold) else NUMBER
-
-
-Threshold = Annotated[Annotated[float, Tag(NUMBER)] | Annotated[ChanceThreshold, Tag(TABLE)], Discriminator(_form)]
-"""A number, or the table that says how the number is chosen."""
-
-
-class ToolSettings(SettingsTable):
-    """Configure one tool and its lane. Keys that are not declared here are options of the tool itself."""
-
-    model_config = ConfigDict(extra="allow")
-
-    enabled: bool = Field(True, description="Whether the tool has a lane.")
-    tau_s: float | None = Field(
-        None, ge=0, le=1, description="Sampling threshold: probability of `[` above which a position may get calls."
-    )
-    k: int | None = Field(None, ge=1, description="Maximum positions per text at which calls are sampled.")
-    m: int | None = Field(None, ge=1, description="Number of calls sampled per position.")
-    tau_f: Threshold | None = Field(
-        None,
-        description="Filtering threshold: a call is kept when it lowers the loss by at least this much, in nats; or "
-        "`{ by_chance = 0.05 }`, which chooses it from the swapped results.",
-    )
-    look_ahead: bool = Field(
-        True,
-        description="Whether a call is rejected, before it is scored, when its input names a number or a name that the "
-        "text has only after the call. The paper's profiles do not.",
-    )
-    limits: ToolLimits = Field(ToolLimits(), description="Limits on running the tool.")
-
-    def options(self) -> Mapping[str, Any]:
-        """Return the keys that the tool itself understands, `use` and `prompt` among them."""
-        return dict(self.model_extra or {})
 
 
 class TrainingSettings(SettingsTable):

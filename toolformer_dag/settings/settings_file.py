@@ -21,8 +21,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from toolformer_dag.settings.sections import FORMS, Settings, SettingsTables
+from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, Unfingerprinted, meant, printable, tables_in
+from toolformer_dag.settings.tool_settings import FORMS
 
 PREFIX = "TOOLFORMER__"
 PROFILES = Path(__file__).parents[1] / "profiles.toml"

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import ModelError, model_identity
-from toolformer_dag.settings.sections import ToolSettings
 from toolformer_dag.settings.setting_types import meant, under
+from toolformer_dag.settings.tool_settings import ToolSettings
 
 
 def _under_root(path: Path, info: ValidationInfo) -> Path:

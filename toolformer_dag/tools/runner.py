@@ -12,7 +12,7 @@ from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from toolformer_dag.settings.sections import ToolLimits
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import clean_result
 from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult, blamed, described
 
