@@ -217,7 +217,7 @@ def test_select_positions() -> None:
 def test_texts_that_wait_take_the_places_of_those_that_are_done(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
     requests = [ProposalRequest(text, f"{text}{number}") for number in range(8) for text in texts[:3]]
     longest = max(len(gpt2.reference.tokens(text)) for text in texts[:3])
-    engine = gpt2.engine(longest)
+    engine = gpt2.engine(4 * longest)
     many = {"k": 1, "m": 2, "sampling": SamplingSettings(max_call_tokens=48)}
     found = samples(propose(engine, prompt, requests, **many))
     alone, steps = [], []

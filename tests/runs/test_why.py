@@ -110,7 +110,7 @@ def test_run_says_what_it_cost_or_that_nothing_ran(world, config):
     assert cli("run", *config).stdout == "Everything is fresh: nothing ran.\n"
     (world.folder / "lake" / "toolformer.duckdb").unlink()
     done = cli("run", *config)
-    assert done.stdout == "1 assets ran; 0 tokens went through the model, 0 tool calls were made.\n"
+    assert done.stdout == "1 assets ran; 0 tokens went through the model, 0 tool calls were made.\n", done.stderr
 
 
 def test_what_this_instance_never_made_is_said_although_the_lake_has_it(made, tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ FROM sized
 UNION ALL
 SELECT paper_table, 'the paper', item, model, substr(measure, 8), NULL, NULL, figure, NULL, NULL
 FROM paper_figures WHERE starts_with(measure, 'called ')
-ORDER BY paper_table, figures_of, benchmark, condition, share DESC;
+ORDER BY paper_table, figures_of, benchmark, condition, share DESC, called;
 COMMENT ON VIEW tool_shares IS 'Which tool was called for how many questions, in per cent with 95 % intervals; the paper tells some in its text: the QA tool in 98.1 % of LAMA.';
 COMMENT ON COLUMN tool_shares.paper_table IS 'number of the table of the paper, 3 to 7';
 COMMENT ON COLUMN tool_shares.figures_of IS '`ours` or `the paper`';
@@ -197,17 +197,17 @@ CREATE VIEW table_10 AS
 WITH below AS (
     SELECT tool, shard, digest, segment, position, sample, delta FROM eligible JOIN lanes USING (tool)
     WHERE tau_f IS NULL OR delta < tau_f
-    QUALIFY row_number() OVER (PARTITION BY tool ORDER BY delta DESC, digest, segment, position, sample) <= 100
+    QUALIFY row_number() OVER (PARTITION BY tool ORDER BY delta DESC, digest, segment, position, shard, sample) <= 100
 ), rejected AS (
     FROM below ANTI JOIN filtered_calls USING (tool, digest, segment, position)
-    QUALIFY row_number() OVER (PARTITION BY tool, digest, segment, position ORDER BY delta DESC, sample) = 1
+    QUALIFY row_number() OVER (PARTITION BY tool, digest, segment, position ORDER BY delta DESC, shard, sample) = 1
 ), near AS (
     SELECT *, true AS kept
     FROM (SELECT tool, shard, digest, segment, position, sample, delta FROM filtered_calls)
-    QUALIFY row_number() OVER (PARTITION BY tool ORDER BY delta, digest, segment, position) <= 5
+    QUALIFY row_number() OVER (PARTITION BY tool ORDER BY delta, digest, segment, position, shard, sample) <= 5
     UNION ALL
     SELECT *, false FROM rejected
-    QUALIFY row_number() OVER (PARTITION BY tool ORDER BY delta DESC, digest, segment, position) <= 5
+    QUALIFY row_number() OVER (PARTITION BY tool ORDER BY delta DESC, digest, segment, position, shard, sample) <= 5
 )
 SELECT 'ours' AS figures_of, tool, kept, near.delta, tau_f, near.delta - tau_f AS distance,
        right(left(documents.text, char_offset), 120) AS before,
@@ -218,7 +218,7 @@ JOIN loss_deltas USING (tool, shard, digest, segment, position, sample) JOIN lan
 JOIN documents USING (shard, digest)
 UNION ALL BY NAME
 SELECT 'the paper' AS figures_of, tool, call, delta FROM paper_examples
-ORDER BY figures_of, delta DESC;
+ORDER BY figures_of, delta DESC, tool, digest, char_offset, shard, call;
 COMMENT ON VIEW table_10 IS 'Of each tool the five kept and the five rejected calls that are nearest to tau_f, with the text around them; then the calls of the paper''s Table 10.';
 COMMENT ON COLUMN table_10.figures_of IS '`ours` or `the paper`';
 COMMENT ON COLUMN table_10.kept IS 'whether the call was kept; null in the paper''s rows';
@@ -232,8 +232,8 @@ WITH grouped AS (
     FROM benchmark_results WHERE paper_table IN (3, 4, 5) AND benchmark <> 'All' AND k IS NOT NULL
       AND NOT only_in_table_9(condition)
 ), averaged AS (
-    SELECT benchmarks, published, model, condition, k > 0 AS tools, count(*) AS averaged, sum(n)::BIGINT AS n, avg(accuracy) AS accuracy,
-           1.959963984540054 * sqrt(sum(accuracy * (100 - accuracy) / n)) / count(*) AS half
+    SELECT benchmarks, published, model, condition, k > 0 AS tools, count(*) AS averaged, sum(n)::BIGINT AS n, avg(accuracy ORDER BY benchmark, k) AS accuracy,
+           1.959963984540054 * sqrt(sum(accuracy * (100 - accuracy) / n ORDER BY benchmark, k)) / count(*) AS half
     FROM grouped GROUP BY ALL
 )
 SELECT 'ours' AS figures_of, benchmarks, published, condition, tools,
@@ -246,7 +246,7 @@ SELECT 'the paper' AS figures_of, CASE paper_table WHEN 3 THEN 'LAMA' WHEN 4 THE
        true AS published, model AS condition, model = 'Toolformer' AS tools,
        CASE model WHEN 'Toolformer' THEN 'with tools' WHEN 'Toolformer (disabled)' THEN 'disabled' ELSE 'other' END AS curve,
        CASE model WHEN 'OPT (66B)' THEN 66_000_000_000 WHEN 'GPT-3 (175B)' THEN 175_000_000_000 ELSE 6_700_000_000 END AS parameters,
-       count(*) AS averaged, avg(figure) AS accuracy
+       count(*) AS averaged, avg(figure ORDER BY item, model) AS accuracy
 FROM paper_figures WHERE paper_table IN (3, 4, 5) AND measure = 'accuracy' GROUP BY paper_table, model
 ORDER BY benchmarks, figures_of, published DESC, parameters, condition;
 COMMENT ON VIEW figure_4 IS 'Average of the benchmarks of Tables 3 to 5 over the size of the model, in per cent with 95 % intervals (normal). curve: the same model with tools and disabled, or another one. The paper''s averages are of its tables: it prints no numbers for its smaller models.';
