@@ -75,7 +75,8 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
         last = context.instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)
         if last and last[0].status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
             return dg.SkipReason("the last run did not succeed, and nothing changed since")
-        stale = [one for one in stale_assets(graph, context.instance) if wants_run(one)]
+        with plan.lake.storage.at_a_glance():
+            stale = [one for one in stale_assets(graph, context.instance) if wants_run(one)]
         if not stale:
             return dg.SkipReason("nothing is out of date")
         wanted = {one.name: [list(one.reasons.lines), one.since] for one in stale}

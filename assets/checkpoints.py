@@ -19,7 +19,12 @@ from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import StepCost
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, publish_curve, training_texts
-from toolformer_dag.training.training_report import TrainingReport, card_is_lost, checkpoint_folder
+from toolformer_dag.training.training_report import (
+    TrainingReport,
+    card_is_lost,
+    checkpoint_files,
+    checkpoint_folder,
+)
 
 
 def checkpoint_asset(plan: Plan, name: str, output: Output) -> dg.AssetsDefinition:
@@ -47,6 +52,7 @@ def checkpoint_asset(plan: Plan, name: str, output: Output) -> dg.AssetsDefiniti
                 write_model_card(plan, name, report, len(choosing))
                 add_evaluation(out, *measured_on(plan, name))
             curve = publish_curve(plan, name, report)
+            checkpoint_files(settings, name).send()
         if not report.reused:
             note_cost(context, lake, StepCost(report.seconds, round(report.tokens * _epochs(plan, report))))
         return _result(str(out), report, curve, len(choosing))

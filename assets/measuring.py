@@ -28,7 +28,7 @@ from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import StepCost
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import checkpoint_folder
+from toolformer_dag.training.training_report import checkpoint_files, checkpoint_folder
 
 TOLD = {
     ACCURACY: "Questions answered right: base, base + C, Toolformer disabled and with tools, further models.",
@@ -52,6 +52,7 @@ def measurement_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
         note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens, found.calls))
         for checkpoint in CHECKPOINTS:
             add_evaluation(checkpoint_folder(plan.settings, checkpoint), *measured_on(plan, checkpoint))
+            checkpoint_files(plan.settings, checkpoint).send()
         shown = _of_accuracy(lake, found) if name == ACCURACY else _of_perplexity(context, found)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(found.version), metadata={**_metadata(name, found), **shown}

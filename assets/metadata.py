@@ -21,6 +21,8 @@ PREVIEW_CHARACTERS = 60
 SHARDS_SHOWN = 200
 BAR = "\\|"
 """A bar that does not end a cell, in code too (GitHub Flavored Markdown, section 4.10)."""
+PLAIN = re.compile(r"[A-Za-z0-9]+(?:[ _][A-Za-z0-9]+)*")
+"""A name that Markdown shows as it is."""
 UNCHANGED = "unchanged"
 """Whether a step found nothing to do."""
 
@@ -98,7 +100,7 @@ def shards_table(rows: Mapping[str, int], heading: str = "rows") -> str:
 def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
     """Return the first rows as a markdown table; longer cells are cut."""
     head = frame.head(rows)
-    lines = [f"| {' | '.join(head.columns)} |", f"|{'---|' * head.width}"]
+    lines = [f"| {' | '.join(_heading(name) for name in head.columns)} |", f"|{'---|' * head.width}"]
     lines += [f"| {' | '.join(_cell(value, characters) for value in row)} |" for row in head.iter_rows()]
     return "\n".join(lines)
 
@@ -112,6 +114,11 @@ def _cell(value: object, characters: int = PREVIEW_CHARACTERS) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return str(value) if value is None or isinstance(value, int | date) else as_text(str(value), characters)
+
+
+def _heading(name: str) -> str:
+    """A column's name; only words and numbers mean the same in Markdown."""
+    return name if PLAIN.fullmatch(name) else as_text(name)
 
 
 def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:

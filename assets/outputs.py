@@ -7,11 +7,12 @@ from typing import Any
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.evaluation.measurements import PERPLEXITY, SETTINGS, TABLES, measurement_reasons
 from toolformer_dag.evaluation.paper_tables import PAPER_TABLES
-from toolformer_dag.exports.corpus_export import asset_folder, corpus_reasons, corpus_settings
+from toolformer_dag.exports.corpus_export import asset_files, asset_folder, corpus_reasons, corpus_settings
 from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake import warehouse
+from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
@@ -21,7 +22,7 @@ from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import differences
 from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, checkpoint_reasons, checkpoint_settings
-from toolformer_dag.training.training_report import checkpoint_folder, read_report
+from toolformer_dag.training.training_report import checkpoint_files, checkpoint_folder, read_report
 
 SHARD_LIST = "ccnet/shard_list"
 WAREHOUSE = "warehouse/toolformer_duckdb"
@@ -110,7 +111,7 @@ def _checkpoint(plan: Plan, name: str) -> Output:
         return report.fingerprint if report else None
 
     def reasons() -> Reasons:
-        return Reasons(tuple(checkpoint_reasons(plan, name)))
+        return _shared(checkpoint_files(plan.settings, name), lambda: checkpoint_reasons(plan, name))
 
     return Output(f"training/{name}", checkpoint_settings(plan, name), (CORPUS, HELDOUT_TEXTS), reasons, version)
 
@@ -137,7 +138,10 @@ def _warehouse(plan: Plan) -> Output:
         WAREHOUSE,
         warehouse.warehouse_settings(tables, lanes),
         (*(output.name for output in outputs), *BY_HAND),
-        lambda: Reasons(tuple(warehouse.out_of_date(plan.lake, tables, lanes, database))),
+        lambda: _shared(
+            warehouse.warehouse_files(plan.lake, database),
+            lambda: warehouse.out_of_date(plan.lake, tables, lanes, database),
+        ),
         lambda: warehouse.version(plan.lake, tables, lanes),
     )
 
@@ -150,9 +154,16 @@ def _dataset(plan: Plan) -> Output:
         return exported.version if exported else None
 
     def reasons() -> Reasons:
-        return Reasons(tuple(corpus_reasons(plan, folder, form)))
+        return _shared(asset_files(plan), lambda: corpus_reasons(plan, folder, form))
 
     return Output(DATASET, corpus_settings(plan, form), (WAREHOUSE,), reasons, version)
+
+
+def _shared(files: LocalOutput, reasons: Callable[[], list[str]]) -> Reasons:
+    """Ask about what another machine may have made; what is only on this one has yet to be sent."""
+    files.receive()
+    found = reasons()
+    return Reasons(tuple(found or (["it is not in the object store yet"] if files.unsent() else [])))
 
 
 def _shown(name: str) -> Output:

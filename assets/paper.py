@@ -7,7 +7,7 @@ import dagster as dg
 
 from assets.metadata import UNCHANGED, as_text, frame_table, image, last_metadata
 from assets.outputs import SHOWN, Output
-from assets.paper_plots import PLOTS
+from assets.plots import PLOTS
 from assets.tables import OWNERS, asset_key, explored
 from resources import WarehouseResource
 from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, tools_called

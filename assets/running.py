@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from assets.metadata import ROWS, TOKENS, UNCHANGED
+from toolformer_dag.files import UserError
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.spending import Spent, StepCost, add_cost, read_spent
 
@@ -52,6 +53,12 @@ class Step:
     def tokens(self) -> int:
         """Return the tokens that went through the model so far, in all processes."""
         return self._spent().tokens - self._before.tokens
+
+    @property
+    def cost(self) -> StepCost:
+        """Return what the step cost so far."""
+        spent = self._spent()
+        return StepCost(self.seconds, spent.tokens - self._before.tokens, spent.calls - self._before.calls)
 
     @property
     def under_way(self) -> str:
@@ -156,6 +163,14 @@ def _end_if_cancelled(context: dg.AssetExecutionContext) -> None:
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
     """Add a row to the lake's table of costs. Raises WriteError."""
     add_cost(lake, context.run.run_id, context.asset_key.to_user_string(), cost)
+
+
+def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Step) -> None:
+    """Add what a step cost that failed or was interrupted; a warning in the log where that cannot be written."""
+    try:
+        note_cost(context, lake, replace(failed.cost, failed=True))
+    except UserError as error:  # the disk may be what failed
+        context.log.warning(f"the cost of this step is not in `costs`: {error}")
 
 
 def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> None:

@@ -21,11 +21,11 @@ from assets.metadata import (
     this_run,
 )
 from assets.outputs import Output
-from assets.running import note_cost, progress, step, tag_changes
+from assets.running import note_cost, note_failure, progress, step, tag_changes
 from assets.small_plots import chance_curves, delta_histogram
 from resources import Compute, WarehouseResource
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
-from toolformer_dag.exports.corpus_export import asset_folder, export_corpus, tells_the_same
+from toolformer_dag.exports.corpus_export import asset_files, asset_folder, export_corpus, tells_the_same
 from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
 from toolformer_dag.lake.table import Lake
@@ -87,9 +87,14 @@ def asset_of(
 
     def told(function: Callable[..., dg.MaterializeResult]) -> dg.AssetsDefinition:
         @wraps(function)  # Dagster reads the parameters from it
-        def watched(*arguments: Any, **resources: Any) -> dg.MaterializeResult:
+        def watched(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
             with step(output.name) as made:
-                result: dg.MaterializeResult = function(*arguments, **resources)
+                try:
+                    result: dg.MaterializeResult = function(context, *arguments, **resources)
+                except BaseException:
+                    if "lake" in resources:
+                        note_failure(context, resources["lake"], made)
+                    raise
                 made.end(result.metadata or {})
                 return result
 
@@ -116,7 +121,7 @@ def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
         before = output.version()
-        advance = progress(context, stage.unit, compute.ledger if stage.pool == "gpu" else None)
+        advance = progress(context, stage.unit, compute.ledger)
         report = update(compute.worker, compute.workers, compute.tables[table.name], advance)
         for note in report.work.damaged:
             context.log.warning(note)
@@ -272,6 +277,7 @@ def dataset_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
         exported = read_exported(folder) if unchanged else None
         if exported is None:
             exported = export_corpus(plan, folder, text_form(), of_the_lake=True)
+            asset_files(plan).send()
         return dg.MaterializeResult(
             data_version=dg.DataVersion(exported.version),
             metadata={

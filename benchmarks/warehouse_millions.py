@@ -15,13 +15,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 
+from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.table import Table
 from toolformer_dag.lake.warehouse import build, query
 from toolformer_dag.pipeline import loss_deltas
 from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import Stage, TableOutput
-from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.settings_file import load_settings
@@ -178,7 +179,7 @@ def measure(folder: Path, calls: int, queries: Sequence[str] = QUERIES) -> None:
     print(f"{best_of(partial(refilter, folder, 'calculator', by_chance))}  filtered_calls with a threshold by chance")
     cost = best_of(partial(refilter, folder, "calculator", iter((0.9, 0.7, 0.5))))
     print(f"{cost}  filtered_calls over {calls // 2:,} scored calls")
-    declared = warehouse_tables(list(tables.values()))
+    declared = all_tables(list(tables.values()))
     cost = best_of(lambda: build(plan.lake, declared, plan.lane_names, database))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     size = database.stat().st_size / 2**20

@@ -177,7 +177,7 @@ class Measured:
 
 def measure(settings: Settings, study: Study, seed: int) -> Measured:
     """Finetune on the unfiltered corpus and ask all conditions; the pipeline of `settings` must have run."""
-    lake, tools = Lake(settings.paths.lake), lanes(settings)
+    lake, tools = Lake.of(settings.paths), lanes(settings)
     unfiltered = finetune_unfiltered(settings, unfiltered_texts(lake, tools, seed))
     own = lake.table(OUTCOMES).read(WHOLE).filter(pl.col("k").is_not_null())  # without what needs no model
     asked = [outcome_table(found) for found in ask(settings, tools, str(unfiltered))]
@@ -187,6 +187,6 @@ def measure(settings: Settings, study: Study, seed: int) -> Measured:
 
 def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
     """Finetune M on these texts as on the filtered corpus; return the model folder."""
-    out = settings.paths.lake / "training" / "unfiltered"
+    out = settings.paths.local / "training" / "unfiltered"
     finetune(settings.model, texts, heldout_texts(Plan.of(settings)).choosing, settings.training, out)
     return out

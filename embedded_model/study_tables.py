@@ -99,7 +99,7 @@ def _lines(study: Path) -> list[Path]:
 
 def _outcomes(line: Path) -> pl.DataFrame:
     settings = load_settings(line, environment={})
-    outcomes = Lake(settings.paths.lake).table(OUTCOMES).read(WHOLE)
+    outcomes = Lake.of(settings.paths).table(OUTCOMES).read(WHOLE)
     tools = pl.col("benchmark").str.extract_groups(BENCHMARK).struct.field("tool")
     size = pl.lit(parameters(Path(model_name(settings.model))))
     return outcomes.select("condition", "correct", tool=tools, parameters=size)

@@ -10,7 +10,7 @@ import dagster as dg
 
 from resources.live_runs import HOME, alive, home_name, ledger
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import WarehouseTable, build
+from toolformer_dag.lake.warehouse import WarehouseTable, build, warehouse_files
 from toolformer_dag.pipeline.chunks import Workers
 from toolformer_dag.pipeline.execution import OnDemand
 from toolformer_dag.pipeline.plan import Plan
@@ -20,20 +20,24 @@ from toolformer_dag.pipeline.worker import Worker
 
 
 class LakeResource(dg.ConfigurableResource[Lake]):
-    """The lake under `root`."""
+    """The lake at `root`: a folder, or a place in an object store with `copies` of it in a folder of this machine."""
 
     root: str
+    copies: str = ""
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
         """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be told."""
         if context.instance is None or context.run is None:
-            yield Lake(self.root)
+            yield self._lake()
             return
         with alive(context.instance, context.run.run_id):
             if HOME not in context.run.tags and not context.instance.is_ephemeral:
                 context.instance.add_run_tags(context.run.run_id, {HOME: home_name(context.instance)})
-            yield Lake(self.root)
+            yield self._lake()
+
+    def _lake(self) -> Lake:
+        return Lake.at(self.root, Path(self.copies))
 
 
 class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
@@ -46,8 +50,10 @@ class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
         return Path(self.database)
 
     def build(self, lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Mapping[str, int]:
-        """Build the file and return rows per table. Raises WarehouseError, DamagedPart."""
-        return build(lake, tables, lanes, self.path)
+        """Build the file, share it, and return rows per table. Raises WarehouseError, DamagedPart."""
+        rows = build(lake, tables, lanes, self.path)
+        warehouse_files(lake, self.path).send()
+        return rows
 
 
 @dataclass(frozen=True)

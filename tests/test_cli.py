@@ -302,6 +302,8 @@ def test_generate_goes_on_from_the_text():
         (("is", "--k", "-1"), "'--k'"),
         (("is", "--max-new-tokens", "0"), "'--max-new-tokens'"),
         ((os.fsdecode(b"caf\xe9"),), "no valid UTF-8"),
+        (("Today is", "--context", "30/1/2023"), "--context '30/1/2023' is no date; write year, month and day"),
+        (("is", "--model", "/nowhere/model"), "model folder '/nowhere/model' does not exist"),
     ],
 )
 def test_generate_refuses_what_cannot_be(arguments, message):
@@ -323,6 +325,18 @@ def test_generate_ends_with_the_sentence_unless_a_number_of_tokens_is_asked():
     one = cli("generate", "The house is", "--disabled", "--model", str(SMALL_MODEL)).stdout
     more = cli("generate", "The house is", "--disabled", "--model", str(SMALL_MODEL), "--max-new-tokens", "60").stdout
     assert more.startswith(one.rstrip("\n")) and len(more) > len(one)
+
+
+def test_generate_asks_the_hub_once_for_a_model_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    done = cli("generate", "text", "--model", "nosuch")
+    assert done.returncode == 1 and "Retrying" not in done.stderr
+    assert "there is no folder 'nosuch', and the hub does not give a model of that name" in done.stderr
+
+
+def test_generate_names_a_line_whose_context_is_no_date():
+    done = cli("generate", "-", "--model", str(SMALL_MODEL), stdin='{"text": "Today is", "context": "soon"}')
+    assert done.returncode == 1 and "line 1: context 'soon' is no date" in done.stderr
 
 
 LINES = '{"text": "The house is", "id": 7}\nnope\n\n{"text": "Today is", "context": "2023-01-30"}\n{"text": 3}\n'

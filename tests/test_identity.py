@@ -37,7 +37,7 @@ VALUES = st.recursive(
 
 
 @dataclass(frozen=True)
-class Settings:
+class Thresholds:
     tau: float
     k: int
 
@@ -107,8 +107,8 @@ def test_any_change_at_any_depth_changes_it(value: dict[str, object], data) -> N
         (1, 1.0), (1, True), (0, False), (1, "1"), ("a", b"a"), (None, "None"), (None, False), (0.1 + 0.2, 0.3),
         (["ab", "c"], ["a", "bc"]), ([1, [2]], [[1], 2]), ([], {}), ([], set()), (["a", "b"], ["b", "a"]),
         (date(2020, 1, 1), datetime(2020, 1, 1)), (date(2020, 1, 1), "2020-01-01"),
-        (Settings(1.0, 2), Other(1.0, 2)), (Settings(1.0, 2), Settings(1.0, 3)),
-        (Settings(1.0, 2), {"tau": 1.0, "k": 2}),
+        (Thresholds(1.0, 2), Other(1.0, 2)), (Thresholds(1.0, 2), Thresholds(1.0, 3)),
+        (Thresholds(1.0, 2), {"tau": 1.0, "k": 2}),
         (Model(tau=1), Model(tau=2)), (Model(tau=1, names=["a"]), Model(tau=1)), ({"a": 1}, {"a": 1, "b": None}),
     ],
 )  # fmt: skip
@@ -118,7 +118,7 @@ def test_what_differs(one: object, other: object) -> None:
 
 def test_what_is_the_same() -> None:
     assert fingerprint({3, 1, 2}) == fingerprint(frozenset([2, 3, 1]))
-    assert fingerprint(Settings(0.5, 5)) == fingerprint(Settings(tau=0.5, k=5))
+    assert fingerprint(Thresholds(0.5, 5)) == fingerprint(Thresholds(tau=0.5, k=5))
     assert fingerprint(Model(tau=1)) == fingerprint(Model(tau=1.0, names=[]))
 
 
@@ -136,7 +136,7 @@ def test_it_is_sixteen_hexadecimal_characters_and_the_same_in_every_process() ->
         Colour.RED,
         Pair(1, 2),
         Mutable(1.0),
-        Settings,
+        Thresholds,
         len,
         iter([1]),
         1j,
@@ -144,7 +144,7 @@ def test_it_is_sixteen_hexadecimal_characters_and_the_same_in_every_process() ->
     ids=lambda value: type(value).__name__,  # a repr may hold an address
 )
 def test_unknown_types_are_refused_at_any_depth(value: object) -> None:
-    for nested in (value, [value], {"a": {"b": value}}, Settings(value, 1)):
+    for nested in (value, [value], {"a": {"b": value}}, Thresholds(value, 1)):
         with pytest.raises(TypeError, match="no fingerprint for"):
             fingerprint(nested)
 

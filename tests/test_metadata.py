@@ -65,6 +65,13 @@ def test_counts_and_shards_show_names_as_text(name: str) -> None:
         assert [token.content for token in count] == ["3"]
 
 
+@pytest.mark.parametrize("name", ["loss_plus", "n", "a|b", "![](http://x.org/a.png)", "<b>", "_x_", "**x**"])
+def test_a_table_shows_the_names_of_its_columns_as_text(name: str) -> None:
+    tokens = [token for token in MARKDOWN.parse(frame_table(pl.DataFrame({name: [1]}))) if token.type == "inline"]
+    [[heading], _] = [token.children or [] for token in tokens]
+    assert heading.type in ("text", "code_inline") and heading.content == name
+
+
 def test_a_long_text_is_cut_and_nested_values_are_text() -> None:
     assert len(as_text("x" * 1000)) <= PREVIEW_CHARACTERS + 4
     (nested,) = cells(frame_table(pl.DataFrame({"list": [["<b>", "![](x)"]]})))

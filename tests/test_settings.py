@@ -156,7 +156,11 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
         ("control.swap=2", ["control.swap: unknown key; did you mean 'swaps'"]),
         ("tools.calculator.k=true", ["tools.calculator.k: true and false are no values of this key"]),
         ("sampling.temperature=inf", ["sampling.temperature", "finite number"]),
-        ("paths.lake=s3://bucket/lake", ["paths.lake: s3://bucket/lake", "only local folders are supported"]),
+        (
+            "paths.lake=hdfs://host/lake",
+            ["paths.lake: hdfs://host/lake is no folder", "write a folder, or s3://bucket"],
+        ),
+        ("paths.warehouse=s3://bucket/w", ["paths.warehouse: s3://bucket/w", "only local folders are supported"]),
         ("paths.lake=~nobody_of_that_name/lake", ["paths.lake: ~nobody_of_that_name/lake", "Write the whole path"]),
         ("profile=nowhere", ["'nowhere'", "known profiles", "embedded"]),
     ],

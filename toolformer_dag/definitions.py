@@ -25,7 +25,7 @@ def definitions_of(plan: Plan) -> dg.Definitions:
         jobs=JOBS,
         sensors=[shard_sensor(plan)],
         resources={
-            "lake": LakeResource(root=str(paths.lake)),
+            "lake": LakeResource(root=str(paths.lake), copies=str(paths.local)),
             "compute": compute_resource(plan),
             "warehouse": WarehouseResource(database=str(paths.warehouse)),
         },

@@ -108,7 +108,7 @@ class Reference:
             if body is None:
                 return Generation(text, plain, tuple(made), tokens)
             tokens += len(self.start) + len(body)
-            made.append(self.answer(self.text(self.start, body), context))
+            made.append(self.answer(self.closed(ids + written + self.start, body), context))
             ids = ids + written
             if made[-1].result is not None:
                 inserted = f" [{made[-1].tool}({made[-1].input}) -> {made[-1].result}]"
@@ -157,6 +157,21 @@ class Reference:
                 return body
             body.append(token)
         return body
+
+    def closed(self, ids: list[int], body: list[int]) -> str:
+        """A call without an arrow ends where `)` is likeliest, of the places where it is among the k most likely."""
+        whole = self.text(self.start, body)
+        vocabulary = [self.text(self.start, [token]) for token in range(len(self.model.tokenizer))]
+        ends = [] if "->" in whole else [token for token, text in enumerate(vocabulary) if text in (")", '")')]
+        best, call = -math.inf, whole
+        for at in range(len(body)):
+            written, scores = self.text(self.start, body[:at]), self.scores(ids + body[:at])
+            for token in ends:
+                rank = int((scores > scores[token]).sum())
+                p = float(scores.log_softmax(-1)[token])
+                if "(" in written and not written.endswith("\ufffd") and rank < self.k and p > best:
+                    best, call = p, f"{written}{vocabulary[token]} ->"
+        return call
 
     def keeps_form(self, body: list[int], token: int) -> bool:
         """Name(input) -> and its beginnings: no second call, no "]", no line end in the input."""

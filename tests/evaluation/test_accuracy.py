@@ -96,7 +96,6 @@ def test_right_with_the_tool_and_wrong_without(ask: Ask) -> None:
     assert found[0].written.startswith(" [Calculator(3 + 4) -> 7] 7")
     total = score(found)
     assert (total.n, total.calls, total.right_tool) == (6, 1.0, pytest.approx(5 / 6))
-    assert total.tools == {"Calculator": 5, "Calendar": 1} and total.reasons == {}
     assert total.accuracy == pytest.approx(5 / 6) and total.low < 5 / 6 < total.high
     disabled = score(ask(DISABLED))
     assert (disabled.calls, disabled.right_tool) == (0.0, 0.0)
@@ -112,8 +111,7 @@ def test_what_is_no_call_is_not_counted_as_one(ask: Ask) -> None:
     """Made to begin a call and to end it after one token."""
     found = ask(Condition("tools", 400), call_tokens=1)
     assert {(one.called, one.reason) for one in found} == {(None, "no_end")}
-    total = score(found)
-    assert (total.calls, total.tools, total.reasons) == (0.0, {}, {"no_end": 6})
+    assert score(found).calls == 0.0
 
 
 class Counting(Calculator):
@@ -186,7 +184,7 @@ def test_tables(ask: Ask, tmp_path: Path) -> None:
     assert markdown(scores).splitlines()[2].startswith("| sums | tools | 6 | 0.833 | 0.436 | 0.970 | 1.000 |")
     lake = Lake(tmp_path)
     lake.table(ACCURACY).publish("all", [scores], dict)
-    assert read_accuracy(tmp_path).equals(wide)
+    assert read_accuracy(lake).equals(wide)
 
 
 def test_an_outage_is_no_answer(ask: Ask) -> None:
@@ -201,7 +199,7 @@ def test_an_outage_is_no_answer(ask: Ask) -> None:
 
 def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(ask: Ask) -> None:
     [right, *_] = ask(WITH_TOOLS)
-    lost = replace(right, reason="lost:timeout")
+    lost = replace(right, calls=(replace(right.calls[0], reason="lost:timeout"),))
     check_outage([right] * 199 + [lost] * 2)
     with pytest.raises(ToolDown, match="no answer to 3 of 202 questions"):
         check_outage([right] * 199 + [lost] * 3)

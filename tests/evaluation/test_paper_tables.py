@@ -1,7 +1,8 @@
 """Every cell of the paper's tables is what the rows of `outcomes` say, recomputed here one question at a time."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from assets.paper_plots import PLOTS
+from assets.plots import PLOTS
 from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.accuracy_tables import OUTCOME_SCHEMA, outcome_table, score_table
+from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS, publish
 from toolformer_dag.evaluation.paper_tables import (
@@ -23,11 +26,11 @@ from toolformer_dag.evaluation.paper_tables import (
     tools_called,
 )
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, score, wilson
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, judge, score, wilson
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import build, query
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.spending import StepCost, add_cost
+from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -59,35 +62,18 @@ IN_CORPUS = (True, None, True, *[False] * 10)
 
 
 def outcomes() -> list[QuestionOutcome]:
-    """Draw outcomes of every benchmark under every condition, and of a baseline."""
+    """Draw outcomes of every benchmark under every condition, with up to two calls each, and of a baseline."""
     random, found = Random(0), []
-    for benchmark in BENCHMARKS:
-        without = [Condition("no model: a + b", None, "no model")] if benchmark == "SVAMP" else []
+    for name in BENCHMARKS:
+        without = [Condition("no model: a + b", None, "no model")] if name == "SVAMP" else []
+        questions = tuple(BenchmarkQuestion(f"{name} {at}", ("1",)) for at in range(1, 12 + len(name) % 5))
+        benchmark = Benchmark(name, questions, number_is_right)
         for condition in (*CONDITIONS, *without):
-            for number in range(1, 12 + len(benchmark) % 5):
-                called = random.choice(("QA", "Calculator", None)) if condition.k else None
-                found.append(
-                    QuestionOutcome(
-                        benchmark=benchmark,
-                        question=number,
-                        condition=condition.name,
-                        model=condition.of_model,
-                        k=condition.k,
-                        wording="",
-                        prompt=f"{benchmark} {number}",
-                        context="",
-                        gold=("1",),
-                        written=" 1",
-                        plain=" 1",
-                        called=called,
-                        call_input="1" if called else None,
-                        call_result="1" if called else None,
-                        reason=None,
-                        right_tool=None,
-                        correct=random.random() < 0.4,
-                        tokens=1,
-                    )
-                )
+            for number in range(1, len(questions) + 1):
+                tools = random.choices(("QA", "Calculator"), k=random.randrange(3)) if condition.k else []
+                calls = tuple(DecodedCall(tool, "1", "1", None) for tool in tools)
+                text = " 1" if random.random() < 0.4 else " 2"
+                found.append(judge(benchmark, number, condition, Generation(text, text, calls, tokens=1)))
     return found
 
 
@@ -180,22 +166,30 @@ def test_the_table_of_accuracy_is_counted_in_outcomes(database: Path) -> None:
     assert rows(database, recounted) == rows(database, stored)
 
 
-def test_tool_shares_add_up_to_the_questions_and_stand_beside_what_the_paper_tells(database: Path) -> None:
+def test_tool_shares_are_of_the_questions_and_stand_beside_what_the_paper_tells(database: Path) -> None:
     for (benchmark, condition), questions in asked(3).items():
         where = f"paper_table = 3 and figures_of = 'ours' and benchmark = '{benchmark}' and condition = '{condition}'"
         found = {row["called"]: row for row in rows(database, f"from tool_shares where {where}")}
-        called = [one.called or "no tool" for one in questions if one.k]
-        assert {name: row["questions"] for name, row in found.items()} == {
-            name: called.count(name) for name in set(called)
-        }
-        for name, row in found.items():
-            assert row["share"] == percent(called.count(name) / len(called))
+        called = [{call.tool for call in one.calls} or {"no tool"} for one in questions if one.k]
+        assert {name: row["questions"] for name, row in found.items()} == Counter(
+            name for some in called for name in some
+        )
+        for row in found.values():
+            assert (row["n"], row["share"]) == (len(called), percent(row["questions"] / len(called)))
     told = "select called, share from tool_shares where paper_table = 3 and figures_of = 'the paper' order by all"
     assert [tuple(row.values()) for row in rows(database, told)] == [
         ("QA", 98.1),
         ("another tool", 0.7),
         ("no tool", 1.2),
     ]
+
+
+def test_outcomes_hold_every_call_of_a_text(database: Path) -> None:
+    told = rows(database, "select called, call_input, call_result, calls from outcomes")
+    expected = [[asdict(call) for call in one.calls] for one in outcomes()]
+    assert [row["calls"] for row in told] == expected and max(map(len, expected)) == 2
+    first = [(calls[0]["tool"], calls[0]["input"], calls[0]["result"]) if calls else (None,) * 3 for calls in expected]
+    assert [(row["called"], row["call_input"], row["call_result"]) for row in told] == first
 
 
 def test_table_8_has_the_rows_of_perplexity_beside_the_papers(database: Path) -> None:
@@ -358,6 +352,21 @@ def test_a_damaged_measurement_is_left_out_of_the_warehouse_until_it_is_made_aga
     pointer.write_bytes(pointer.read_bytes().replace(b"outcomes", b"outcome_"))
     assert list(withdraw_damaged(other.lake)) == [f"{OUTCOMES} all"]
     assert withdraw_damaged(other.lake) == {} and not other.lake.table(OUTCOMES).has("all")
+
+
+def test_measurements_of_an_earlier_release_stand_in_the_warehouse_until_they_are_made_anew(tmp_path: Path) -> None:
+    other = Plan.of(load_settings(None, environment={}, overrides=[f"paths.lake='{tmp_path / 'lake'}'"]))
+    publish(other.lake, OUTCOMES, outcome_table(outcomes()[:5]).drop("calls"), {}, {})
+    add_cost(other.lake, "one", "calculator/loss_deltas", StepCost(1.0))
+    costs = other.lake.table(COSTS)
+    publish(other.lake, COSTS, costs.read("calculator/loss_deltas").drop("failed"), {}, {})
+    add_cost(other.lake, "two", "calculator/loss_deltas", StepCost(2.0, tokens=3, failed=True))
+    file = tmp_path / "warehouse.duckdb"
+    build(other.lake, all_tables(table_outputs(other)), other.lane_names, file)
+    assert rows(file, "select count(*) as n, count(calls) as known from outcomes") == [{"n": 5, "known": 0}]
+    told = [(1.0, None), (1.0, False), (2.0, True)]
+    found = rows(file, "select seconds, failed from costs order by seconds, failed nulls first")
+    assert [(row["seconds"], row["failed"]) for row in found] == told
 
 
 @pytest.mark.parametrize("table", PAPER_TABLES, ids=lambda table: table.number)

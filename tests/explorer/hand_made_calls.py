@@ -7,10 +7,12 @@ from typing import Any
 import polars as pl
 
 from tests.pipeline.conftest import hand_made, publish, update_one
+from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation import measurements as measured
 from toolformer_dag.evaluation.accuracy_tables import outcome_table, score_table
+from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.evaluated_tables import all_tables
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, score
+from toolformer_dag.evaluation.scores import Condition, judge, score
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.spending import StepCost, add_cost
@@ -83,31 +85,27 @@ def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
     return database
 
 
+def _benchmark(name: str) -> Benchmark:
+    questions = (
+        BenchmarkQuestion(f"{HOSTILE[number % len(HOSTILE)]} {number}", (f"{number}", HOSTILE[0]))
+        for number in range(1, QUESTIONS + 1)
+    )
+    return Benchmark(name, tuple(questions), lambda output, answers: output in answers)
+
+
+def _generation(draw: random.Random, number: int, *, calls: bool) -> Generation:
+    hostile = HOSTILE[number % len(HOSTILE)]
+    made = (DecodedCall("QA", hostile, HOSTILE[0], None),) if calls else ()
+    plain = f"{number}" if draw.random() < (0.6 if calls else 0.3) else ""
+    return Generation(f" {hostile}", plain, made, tokens=1)
+
+
 def _measured(lake: Lake) -> None:
     """Publish what was asked of three conditions, hostile too, two curves of training and the costs of two runs."""
     draw = random.Random(1)
     asked = [
-        QuestionOutcome(
-            benchmark=benchmark,
-            question=number,
-            condition=condition.name,
-            model=condition.of_model,
-            k=condition.k,
-            wording="",
-            prompt=f"{HOSTILE[number % len(HOSTILE)]} {number}",
-            context="",
-            gold=(f"{number}", HOSTILE[0]),
-            written=f" {HOSTILE[number % len(HOSTILE)]}",
-            plain="",
-            called="QA" if condition.k else None,
-            call_input=HOSTILE[number % len(HOSTILE)] if condition.k else None,
-            call_result=HOSTILE[0] if condition.k else None,
-            reason=None,
-            right_tool=None,
-            correct=draw.random() < (0.6 if condition.k else 0.3),
-            tokens=1,
-        )
-        for benchmark in ("SVAMP", "LAMA T-REx")
+        judge(benchmark, number, condition, _generation(draw, number, calls=bool(condition.k)))
+        for benchmark in map(_benchmark, ("SVAMP", "LAMA T-REx"))
         for condition in (Condition("base", 0), Condition(DISABLED, 0, "Toolformer"), Condition("Toolformer", 10))
         for number in range(1, QUESTIONS + 1)
     ]

@@ -127,3 +127,13 @@ def test_a_rebuilt_file_is_read_anew(tmp_path: Path, database: Path) -> None:
     file.unlink()
     with pytest.raises(WarehouseError, match="run `toolformer-dag run`"):
         reader.version()
+
+
+def test_decisions_are_sorted_and_name_the_row_of_their_document(database: Path) -> None:
+    rows = query(database, "SELECT tool, delta FROM decisions ORDER BY rowid")
+    assert rows.equals(rows.sort("tool", "delta", nulls_last=True)) and set(rows["tool"]) == set(TOOLS)
+    joined = "decisions JOIN documents ON documents.rowid = decisions.document"
+    there = (
+        f"SELECT count(*) FROM {joined} WHERE (documents.shard, documents.digest) = (decisions.shard, decisions.digest)"
+    )
+    assert query(database, there).item() == rows.height

@@ -49,6 +49,22 @@ def test_a_typed_text_gets_the_calls_that_the_pipeline_gives_it(finished: NewLin
             model.line("calculator", wrong, "")
 
 
+@pytest.mark.parametrize("found", [None, 0.0, -100.0])
+def test_a_threshold_by_chance_decides_as_the_filter_found_it(finished: NewLine, found: float | None) -> None:
+    line = finished()
+    text = line.read("heuristic_subset")["text"][0]
+    line.set(tau_f="{by_chance=0.05}")
+    told = LiveModel(line.plan).line("calculator", text, "", found)
+    scored = [sample for sample in told["samples"] if sample["delta"] is not None]
+    assert (told["tau_f"], told["by_chance"]) == (found, True) and scored
+    for sample in scored:
+        if found is None:
+            assert sample["verdict"] == "no_threshold"
+        else:
+            assert (sample["verdict"] == "below_tau_f") == (sample["delta"] < found)
+    assert any(piece["call"] for piece in told["augmented"]) == any(s["verdict"] == "kept" for s in scored)
+
+
 def test_a_typed_text_is_completed_as_the_command_completes_it(new_line: NewLine) -> None:
     line = new_line()
     line.set(decoding__calls=2, decoding__max_new_tokens=30, decoding__k=300)

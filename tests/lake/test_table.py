@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -86,6 +87,22 @@ def test_content_hash_depends_on_rows_alone(rows: list[tuple[str, int, float]], 
     changed.update(frame.with_columns(pl.col("b") + 1))
     assert whole.hexdigest() == halves.hexdigest()
     assert (whole.hexdigest() == changed.hexdigest()) == (not rows)
+
+
+CALLS = st.lists(st.none() | st.fixed_dictionaries({"tool": st.text(), "result": st.none() | st.text()}))
+
+
+@settings(deadline=None)
+@given(st.lists(CALLS), st.integers(0, 9))
+def test_content_hash_reads_lists_of_structs(rows: list[Any], cut: int) -> None:
+    schema = {"calls": pl.List(pl.Struct({"tool": pl.String, "result": pl.String}))}
+    whole, halves, changed = ContentHash(), ContentHash(), ContentHash()
+    frame = pl.DataFrame({"calls": rows}, schema=schema)
+    whole.update(frame)
+    halves.update(frame[:cut])
+    halves.update(frame[cut:])
+    changed.update(pl.DataFrame({"calls": [*rows, [{"tool": "", "result": None}]]}, schema=schema))
+    assert whole.hexdigest() == halves.hexdigest() != changed.hexdigest()
 
 
 def test_a_part_has_one_schema() -> None:

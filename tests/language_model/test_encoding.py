@@ -2,6 +2,7 @@
 
 import copy
 import unicodedata
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
+from benchmarks.tiny_models import TOKENIZERS, tokenizer_of
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.weights import OffsetError
 from toolformer_dag.synthetic import MODEL
@@ -23,6 +25,36 @@ def test_the_three_kinds_of_vocabulary(cases: Any) -> None:
     assert gpt2.bos == [] and small.bos == [] and llama.bos == [1]
     ends = gpt2.tokenizer.convert_ids_to_tokens(gpt2.ended(np.arange(len(gpt2.tokenizer) + 9)).nonzero()[0])
     assert {")]", "]", "<|end|>"} <= set(ends) and not {"[", ")"} & set(ends)
+
+
+CALL = " [Calculator(1 + 2) -> 3]"
+
+
+@cache
+def _encoding(kind: str) -> Encoding:
+    return Encoding(tokenizer_of(kind))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(
+    before=st.sampled_from(["so", "it is", "so.", "]", "2001", "é"]),
+    after=st.sampled_from(["", " pens", ". [QA(1)]"]),
+)
+def test_a_call_begins_with_the_tokens_of_its_start_everywhere(kind: str, before: str, after: str) -> None:
+    encoding = _encoding(kind)
+    text = f"{before}{CALL}{after}"
+    [ids], [call] = encoding.with_calls([text]), encoding.calls([CALL])
+    begins = [at for at in range(len(ids)) if ids[at : at + len(encoding.start)] == encoding.start]
+    assert len(begins) == text.count(" [") and call[: len(encoding.start)] == encoding.start
+    assert encoding.tokenizer.decode(ids) == encoding.tokenizer.decode(encoding.texts([text])[0].ids)
+    assert ids[: begins[0]] == encoding.texts([before])[0].ids
+
+
+@pytest.mark.parametrize("kind", ["merged", "bytes"])
+@given(text=st.lists(st.sampled_from(["so", CALL, " [1]", " ", ".", "\n", "中"]), max_size=8).map("".join))
+def test_no_token_changes_where_calls_do_not_merge(kind: str, text: str) -> None:
+    encoding = _encoding(kind)
+    assert encoding.with_calls([text])[0] == encoding.texts([text])[0].ids
 
 
 @settings(deadline=None, max_examples=50)

@@ -31,7 +31,7 @@ def test_named_benchmarks_get_a_row_each_and_nothing_else_runs(world):
     ran = world.run(training=True).ran
     assert ran[:3] == ["evaluation/accuracy", "evaluation/perplexity", "warehouse/toolformer_duckdb"]
     assert {name.partition("/")[0] for name in ran[3:]} == {"tables"}
-    table = read_accuracy(world.folder / "lake")
+    table = read_accuracy(Lake(world.folder / "lake"))
     assert table.select("benchmark", "n").rows() == [("calculator (seen)", 1), ("SVAMP", 2), ("Natural Questions", 1)]
     perplexity = Lake(world.folder / "lake").table(PERPLEXITY).read(WHOLE)
     assert perplexity.group_by("source", maintain_order=True).len().rows() == [("C, held out", 3), ("WikiText", 3)]

@@ -9,7 +9,7 @@ import pytest
 from tests.command_line import cli
 from tests.runs.conftest import World, assert_same, by_machine, free
 from toolformer_dag.cli.project import REPAIRS
-from toolformer_dag.lake import table
+from toolformer_dag.lake import storage
 from toolformer_dag.lake.verification import VERIFIED
 from toolformer_dag.training.verify_project import verified
 
@@ -84,7 +84,7 @@ def test_damage_that_keeps_the_times_of_a_file_is_mended_after_verify_has_named_
 @pytest.mark.long
 def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(world: World, monkeypatch) -> None:
     """Every copy of a table loses a bit as soon as it is written."""
-    draw, written, write = random.Random(6), [], table.write_whole
+    draw, written, write = random.Random(6), [], storage.write_whole
 
     def written_badly(path: Path, content: bytes) -> None:
         write(path, content)
@@ -92,13 +92,13 @@ def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(
             flip(path, draw)
             written.append(path)
 
-    monkeypatch.setattr(table, "write_whole", written_badly)
+    monkeypatch.setattr(storage, "write_whole", written_badly)
     monkeypatch.chdir(world.folder)
     done = cli("stale", "--run", "--set", "corpus.segment_tokens=30", "--set", "corpus.shards=['web/one.json.gz']")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "sums/heuristic_subset, shard 'one': " in done.stderr and "is damaged" in done.stderr
     assert len(written) == REPAIRS
-    monkeypatch.setattr(table, "write_whole", write)
+    monkeypatch.setattr(storage, "write_whole", write)
     world.run()
     assert named(world) == set() and by_machine(world.stale()) == []
 

@@ -11,6 +11,7 @@ from tests.command_line import cli
 from tests.runs.conftest import apart_from_tables, by_machine, free
 from tests.worlds import write_shard
 from toolformer_dag.cli.project import NOT_RUN, RunError
+from toolformer_dag.pipeline.spending import COSTS
 from toolformer_dag.training.checkpoint_outputs import checkpoint_reasons
 from toolformer_dag.training.training_report import RECORD, checkpoint_folder
 
@@ -66,7 +67,8 @@ def test_a_failed_asset_stops_what_depends_on_it_alone_and_automation_does_not_t
     (world.folder / "broken").touch()
     change = ("tools.sums.edition=2", "tools.calculator.tau_f=1e-9")
     first = asked(world, *change)
-    report = world.project(*change).run(training=True)
+    project = world.project(*change)
+    report = project.run(training=True)
     failed = {name for name, reason in report.failed.items() if reason != NOT_RUN}
     assert failed == {"sums/loss_deltas"}
     assert set(apart_from_tables(list(report.failed))) - failed == {
@@ -81,6 +83,8 @@ def test_a_failed_asset_stops_what_depends_on_it_alone_and_automation_does_not_t
         report.raise_for_failures()
     assert "\nsums/loss_deltas: the scale is broken; mend it\n" in str(told.value)
     assert "Dagster" not in str(told.value) and NOT_RUN not in str(told.value)
+    [cost] = project.plan.lake.table(COSTS).read("sums/loss_deltas").filter("failed").to_dicts()
+    assert cost["tokens"] > 0 and cost["seconds"] > 0 and cost["computed"] is None
     waits = asked(world, *change, cursor=first.cursor)
     assert waits == dg.SkipReason("the last run did not succeed, and nothing changed since")
     assert isinstance(asked(world, "tools.sums.edition=1", cursor=first.cursor), dg.SensorResult)

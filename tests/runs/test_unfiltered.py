@@ -12,7 +12,7 @@ from toolformer_dag.texts.calls import take_out
 
 def test_as_many_texts_per_tool_as_c_star_has_each_with_one_executed_call(made):
     settings = made.settings()
-    lake, tools = Lake(settings.paths.lake), lanes(settings)
+    lake, tools = Lake.of(settings.paths), lanes(settings)
     found = unfiltered_texts(lake, tools, seed=0)
     corpus = lake.table("training/augmented_corpus").read(WHOLE).filter(pl.col("split") == "train")
     for lane in tools:
@@ -28,6 +28,6 @@ def test_as_many_texts_per_tool_as_c_star_has_each_with_one_executed_call(made):
 
 def test_the_same_seed_draws_the_same_calls(made):
     settings = made.settings()
-    lake, tools = Lake(settings.paths.lake), lanes(settings)
+    lake, tools = Lake.of(settings.paths), lanes(settings)
     assert unfiltered_texts(lake, tools, seed=1) == unfiltered_texts(lake, tools, seed=1)
     assert unfiltered_texts(lake, tools, seed=1) != unfiltered_texts(lake, tools, seed=2)

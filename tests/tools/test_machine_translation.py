@@ -178,5 +178,10 @@ def test_the_embedded_backend_translates_the_made_world() -> None:
     random = Random(3)
     made = [phenomenon(random, the_world(), "machine_translation", "corpus", "seen") for _ in range(100)]
     assert answers(tool, [one.input for one in made]) == [one.result for one in made]
-    assert answers(tool, ["no such words", ""]) == ["unknown_phrase", "unknown_phrase"]
+    assert answers(tool, ["no such words", "", "?"]) == ["unknown_phrase"] * 3
+    assert answers(tool, ['el rey"', "¿el rey?", "« le vent »", "la fleur propre."]) == [
+        *["the king"] * 2,
+        "the wind",
+        "the clean flower",
+    ]
     assert tool.identity()["backend"] == "embedded"

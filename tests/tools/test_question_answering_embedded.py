@@ -99,7 +99,11 @@ def test_what_stands_before_the_noun_that_is_asked_for_is_no_answer() -> None:
 
 @pytest.mark.parametrize(
     ("question", "answer"),
-    [("What is the first town on the Romen?", "Walville"), ("What is the last sea on the Romen?", "the Coral Sea")],
+    [
+        ("What is the first town on the Romen?", "Walville"),
+        ("What is the last sea on the Romen?", "the Coral Sea"),
+        ("Where does the Romen begin?", "Walville"),
+    ],
 )
 def test_a_place_of_another_class_than_the_one_asked_for_is_no_answer(question: str, answer: str) -> None:
     facts = ["The Romen flows to the Coral Sea.", "The source of the Romen is near Walville."]
@@ -159,6 +163,7 @@ def test_forms_and_families_of_a_word_share_a_stem() -> None:
     assert stem("lives") == stem("residence") == stem("home")
     assert stem("living") == stem("profession")
     assert stem("ghana's") == stem("ghana")
+    assert stem("begins") == stem("source") != stem("empties") == stem("flow")
 
 
 @given(st.text(max_size=60), st.text(max_size=120), st.text(max_size=20))

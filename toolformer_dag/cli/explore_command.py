@@ -3,6 +3,7 @@
 import signal
 import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,9 +32,9 @@ def explore(
     """
     from toolformer_dag.explorer.exported_page import export_page
     from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+    from toolformer_dag.lake.warehouse import received
 
-    settings = settings_of(config, profile, set)
-    reader = WarehouseReader(settings.paths.warehouse)
+    reader = WarehouseReader(received(settings_of(config, profile, set).paths))
     reader.version()  # a missing file is told before anything is started
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
@@ -65,4 +66,6 @@ def _serve(
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.default_int_handler)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        server.run(sockets=[listening])
+        with suppress(KeyboardInterrupt):  # how uvicorn ends once it has answered what was asked
+            server.run(sockets=[listening])
+        typer.echo("stopped")

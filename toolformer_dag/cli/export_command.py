@@ -63,11 +63,11 @@ def export(
 def _refuse_stale(plan: "Plan") -> None:
     """Raise UserError where the warehouse does not hold what the settings say."""
     from toolformer_dag.evaluation.evaluated_tables import all_tables
-    from toolformer_dag.lake.warehouse import out_of_date, query
+    from toolformer_dag.lake.warehouse import out_of_date, query, received
     from toolformer_dag.pipeline.stages import table_outputs
     from toolformer_dag.pipeline.update import differences
 
-    outputs, database = table_outputs(plan), plan.settings.paths.warehouse
+    outputs, database = table_outputs(plan), received(plan.settings.paths)
     query(database, "SELECT 1")  # raises where there is none
     changed = [f"{output.name}: {change}" for output in outputs for change in differences(output).settings()]
     lanes = plan.lane_names

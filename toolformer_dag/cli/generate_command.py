@@ -3,15 +3,15 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 from rich.console import Console
 
-from toolformer_dag.cli.input_lines import LineError, json_record, numbered_batches, open_lines
+from toolformer_dag.cli.input_lines import json_record, numbered_batches, open_lines
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
@@ -42,6 +42,17 @@ REMEDIES = {
     "empty_prompt": "this model begins with nothing of its own; give a text",
 }
 ENDING = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """A model as it is asked: its `name` on the command line, its folder or id, and how early it calls (`k`)."""
+
+    name: str
+    folder: str
+    k: int
+
+
 Decode = Callable[[Sequence[str], Sequence[str], "Callable[[WrittenPiece], None] | None"], "list[Generation]"]
 """Texts, their contexts and a watcher -> generations."""
 NumberedRecords = list[tuple[int, dict[str, Any]]]
@@ -92,24 +103,20 @@ def generate(
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
     settings = settings_of(config, profile, set)
-    is_file = text == "-" or text.endswith(ENDING) or _exists(text)
-    if not is_file:
-        _refuse_broken(text)
-    named = {name: _model(settings, name) for name in model or []} or {"": (None, True)}
-    bad = _BadLines()
-    with open_lines(text) if is_file else nullcontext() as source:
-        batches = bad.left_out(source) if source else iter(())
-        kept = batches if len(named) == 1 else list(batches)  # the standard input can be read only once
-        for name, (folder, calls) in named.items():
-            most = 0 if disabled or not (calls or k) else settings.decoding.k if k is None else k
-            decode = _decoder(settings, folder, most, max_new_tokens, trace)
-            if source:
-                _complete_lines(kept, decode, {"model": name} if name else {}, context, trace, bad)
-                continue
-            if len(named) > 1:
-                typer.echo(f"== {name} ==")
-            _complete_text(text, context, decode, most, trace)
-    raise typer.Exit(1 if bad.found else 0)
+    dated = _has_calendar(settings)
+    if dated:
+        _check_date("--context", context)
+    asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
+    decoders = ((one, _decoder(settings, one, max_new_tokens, trace)) for one in asked)
+    if text == "-" or text.endswith(ENDING) or _exists(text):
+        bad = _BadLines(dated)
+        _complete_file(text, decoders, len(asked), context, trace, bad)
+        raise typer.Exit(1 if bad.found else 0)
+    _refuse_broken(text)
+    for one, decode in decoders:
+        if len(asked) > 1:
+            typer.echo(f"== {one.name} ==")
+        _complete_text(text, context, decode, one.k, trace)
 
 
 def _exists(text: str) -> bool:
@@ -126,32 +133,57 @@ def _refuse_broken(text: str) -> None:
         raise UserError(f"the text is no valid UTF-8 ({error.reason}); give it in UTF-8") from error
 
 
-def _model(settings: Settings, name: str) -> tuple[str | None, bool]:
-    """Return the folder or id of a model, None for the settings' own, and whether it may call."""
-    from toolformer_dag.model.weights import model_name
-    from toolformer_dag.training.training_report import checkpoint_folder, read_report
+def _has_calendar(settings: Settings) -> bool:
+    """Whether a tool reads contexts as dates; a tool of one's own may read them otherwise."""
+    from toolformer_dag.pipeline.plan import lanes
+    from toolformer_dag.tools.built_in.calendar import Calendar
 
-    if (checkpoint := LAKE_MODELS.get(name)) is None:
-        return name, True
-    if checkpoint.asset is None:
-        return model_name(settings.model), checkpoint.calls
-    folder = checkpoint_folder(settings, checkpoint.asset)
+    return any(isinstance(lane.tool, Calendar) for lane in lanes(settings))
+
+
+def _check_date(where: str, context: str) -> None:
+    """Raise UserError for a context that is neither empty nor a date."""
+    try:
+        date.fromisoformat(context or "2023-01-30")
+    except ValueError as error:
+        raise UserError(f"{where} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
+
+
+def _asked(settings: Settings, name: str, k: int | None) -> AskedModel:
+    """Find the model of a name, "" for the settings' own. Raises UserError where there is none."""
+    from toolformer_dag.model.weights import check_model, model_name
+    from toolformer_dag.training.training_report import (
+        checkpoint_files,
+        checkpoint_folder,
+        finetuned_or_base,
+        read_report,
+    )
+
+    most = settings.decoding.k if k is None else k
+    if not name:
+        return AskedModel(name, finetuned_or_base(settings), most)
+    if (known := LAKE_MODELS.get(name)) is None:
+        check_model(name, settings.model.revision if name == settings.model.name else None)
+        return AskedModel(name, name, most)
+    most = most if known.calls or k else 0
+    if known.asset is None:
+        return AskedModel(name, model_name(settings.model), most)
+    checkpoint_files(settings, known.asset).receive()
+    folder = checkpoint_folder(settings, known.asset)
     if read_report(folder) is None:
         raise UserError(f"--model {name!r}: {folder} holds no finished checkpoint; make it by toolformer-dag run")
-    return str(folder), checkpoint.calls
+    return AskedModel(name, str(folder), most)
 
 
-def _decoder(settings: Settings, name: str | None, k: int, max_new_tokens: int | None, trace: bool) -> Decode:
+def _decoder(settings: Settings, asked: AskedModel, max_new_tokens: int | None, trace: bool) -> Decode:
     from toolformer_dag.decoding.greedy import generate as decode
     from toolformer_dag.model.loading import load_model
     from toolformer_dag.model.weights import model_name
     from toolformer_dag.pipeline.plan import lanes
-    from toolformer_dag.training.training_report import finetuned_or_base
 
     known = [lane.at_inference() for lane in lanes(settings)]
-    name = name or finetuned_or_base(settings)
     # the settings' own model may have a revision
-    loaded = load_model(settings.model, None if name == model_name(settings.model) else name)
+    loaded = load_model(settings.model, None if asked.folder == model_name(settings.model) else asked.folder)
 
     def run(
         texts: Sequence[str], contexts: Sequence[str], watch: "Callable[[WrittenPiece], None] | None"
@@ -160,7 +192,7 @@ def _decoder(settings: Settings, name: str | None, k: int, max_new_tokens: int |
             loaded,
             texts,
             {lane.tool.name: lane.tool for lane in known},
-            k=k,
+            k=asked.k,
             calls=settings.decoding.calls,
             max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
             one_sentence=max_new_tokens is None,
@@ -220,8 +252,11 @@ class _ShownText:
             self._print(piece.text, CALL_STYLE if piece.in_call else None)
             return
         whole = call_text(piece.call)
-        if whole:
+        if whole and whole.startswith(self._call):
             self._print(whole.removeprefix(self._call), RESULT_STYLE)
+        elif whole:
+            self._print(" ✗ not closed, so it ends earlier:", FAULT_STYLE)
+            self._print(whole, RESULT_STYLE)
         else:
             self._print(f" ✗ {piece.call.reason}: taken back]", FAULT_STYLE)
         self._call = ""
@@ -251,10 +286,14 @@ def _print_chances(console: Console, generation: "Generation", k: int) -> None:
 
 
 class _BadLines:
-    """Names lines that cannot be used on standard error; `found`: whether there were any."""
+    """Names lines that cannot be used on standard error; `found`: whether there were any.
 
-    def __init__(self) -> None:
+    With `dated`, a line's context must be a date.
+    """
+
+    def __init__(self, dated: bool) -> None:
         self.found = False
+        self._dated = dated
 
     def tell(self, fault: str) -> None:
         """Name a line."""
@@ -267,10 +306,24 @@ class _BadLines:
             records: NumberedRecords = []
             for number, line in batch:
                 try:
-                    records.append((number, json_record(number, line, {"text": str}, {"context": str})))
-                except LineError as error:
+                    record = json_record(number, line, {"text": str}, {"context": str})
+                    if self._dated:
+                        _check_date(f"line {number}: context", record.get("context", ""))
+                    records.append((number, record))
+                except UserError as error:
                     self.tell(str(error))
             yield records
+
+
+def _complete_file(
+    file: str, decoders: Iterable[tuple[AskedModel, Decode]], models: int, context: str, trace: bool, bad: _BadLines
+) -> None:
+    """Print a line per record and model. Raises UserError where there is no such file."""
+    with open_lines(file) as source:
+        batches = bad.left_out(source)
+        kept = batches if models == 1 else list(batches)  # the standard input can be read only once
+        for one, decode in decoders:
+            _complete_lines(kept, decode, {"model": one.name} if one.name else {}, context, trace, bad)
 
 
 def _complete_lines(

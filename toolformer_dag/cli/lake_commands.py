@@ -47,7 +47,7 @@ def clean(
     from toolformer_dag.lake.cleaning import clean as remove
     from toolformer_dag.lake.table import Lake
 
-    lake = Lake(settings_of(config, profile, set).paths.lake)
+    lake = Lake.of(settings_of(config, profile, set).paths)
     gone = remove(lake, _grace(grace_hours), dry_run=dry_run)
     for file in gone:
         typer.echo(f"{file.bytes:>12,}  {file.path}")

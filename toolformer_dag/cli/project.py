@@ -102,7 +102,8 @@ class Project:
 
     def stale(self) -> list[StaleAsset]:
         """Return missing and stale assets, upstream first."""
-        return stale_assets(outputs(self.plan), self.instance)
+        with self.plan.lake.storage.at_a_glance():
+            return stale_assets(outputs(self.plan), self.instance)
 
     def others(self) -> list[str]:
         """Return the names of other runs that are going on; steps that would compute the same rows wait for them."""

@@ -195,6 +195,7 @@ def demo(config: Config = None, set: Set = None) -> None:
 
 def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
     from toolformer_dag.evaluation.measurements import read_accuracy
+    from toolformer_dag.lake.table import Lake
     from toolformer_dag.lake.warehouse import query
 
     warehouse = settings.paths.warehouse
@@ -204,7 +205,7 @@ def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
         ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance, with results of other documents)", query(warehouse, CHANCE)),
         ("The smallest tau_f at which at most 5 % of the kept calls are kept by chance", query(warehouse, LEVEL)),
         ("Three kept and three rejected calls, with their losses", query(warehouse, EXAMPLES)),
-        ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(settings.paths.lake)),
+        ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(Lake.of(settings.paths))),
     ]
 
 

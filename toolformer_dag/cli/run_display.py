@@ -1,5 +1,6 @@
 """The progress of a run: one live line on a terminal, and a line for every asset when it has ended."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,22 @@ def shown(ran: Callable[[str], None] | None = None) -> Iterator[None]:
     `ran` is called with the name of each asset as soon as it was made; where its output goes to the same terminal,
     nothing else is printed of an asset that has ended.
     """
-    console = Console(stderr=True)
+    with _console() as console, _watched(console, ran):
+        yield
+
+
+@contextmanager
+def _console() -> Iterator[Console]:
+    """Open the standard error; a terminal under a descriptor of its own, since Dagster keeps what steps write to 2."""
+    if not sys.stderr.isatty():
+        yield Console(stderr=True)
+        return
+    with open(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding) as terminal:  # noqa: PTH123
+        yield Console(file=terminal)
+
+
+@contextmanager
+def _watched(console: Console, ran: Callable[[str], None] | None) -> Iterator[None]:
     with_lines = ran is None or not sys.stdout.isatty()
     now: list[Step] = []
     names: set[str] = set()

@@ -73,11 +73,12 @@ def sql(
     --output kept.parquet
     """
     from toolformer_dag.lake.warehouse import query as ask
+    from toolformer_dag.lake.warehouse import received
 
     if list_:
         _list()
         return
-    database = settings_of(config, profile, set).paths.warehouse
+    database = received(settings_of(config, profile, set).paths)
     if query is None and file is None and output is None and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 

@@ -29,6 +29,7 @@ def tables(
     Example: toolformer-dag tables 9; toolformer-dag tables figure_4 --format csv
     """
     from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, paper_table, tools_called
+    from toolformer_dag.lake.warehouse import received
 
     if format is Format.parquet:
         raise UserError(
@@ -37,7 +38,7 @@ def tables(
     if format is not Format.table and number is None:
         raise UserError(f"--format {format}: every table has columns of its own; name one, such as `tables 9`")
     chosen = PAPER_TABLES if number is None else (paper_table(number),)
-    database = settings_of(config, profile, set).paths.warehouse
+    database = received(settings_of(config, profile, set).paths)
     for table in chosen:
         rows = table.rows(database)
         if format is not Format.table:

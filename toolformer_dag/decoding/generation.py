@@ -9,11 +9,11 @@ from toolformer_dag.texts.calls import RESULT_ARROW, Call, format_call, parse_ca
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 
-DECODING = 3  # raise this when the same model would write another text after the same prompt
+DECODING = 4  # raise this when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
 """The reason of every call to a tool that raised ToolDown."""
 NO_END = "no_end"
-"""The reason of a call without `->` within the limit of tokens."""
+"""The reason of a call without `->` within the limit of tokens, in whose input `)` was never likely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ class WrittenPiece:
 
     - `prompt`: the index of the prompt.
     - `text`: the characters that were added to the text, or to the call if `in_call`; a call begins with ` [`.
-    - `call`: the call that just ended, with its result or reason; `text` is then empty.
+    - `call`: the call that just ended, with its result or reason; `text` is then empty. A call that was not closed ends
+      earlier than its pieces.
     """
 
     prompt: int

@@ -79,12 +79,23 @@ def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
         likely = row.stop is None and row.may_begin_call and ranks[at] < rules.k
         if likely and _is_likely(batch, at, start, rules.k):
             row.begin_call()
+    _measure_closings(batch, rows)
     batch.forbid([(at, token) for at, row in enumerate(rows) for token in row.forbidden()])
     for at, row in enumerate(rows):
         if (tokens := row.name_tokens()) is not None:
             batch.permit(at, tokens)
     best = _best_permitted(batch, rows)
     return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
+
+
+def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
+    """Note where the input of a call may end: where `)` is among the k most likely next tokens."""
+    inputs = [at for at, row in enumerate(rows) if row.is_in_input]
+    for token, text in rows[0].rules.vocabulary.closings.items() if inputs else ():
+        ranks = batch.ranks(token)
+        for at in inputs:
+            if ranks[at] < rows[at].rules.k:
+                rows[at].measure_closing(batch.log_probability(at, [token]), text)
 
 
 def _best_permitted(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
@@ -133,7 +144,8 @@ def generate(
     - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
       the probability of ` [` to 0, as it is after the last call. Two calls have text between them, as in C*.
     - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
-      is not withheld. At the limit of tokens an open call has no result.
+      is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
+      the k most likely tokens there; else it has no result.
     - At `->` in the text, the row leaves its batch. The calls of all rows run together. Then e(c, r), tokenized as in
       C*, replaces the open call, and decoding continues.
     - A call without a result is taken back: decoding continues as if it had not begun, without ` [` at this position.

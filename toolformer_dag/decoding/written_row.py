@@ -11,6 +11,9 @@ from toolformer_dag.decoding.generation import StartChance
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW, continues_call
 
+CLOSINGS = (")", '")')
+"""What may close a call that was written without an end."""
+
 
 class Vocabulary:
     """A tokenizer for decoding. `start`: the tokens of ` [`; `ends`: the tokens that end a text."""
@@ -64,6 +67,11 @@ class Vocabulary:
         in_call, alone = self._encoding.calls([API_START + opening, opening])
         found = (in_call[len(self.start) :], alone)
         return [ids for ids in found if self.text(ids, self.start) == opening]
+
+    @cached_property
+    def closings(self) -> dict[int, str]:
+        """The tokens that end a call's input, with their text."""
+        return {token: text for token, text in enumerate(self._texts) if text in CLOSINGS}
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -136,7 +144,8 @@ class DecodingRow:
     - `watch`: where written text goes at once.
     - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call, else None.
     - `forced`: the next tokens, whatever the model's scores; `call_forbidden`: whether ` [` may not come next.
-    - `stop`: None during decoding; `arrow` or `no_end` in a call; else `done`.
+    - `stop`: None during decoding; in a call `arrow`, `closed` (no `->` came, it ends where `)` was likeliest) or
+      `no_end`; else `done`.
     """
 
     rules: DecodingRules
@@ -155,6 +164,7 @@ class DecodingRow:
     _kept: int | None = None  # characters of the written text, where its sentence ends inside a token
     _told: int = 0
     _chances: list[tuple[int, float, int]] = field(default_factory=list)
+    _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
 
     def __post_init__(self) -> None:
         if min(self.budget, self.room) <= 0 or not self.prefix:
@@ -193,7 +203,9 @@ class DecodingRow:
         return self.rules.vocabulary.text(self.written, self.prefix)[: self._kept]
 
     def body_text(self) -> str:
-        """Return the text written after ` [`."""
+        """Return the text written after ` [`, up to where the call was closed."""
+        if self.stop == "closed" and self._closing is not None:
+            return self._closing[1]
         return self.rules.vocabulary.text(self.body or [], self.rules.vocabulary.start)
 
     def measure(self, probability: float, rank: int) -> None:
@@ -223,6 +235,18 @@ class DecodingRow:
         if self.body is None or "(" in self.body_text():
             return None
         return self.rules.vocabulary.name_tokens(self.body, self.rules.names)
+
+    @property
+    def is_in_input(self) -> bool:
+        """Return whether the input of a call is written."""
+        return self.stop is None and self.body is not None and "(" in self.body_text()
+
+    def measure_closing(self, log_probability: float, text: str) -> None:
+        """Keep `text` as the end of the input here, where it is likelier than every end before."""
+        written = self.body_text()
+        likelier = self._closing is None or log_probability > self._closing[0]
+        if likelier and not written.endswith(INCOMPLETE):
+            self._closing = log_probability, f"{written}{text} {RESULT_ARROW}"
 
     def permits(self, token: int) -> bool:
         """Return whether a token may come next.
@@ -270,7 +294,7 @@ class DecodingRow:
 
     def give_up(self) -> None:
         """Stop where no token may come next."""
-        self._stop("no_end" if self.in_call else "done")
+        self._stop(self._end_of_call() if self.in_call else "done")
 
     def _stop(self, why: str) -> None:
         self.stop = why
@@ -294,7 +318,10 @@ class DecodingRow:
         if RESULT_ARROW in self.body_text():
             self.stop = "arrow"
         elif len(body) >= min(self.rules.max_call_tokens, self._room_in_call()):
-            self.stop = "no_end"
+            self.stop = self._end_of_call()
+
+    def _end_of_call(self) -> str:
+        return "no_end" if self._closing is None else "closed"
 
     def _tell(self, whole: bool = False) -> None:
         """Pass new text to `watch`, but for an end that may become another character, ` [` or `->`."""

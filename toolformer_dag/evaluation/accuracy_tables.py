@@ -1,6 +1,7 @@
 """Convert outcomes and scores to tables. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 
 import polars as pl
@@ -22,6 +23,8 @@ SCORE_SCHEMA = {
     "weights": pl.String,
     "parameters": pl.Int64,
 }
+CALLS = pl.List(pl.Struct({name: pl.String() for name in ("tool", "input", "result", "reason")}))
+"""The calls of a text; fields as in `DecodedCall`."""
 OUTCOME_SCHEMA = {
     "benchmark": pl.String(),
     "question": pl.Int64(),
@@ -37,6 +40,7 @@ OUTCOME_SCHEMA = {
     "called": pl.String(),
     "call_input": pl.String(),
     "call_result": pl.String(),
+    "calls": CALLS,
     "reason": pl.String(),
     "right_tool": pl.Boolean(),
     "correct": pl.Boolean(),
@@ -63,9 +67,11 @@ def score_table(scores: Sequence[Score], weights: Mapping[str, Weights] = Mappin
 
 def outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
     """Return a row per question and condition."""
-    return pl.DataFrame(
-        [{name: getattr(outcome, name) for name in OUTCOME_SCHEMA} for outcome in outcomes], schema=OUTCOME_SCHEMA
-    )
+    rows = [
+        {name: getattr(outcome, name) for name in OUTCOME_SCHEMA} | {"calls": [asdict(call) for call in outcome.calls]}
+        for outcome in outcomes
+    ]
+    return pl.DataFrame(rows, schema=OUTCOME_SCHEMA)
 
 
 def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:

@@ -7,8 +7,9 @@ learnt nothing about them.
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
+from toolformer_dag.decoding.generation import Generation
 from toolformer_dag.evaluation.benchmark import NUMBER, Benchmark, number_is_right
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, judge
 
 NO_MODEL = "no model"
 BASELINES: Mapping[str, tuple[int, Callable[..., Decimal]]] = {
@@ -39,26 +40,6 @@ def _outcomes(
     for number, question in enumerate(benchmark.questions, 1):
         given = [Decimal(text.replace(",", "").replace("\u2212", "-")) for text in NUMBER.findall(question.prompt)]
         written = f" {answer(*given[:taken]):f}" if len(given) >= taken else ""
-        found.append(
-            QuestionOutcome(
-                benchmark=benchmark.name,
-                question=number,
-                condition=condition.name,
-                model=condition.of_model,
-                k=condition.k,
-                wording=question.wording,
-                prompt=question.prompt,
-                context=question.context,
-                gold=question.answers,
-                written=written,
-                plain=written,
-                called=None,
-                call_input=None,
-                call_result=None,
-                reason=None if written else "too_few_numbers",
-                right_tool=None,
-                correct=benchmark.correct(written, question.answers),
-                tokens=0,
-            )
-        )
+        reason = None if written else "too_few_numbers"
+        found.append(judge(benchmark, number, condition, Generation(written, written, (), tokens=0, reason=reason)))
     return found

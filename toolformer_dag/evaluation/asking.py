@@ -8,8 +8,9 @@ import polars as pl
 
 from toolformer_dag.decoding.generation import DECODING, TOOL_DOWN, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.evaluation.accuracy_tables import CALLS
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, judge
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
@@ -123,7 +124,6 @@ class Asking:
 GENERATIONS = "evaluation/generations"
 CHUNK = 256  # prompts per write: a killed run loses at most these
 KEY = ("prompt", "context")
-CALLS = pl.List(pl.Struct({name: pl.String() for name in ("tool", "input", "result", "reason")}))
 ROW = pl.Schema(
     {name: pl.String() for name in (*KEY, "text", "plain")}
     | {"calls": CALLS, "tokens": pl.Int64(), "reason": pl.String()}
@@ -201,42 +201,8 @@ def benchmark_outcomes(
     Generations in the lake from earlier runs are reused and judged again. Raises StorageError, WriteError.
     """
     asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld)
-    store = generation_store(Lake(settings.paths.lake), asking)
-    keys = {lane.tool.name: lane.key for lane in lanes}
+    store = generation_store(Lake.of(settings.paths), asking)
+    lane_of = {lane.tool.name: lane.key for lane in lanes}
     written, fresh = generations(store, asking, benchmark.questions)
-    pairs = enumerate(zip(benchmark.questions, written, strict=True), 1)
-    outcomes = [_outcome(benchmark, condition, keys, number, *pair) for number, pair in pairs]
+    outcomes = [judge(benchmark, number, condition, text, lane_of) for number, text in enumerate(written, 1)]
     return AskedBenchmark(outcomes, store.name, int(fresh["tokens"].sum()), int(fresh["calls"].list.len().sum()))
-
-
-def _outcome(
-    benchmark: Benchmark,
-    condition: Condition,
-    keys: dict[str, str],
-    number: int,
-    question: BenchmarkQuestion,
-    generation: Generation,
-) -> QuestionOutcome:
-    first = generation.calls[0] if generation.calls else None
-    called = {keys.get(call.tool) for call in generation.calls}
-    reasons = [call.reason for call in generation.calls if call.reason is not None]
-    return QuestionOutcome(
-        benchmark=benchmark.name,
-        question=number,
-        condition=condition.name,
-        model=condition.of_model,
-        k=condition.k,
-        wording=question.wording,
-        prompt=question.prompt,
-        context=question.context,
-        gold=question.answers,
-        written=generation.text,
-        plain=generation.plain,
-        called=(first.tool or None) if first else None,
-        call_input=first.input if first else None,
-        call_result=first.result if first else None,
-        reason=reasons[0] if reasons else generation.reason,
-        right_tool=question.tool in called if question.tool else None,
-        correct=benchmark.correct(generation.plain, question.answers),
-        tokens=generation.tokens,
-    )

@@ -34,11 +34,12 @@ OUTCOME_COMMENTS = {
     "gold": "the right answers, each of which counts",
     "written": "what was written after the prompt, calls included",
     "plain": "the same without calls: what is judged",
-    "called": "name in the text of the tool that was called; null without a call",
-    "call_input": "input of the call; of a malformed call its text",
-    "call_result": "result of the call; null without one",
-    "reason": "why a call has no result, or why nothing was written; null for most",
-    "right_tool": "whether the called tool is the one that the question targets; null where it targets none",
+    "called": "name in the text of the tool that was called first; null without a call",
+    "call_input": "input of that call; of one that was not closed what was written of it",
+    "call_result": "result of that call; null without one",
+    "calls": "all calls in order, several where decoding.calls allows it: tool, input, result, and why there is none",
+    "reason": "why the first call without a result has none, or why nothing was written; null for most",
+    "right_tool": "whether a called tool is the one that the question targets; null where it targets none",
     "correct": "whether the answer is right by the paper's rule (section 4.2)",
     "tokens": "number of tokens that the model chose, those of calls included",
 }
@@ -83,6 +84,7 @@ EVALUATED = (
         OUTCOME_COMMENTS,
         pl.Schema(OUTCOME_SCHEMA),
         (OUTCOMES,),
+        measured=True,
     ),
     WarehouseTable(
         "question_overlap",
@@ -90,6 +92,7 @@ EVALUATED = (
         OVERLAP_COMMENTS,
         pl.Schema(OVERLAP_COLUMNS),
         (OVERLAP,),
+        measured=True,
     ),
     WarehouseTable(
         "accuracy",
@@ -97,6 +100,7 @@ EVALUATED = (
         ACCURACY_COMMENTS,
         pl.Schema(SCORE_SCHEMA),
         (ACCURACY,),
+        measured=True,
     ),
     WarehouseTable(
         "perplexity",
@@ -104,6 +108,7 @@ EVALUATED = (
         PERPLEXITY_COMMENTS,
         pl.Schema(PERPLEXITY_COLUMNS),
         (PERPLEXITY,),
+        measured=True,
     ),
     WarehouseTable(
         "training_curve",
@@ -111,15 +116,17 @@ EVALUATED = (
         {name: column.description for name, column in CURVE_COLUMNS.items()},
         pl.Schema({name: column.dtype for name, column in CURVE_COLUMNS.items()}),
         (CURVE,),
+        measured=True,
     ),
     WarehouseTable(
         "costs",
-        "What the steps of all runs cost: a row per step and run that spent tokens or calls, or made other rows. Steps "
-        "that failed or were killed have none.",
+        "What the steps of all runs cost: a row per step and run that spent tokens or calls, made other rows, or "
+        "failed. Steps that were killed have none.",
         {name: comment for name, (_, comment) in COST_COLUMNS.items()},
         pl.Schema({name: kind for name, (kind, _) in COST_COLUMNS.items()}),
         (COSTS,),
         views=VIEWS,
+        measured=True,
     ),
 )
 

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -178,9 +177,9 @@ def publish(
     return lake.table(table).publish(WHOLE, [rows], lambda: written).data_version
 
 
-def read_accuracy(lake: Path) -> pl.DataFrame:
+def read_accuracy(lake: Lake) -> pl.DataFrame:
     """Return a row per benchmark and a column per condition. Raises MissingPart where nothing was measured."""
-    return accuracy_by_condition(Lake(lake).table(ACCURACY).read(WHOLE))
+    return accuracy_by_condition(lake.table(ACCURACY).read(WHOLE))
 
 
 def measured_on(plan: Plan, checkpoint: str) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:

@@ -101,12 +101,12 @@ class PaperTable:
 
     @property
     def number(self) -> str:
-        """What `toolformer-dag tables` calls it: `3`, or `figure_4`."""
+        """Return the name in `toolformer-dag tables`: `3`, or `figure_4`."""
         return self.view.removeprefix("table_")
 
     @property
     def is_of_benchmarks(self) -> bool:
-        """Whether it is one of the Tables 3 to 7, in which tools are called."""
+        """Return whether it is one of the Tables 3 to 7, in which tools are called."""
         return self.wide is _accuracies
 
     def rows(self, database: Path) -> pl.DataFrame:

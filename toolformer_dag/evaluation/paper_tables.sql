@@ -25,7 +25,7 @@ COMMENT ON MACRO only_in_table_9 IS 'Whether a condition has a k of decoding bes
 CREATE VIEW answers AS
 SELECT paper_table_of(benchmark) AS paper_table, replace(benchmark, ', all En)', ')') AS benchmark, question,
        condition || CASE WHEN ends_with(benchmark, ', all En)') THEN ' (All En)' ELSE '' END AS condition,
-       model, k, called, correct, NOT regexp_matches(benchmark, '^[a-z_]+ [(]') AS published,
+       model, k, called, calls, correct, NOT regexp_matches(benchmark, '^[a-z_]+ [(]') AS published,
        condition_order(condition) + CASE WHEN ends_with(benchmark, ', all En)') THEN 10 ELSE 0 END AS place
 FROM outcomes;
 COMMENT ON VIEW answers IS 'outcomes as the tables of the paper see them: questions of MLQA in English are conditions of their own (All En). published: whether the benchmark is one of the paper''s and not of the synthetic world.';
@@ -72,30 +72,34 @@ COMMENT ON MACRO TABLE paper_table IS 'One of the Tables 3 to 7: ours with n, ri
 
 CREATE VIEW tool_shares AS
 WITH used AS (
-    SELECT paper_table, benchmark, condition, coalesce(called, 'no tool') AS called, published, place
+    SELECT paper_table, benchmark, condition, published, place, [call.tool FOR call IN calls IF call.tool <> ''] AS tools
     FROM answers WHERE k > 0
+), called AS (
+    SELECT * EXCLUDE (tools), unnest(CASE WHEN len(tools) = 0 THEN ['no tool'] ELSE list_distinct(tools) END) AS called
+    FROM used
 ), counted AS (
-    SELECT paper_table, benchmark, condition, called, published, place, count(*) AS questions FROM used GROUP BY ALL
-), with_all AS (
-    FROM counted
-    UNION ALL BY NAME
-    SELECT paper_table, 'All' AS benchmark, condition, called, true AS published, place, sum(questions)::BIGINT AS questions
-    FROM counted
-    SEMI JOIN (
-        SELECT paper_table, condition FROM counted WHERE published GROUP BY ALL HAVING count(DISTINCT benchmark) > 1
-    ) USING (paper_table, condition)
-    WHERE published AND paper_table < 7 GROUP BY ALL
+    SELECT paper_table, benchmark, condition, called, published, count(*) AS questions FROM called GROUP BY ALL
 ), sized AS (
-    SELECT *, (sum(questions) OVER (PARTITION BY paper_table, benchmark, condition))::BIGINT AS n FROM with_all
+    SELECT paper_table, benchmark, condition, published, count(*) AS n FROM used GROUP BY ALL
+), with_all AS (
+    SELECT paper_table, benchmark, condition, called, n, questions
+    FROM counted JOIN sized USING (paper_table, benchmark, condition, published)
+    UNION ALL BY NAME
+    SELECT paper_table, 'All' AS benchmark, condition, called, all_n AS n, sum(questions)::BIGINT AS questions
+    FROM counted JOIN (
+        SELECT paper_table, condition, sum(n)::BIGINT AS all_n FROM sized
+        WHERE published AND paper_table < 7 GROUP BY ALL HAVING count(*) > 1
+    ) USING (paper_table, condition)
+    WHERE published GROUP BY ALL
 )
 SELECT paper_table, 'ours' AS figures_of, benchmark, condition, called, n, questions, 100 * questions / n AS share,
        interval_end(questions, n, -1.959963984540054) AS low, interval_end(questions, n, 1.959963984540054) AS high
-FROM sized
+FROM with_all
 UNION ALL
 SELECT paper_table, 'the paper', item, model, substr(measure, 8), NULL, NULL, figure, NULL, NULL
 FROM paper_figures WHERE starts_with(measure, 'called ')
 ORDER BY paper_table, figures_of, benchmark, condition, share DESC, called;
-COMMENT ON VIEW tool_shares IS 'Which tool was called for how many questions, in per cent with 95 % intervals; the paper tells some in its text: the QA tool in 98.1 % of LAMA.';
+COMMENT ON VIEW tool_shares IS 'Which tool was called for how many questions, in per cent with 95 % intervals; a question with calls of two tools counts for both. The paper tells some in its text: the QA tool in 98.1 % of LAMA.';
 COMMENT ON COLUMN tool_shares.paper_table IS 'number of the table of the paper, 3 to 7';
 COMMENT ON COLUMN tool_shares.figures_of IS '`ours` or `the paper`';
 COMMENT ON COLUMN tool_shares.benchmark IS 'name of the benchmark; All: every question of the paper''s benchmarks in the table';
@@ -264,7 +268,7 @@ COMMENT ON COLUMN figure_4.high IS 'upper end of its 95 % interval (normal), per
 CREATE VIEW won_and_lost AS
 SELECT benchmark, question, model, tool.k, CASE WHEN tool.correct THEN 'won' ELSE 'lost' END AS outcome,
        tool.prompt, tool.gold, plain.written AS written_without, tool.written AS written_with,
-       tool.called, tool.call_input, tool.call_result
+       tool.called, tool.call_input, tool.call_result, tool.calls
 FROM outcomes AS plain JOIN outcomes AS tool USING (benchmark, question, model)
 WHERE plain.k = 0 AND tool.k > 0 AND plain.correct <> tool.correct
 ORDER BY benchmark, model, tool.k, question;

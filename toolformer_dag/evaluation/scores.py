@@ -1,11 +1,12 @@
 """Compute accuracies with intervals from judged answers. Imports no torch."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from types import MappingProxyType
 
-from toolformer_dag.decoding.generation import TOOL_DOWN
+from toolformer_dag.decoding.generation import TOOL_DOWN, DecodedCall, Generation
+from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.tools.tool import LOST, ToolDown
 
 
@@ -48,7 +49,9 @@ class QuestionOutcome:
 
     - `question`: its number within the benchmark, from 1; `gold`: the right answers.
     - `written`: the generated text, including calls; `plain`: without them, which is what is judged.
-    - `called`: the name of the first called tool; None without a call (` [see the note]` is not a call).
+    - `calls`: all calls in order, those without a result too (` [see the note]` is not a call).
+    - `called`, `call_input`, `call_result`: the first of them; None without a call, `called` also where its name was
+      not complete.
     - `right_tool`: whether a called tool is the question's target; None where it has none.
     - `reason`: why the first call without a result had none, or why nothing was generated (`does_not_fit`); else None.
     - `tokens`: the number of tokens that the model chose.
@@ -65,13 +68,57 @@ class QuestionOutcome:
     gold: tuple[str, ...]
     written: str
     plain: str
-    called: str | None
-    call_input: str | None
-    call_result: str | None
+    calls: tuple[DecodedCall, ...]
     reason: str | None
     right_tool: bool | None
     correct: bool
     tokens: int
+
+    @property
+    def called(self) -> str | None:
+        return self.calls[0].tool or None if self.calls else None
+
+    @property
+    def call_input(self) -> str | None:
+        return self.calls[0].input if self.calls else None
+
+    @property
+    def call_result(self) -> str | None:
+        return self.calls[0].result if self.calls else None
+
+
+def judge(
+    benchmark: Benchmark,
+    number: int,
+    condition: Condition,
+    generation: Generation,
+    lane_of: Mapping[str, str] = MappingProxyType({}),
+) -> QuestionOutcome:
+    """Judge what was written after question `number` of a benchmark, from 1, by the benchmark's rule.
+
+    `lane_of`: name of a tool in the text -> key of its lane, which questions name as their target.
+    """
+    question = benchmark.questions[number - 1]
+    called = {lane_of.get(call.tool) for call in generation.calls}
+    reasons = [call.reason for call in generation.calls if call.reason is not None]
+    return QuestionOutcome(
+        benchmark=benchmark.name,
+        question=number,
+        condition=condition.name,
+        model=condition.of_model,
+        k=condition.k,
+        wording=question.wording,
+        prompt=question.prompt,
+        context=question.context,
+        gold=question.answers,
+        written=generation.text,
+        plain=generation.plain,
+        calls=generation.calls,
+        reason=reasons[0] if reasons else generation.reason,
+        right_tool=question.tool in called if question.tool else None,
+        correct=benchmark.correct(generation.plain, question.answers),
+        tokens=generation.tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +128,6 @@ class Score:
     - `low`, `high`: the 95 % interval of the accuracy (Wilson).
     - `calls`: the share of questions with a call.
     - `right_tool`: the share of right tools among questions with a target; None without such questions.
-    - `tools`: the number of calls by tool name; `reasons`: the number of outcomes by reason.
     """
 
     benchmark: str
@@ -94,19 +140,20 @@ class Score:
     high: float
     calls: float
     right_tool: float | None
-    tools: Mapping[str, int]
-    reasons: Mapping[str, int]
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
     """Raise ToolDown where a tool was down or calls of more than MAX_LOST of the questions were lost."""
-    down = [outcome for outcome in outcomes if outcome.reason == TOOL_DOWN]
-    lost = [outcome for outcome in outcomes if (outcome.reason or "").startswith(LOST)]
-    if down or len(lost) > MAX_LOST * len(outcomes):
-        names = ", ".join(sorted({outcome.called for outcome in down + lost if outcome.called}))
-        raise ToolDown(
-            f"{names}: no answer to {len(down + lost)} of {len(outcomes)} questions; fix the backend and run again"
-        )
+    failed = [[call for call in outcome.calls if _is_outage(call)] for outcome in outcomes]
+    affected = sum(map(bool, failed))
+    down = any(call.reason == TOOL_DOWN for calls in failed for call in calls)
+    if down or affected > MAX_LOST * len(outcomes):
+        names = ", ".join(sorted({call.tool for calls in failed for call in calls}))
+        raise ToolDown(f"{names}: no answer to {affected} of {len(outcomes)} questions; fix the backend and run again")
+
+
+def _is_outage(call: DecodedCall) -> bool:
+    return call.reason == TOOL_DOWN or (call.reason or "").startswith(LOST)
 
 
 def score(outcomes: Sequence[QuestionOutcome]) -> Score:
@@ -125,6 +172,4 @@ def score(outcomes: Sequence[QuestionOutcome]) -> Score:
         high=high,
         calls=sum(outcome.called is not None for outcome in outcomes) / n,
         right_tool=sum(targeted) / len(targeted) if targeted else None,
-        tools=dict(Counter(outcome.called for outcome in outcomes if outcome.called is not None)),
-        reasons=dict(Counter(outcome.reason for outcome in outcomes if outcome.reason is not None)),
     )

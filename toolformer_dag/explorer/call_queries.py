@@ -58,7 +58,7 @@ EXCERPTS = f"""
 SELECT decisions.rowid AS row,
        substr(text, greatest(1, char_offset - {AROUND - 1}), least({AROUND}, char_offset)) AS before,
        substr(text, char_offset + 1, {AROUND}) AS after
-FROM decisions JOIN documents USING (shard, digest)
+FROM decisions JOIN documents ON documents.rowid = decisions.document
 WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
 """
 
@@ -72,6 +72,12 @@ def overview(reader: WarehouseReader) -> dict[str, Any]:
     tools = [{**row, **{name: of.get(row["tool"]) for name, of in known.items()}} for row in reader.rows(TOOLS)]
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
     return {"version": reader.version(), "tools": tools, "reasons": [row["reason"] for row in reasons], "near": NEAR}
+
+
+def applied_threshold(reader: WarehouseReader, tool: str) -> float | None:
+    """Return the tau_f that the calls of a tool were filtered with; None where there was none."""
+    found = reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
+    return found[0]["tau_f"] if found else None
 
 
 def calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:

@@ -14,7 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolformer_dag.explorer.call_queries import KEY, calls, excerpts, overview, text_with_calls, whole_call
+from toolformer_dag.explorer.call_queries import (
+    KEY,
+    applied_threshold,
+    calls,
+    excerpts,
+    overview,
+    text_with_calls,
+    whole_call,
+)
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.outcome_queries import outcome_tables, pairs, questions
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
@@ -67,7 +75,7 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None) -> Starlette:
     if model is not None:
         answers |= {
             "tokens": lambda asked: _token_losses(reader, model, asked),
-            "line": lambda asked: model.line(asked.get("tool", ""), asked.get("text", ""), asked.get("context", "")),
+            "line": lambda asked: _line(reader, model, asked),
             "complete": lambda asked: model.completed(asked.get("text", ""), asked.get("context", "")),
         }
     routes = [Route(f"/api/{name}", _answering(answer), methods=["GET"]) for name, answer in answers.items()]
@@ -106,6 +114,11 @@ def _json(value: Any, status: int = 200) -> Response:
 def _token_losses(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -> dict[str, Any] | None:
     call = whole_call(reader, _key(asked, KEY))
     return None if call is None else model.token_losses(call)
+
+
+def _line(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -> dict[str, Any]:
+    tool = asked.get("tool", "")
+    return model.line(tool, asked.get("text", ""), asked.get("context", ""), applied_threshold(reader, tool))
 
 
 def _key(asked: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:

@@ -45,7 +45,7 @@ def export_page(reader: WarehouseReader, file: Path) -> int:
 
 
 def _html(stored: dict[str, Any]) -> str:
-    """One file whose policy allows its own script and style alone, by their hashes."""
+    """Return one file whose policy allows its own script and style alone, by their hashes."""
     script, style = bundled(), page_file("page.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "

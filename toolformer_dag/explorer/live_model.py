@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.calls import Call, MalformedCall, format_call, parse_call
 from toolformer_dag.texts.segments import text_digest
 
@@ -69,10 +70,11 @@ class LiveModel:
         sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
         return {"tokens": rows, "sums": sums}
 
-    def line(self, tool: str, text: str, context: str) -> dict[str, Any]:
+    def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
         """Run one tool's line on a text: positions with p_i, sampled calls, results, losses and the verdict at tau_f.
 
-        Nothing is stored. Raises UserError for a text that is empty, too long or does not fit the model.
+        `found_by_chance`: the tau_f that the filter found, for a tool whose threshold is chosen by chance; None where
+        it found none. Nothing is stored. Raises UserError for a text that is empty, too long or does not fit the model.
         """
         lane = self._lane(tool)
         _refuse(text)
@@ -98,16 +100,18 @@ class LiveModel:
             ]
             self._answer(lane, samples, context)
             self._score(engine, lane, samples, text)
-        _judge(samples, lane.tau_f if isinstance(lane.tau_f, float | int) else None)
+        by_chance = isinstance(lane.tau_f, ChanceThreshold)
+        tau_f = found_by_chance if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
+        _judge(samples, tau_f)
         positions = [
             {"char": int(offset), "p": _finite(float(p))}
             for offset, p in zip(proposal.offsets, proposal.probabilities, strict=True)
         ]
-        tau_f = lane.tau_f if isinstance(lane.tau_f, float | int) else None
         return {
             "name": lane.tool.name,
             "tau_s": lane.tau_s,
             "tau_f": tau_f,
+            "by_chance": by_chance,
             "positions": positions,
             "samples": samples,
             "augmented": _augmented(lane, text, samples),

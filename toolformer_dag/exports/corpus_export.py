@@ -31,6 +31,7 @@ from toolformer_dag.exports.dataset_folder import (
 )
 from toolformer_dag.exports.forms import Form
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, query
@@ -123,7 +124,12 @@ def tells_the_same(plan: Plan, folder: Path) -> bool:
 
 def asset_folder(plan: Plan) -> Path:
     """Return the folder of the data set that every run keeps up to date."""
-    return plan.settings.paths.lake / "dataset"
+    return plan.settings.paths.local / "dataset"
+
+
+def asset_files(plan: Plan) -> LocalOutput:
+    """Return the files of that data set, as the lake shares them among machines."""
+    return LocalOutput(plan.lake.storage, "warehouse/dataset", asset_folder(plan))
 
 
 def _counted(text: CorpusText) -> Iterator[tuple[str, str]]:

@@ -165,6 +165,27 @@ def _within(starts: Any, length: int, spans: Sequence[tuple[int, int]]) -> Any:
 
 
 REJECTED_CALL, NO_CALL = "rejected_call", "no_call"
+PREFERENCES = pa.schema(
+    [
+        _column("prompt", pa.string(), "the text before the call"),
+        _column("chosen", pa.string(), "the kept call with its result, or no call, and the rest of the text"),
+        _column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
+        _column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
+        _column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
+        _column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_TOLD}"),
+        _column("rejected_call", CALL, "the call in `rejected`, likewise"),
+        *ORIGIN,
+    ]
+)
+PREFERENCES_TOLD = (
+    "`kind` says what `rejected` is compared with.\n\n"
+    "- `rejected_call`: the kept call against the scored call of the same tool at the same position that helps\n"
+    "  least, with its own result.\n"
+    "- `no_call`: no call against a call that raised the loss by at least the tool's tau_f\n"
+    "  (loss_result - loss_empty).\n\n"
+    "The texts are those of C*. Other calls of a text are left out of both sides, as they were when the losses\n"
+    "were measured. Both sides hold the rest of the text, because trainers append an end token."
+)
 
 
 def preference_form(tau_f: Mapping[str, float]) -> Form:
@@ -208,28 +229,7 @@ def preference_form(tau_f: Mapping[str, float]) -> Form:
             **_origin(text),
         }
 
-    schema = pa.schema(
-        [
-            _column("prompt", pa.string(), "the text before the call"),
-            _column("chosen", pa.string(), "the kept call with its result, or no call, and the rest of the text"),
-            _column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
-            _column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
-            _column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
-            _column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_TOLD}"),
-            _column("rejected_call", CALL, "the call in `rejected`, likewise"),
-            *ORIGIN,
-        ]
-    )
-    told = (
-        "`kind` says what `rejected` is compared with.\n\n"
-        "- `rejected_call`: the kept call against the scored call of the same tool at the same position that helps\n"
-        "  least, with its own result.\n"
-        "- `no_call`: no call against a call that raised the loss by at least the tool's tau_f\n"
-        "  (loss_result - loss_empty).\n\n"
-        "The texts are those of C*. Other calls of a text are left out of both sides, as they were when the losses\n"
-        "were measured. Both sides hold the rest of the text, because trainers append an end token."
-    )
-    return Form("preference", schema, rows, told, {"tau_f": dict(tau_f)}, JOIN_PAIRS, preferences=True)
+    return Form("preference", PREFERENCES, rows, PREFERENCES_TOLD, {"tau_f": dict(tau_f)}, JOIN_PAIRS, preferences=True)
 
 
 INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"

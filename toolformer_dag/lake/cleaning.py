@@ -1,21 +1,24 @@
 """Removing files that nothing needs any more: replaced files, rows of old models, what killed processes left."""
 
 import re
-from collections.abc import Iterator, Sequence, Set
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from stat import S_ISDIR
 
 from toolformer_dag.files import TEMPORARY, plain_name
+from toolformer_dag.lake.local_outputs import contents_in_use
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.row_files import parse_row_file
-from toolformer_dag.lake.row_store import DAMAGED, IDENTITY, LOCK
-from toolformer_dag.lake.table import FILE_NAME, DamagedPart, Lake, MissingPart, Table
+from toolformer_dag.lake.row_store import IDENTITY, LOCK
+from toolformer_dag.lake.storage import DAMAGED, StoredFile
+from toolformer_dag.lake.table import FILE_NAME, DamagedPart, Lake, MissingPart
 
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 """The folder of a row store."""
+CONTENT = re.compile(rf"{FILE_NAME.pattern}|{FINGERPRINT.pattern}")
+"""A file of a part, or the object of a file of a local output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,38 +41,32 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
     `grace` has to be longer than the longest query over the lake and the longest publication of one part: readers and
     writers hold on to files for that long.
     """
-    if not lake.root.is_dir():
-        return []
     old = (datetime.now(UTC) - grace).timestamp()
     removed = []
     for file, reason in _unneeded(lake, old):
-        removed.append(RemovedFile(str(file.path), file.bytes, reason))
+        removed.append(RemovedFile(lake.storage.shown(file.path), file.bytes, reason))
         if not dry_run:
-            file.path.unlink(missing_ok=True)
+            lake.storage.remove(file.path)
     return removed
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    path: Path
-    bytes: int
-    changed: float
-
-
-def _unneeded(lake: Lake, old: float) -> Iterator[tuple[_File, str]]:
+def _unneeded(lake: Lake, old: float) -> Iterator[tuple[StoredFile, str]]:
     """List files before pointers are read, so that a part published in between is not taken for left over."""
-    folders = [lake.root, *_folders(lake.root)]
-    files = {folder: list(_listed(folder)) for folder in folders}
-    named, stores = _named(lake, folders, old)
-    for folder, found in files.items():
+    files: Mapping[Path, list[StoredFile]] = defaultdict(list)
+    for file in lake.storage.files():
+        files[file.path.parent].append(file)
+    named, stores = _named(lake, files, old)
+    for folder, found in sorted(files.items()):
         unused = stores is not None and _is_unused(lake, folder, found, stores, old)
         for file in (file for file in found if file.changed < old):
             name = file.path.name
             if TEMPORARY.fullmatch(name):
                 yield file, "unfinished"
+            elif file.withdrawn:
+                yield file, "withdrawn"
             elif name.endswith(DAMAGED) and _is_of_the_lake(folder, name.removesuffix(DAMAGED)):
                 yield file, "damaged"
-            elif folder in named and FILE_NAME.fullmatch(name) and name not in named[folder]:
+            elif folder in named and CONTENT.fullmatch(name) and name not in named[folder]:
                 yield file, "replaced"
             elif unused and (name in (IDENTITY, LOCK) or parse_row_file(name)):
                 yield file, "rows of an identity that nothing uses"
@@ -80,30 +77,16 @@ def _is_of_the_lake(folder: Path, name: str) -> bool:
     return in_files or name.endswith(".json") or parse_row_file(name) is not None
 
 
-def _listed(folder: Path) -> Iterator[_File]:
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
-            status = path.stat()
-            if not S_ISDIR(status.st_mode):
-                yield _File(path, status.st_size, status.st_mtime)
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    for path in sorted(root.iterdir()):
-        if path.is_dir():
-            yield path
-            yield from _folders(path)
-
-
-def _named(lake: Lake, folders: Sequence[Path], old: float) -> tuple[dict[Path, set[str]], set[str] | None]:
+def _named(lake: Lake, folders: Iterable[Path], old: float) -> tuple[dict[Path, set[str]], set[str] | None]:
     """Folder of files -> names of those in use; names of the row stores in use, None where that cannot be known.
 
     Folders whose pointer changed since `old` are left out: what it replaced may still be read.
     """
-    named: dict[Path, set[str]] = {}
+    contents = {folder: contents_in_use(lake.storage, folder) for folder in folders}
+    named = {folder: names for folder, names in contents.items() if names is not None}
     stores: set[str] | None = set()
     for folder in (folder for folder in folders if folder.parent.name == "files"):
-        table = Table(folder.parent.parent, str(folder.parent.parent.relative_to(lake.root)))
+        table = lake.table(folder.parent.parent.relative_to(lake.root).as_posix())
         part = plain_name(folder.name)
         try:
             pointer = table.pointer(part)
@@ -119,8 +102,8 @@ def _named(lake: Lake, folders: Sequence[Path], old: float) -> tuple[dict[Path, 
     return named, stores
 
 
-def _is_unused(lake: Lake, folder: Path, files: Sequence[_File], stores: Set[str], old: float) -> bool:
+def _is_unused(lake: Lake, folder: Path, files: Sequence[StoredFile], stores: Set[str], old: float) -> bool:
     """Whether `folder` holds rows that no part names; opening touches a file, appending makes one."""
     is_store = FINGERPRINT.fullmatch(folder.name) and any(file.path.name == IDENTITY for file in files)
-    named = str(folder.relative_to(lake.root)) in stores
+    named = folder.relative_to(lake.root).as_posix() in stores
     return bool(is_store) and not named and all(file.changed < old for file in files)

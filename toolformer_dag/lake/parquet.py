@@ -169,6 +169,9 @@ class ContentHash:
         elif pa.types.is_large_list(kind):
             self._add(f"{path} lengths", pc.fill_null(pc.list_value_length(values), 0).to_numpy())
             self._feed(f"{path} items", values.flatten())
+        elif pa.types.is_struct(kind):
+            for field, part in zip(kind, values.flatten(), strict=True):
+                self._feed(f"{path} {field.name}", part)
         elif pa.types.is_primitive(kind):
             plain = values.view(INTEGERS[kind.bit_width]) if pa.types.is_temporal(kind) else values
             filled = plain.fill_null(pa.scalar(0).cast(plain.type)) if plain.null_count else plain

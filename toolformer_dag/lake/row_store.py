@@ -15,14 +15,12 @@ write the same names; the lock only saves work.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import polars as pl
 
-from toolformer_dag.files import locked, write_whole
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.row_files import (
@@ -40,12 +38,12 @@ from toolformer_dag.lake.row_files import (
     parse_row_file,
     read_blocks,
 )
+from toolformer_dag.lake.storage import Storage
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 IDENTITY = "identity.json"
-DAMAGED = ".damaged"
 LOCK = ".merge.lock"
 MERGE_AT = 64
 """Chunks that are merged into a run."""
@@ -58,8 +56,9 @@ RUN_BYTES = 2**22
 class RowStore:
     """The rows of one fingerprint. `name`: their path in the lake; `damaged`: what this object set aside, and why."""
 
-    def __init__(self, folder: Path, name: str, key: Sequence[str], schema: pl.Schema) -> None:
-        self.folder = folder
+    def __init__(self, storage: Storage, name: str, key: Sequence[str], schema: pl.Schema) -> None:
+        self.storage = storage
+        self.folder = storage.root / name
         self.name = name
         self.key = list(key)
         self.schema = schema
@@ -89,7 +88,7 @@ class RowStore:
     def damaged_files(self, since: int = 0) -> list[tuple[Path, str]]:
         """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside."""
         files = [(self._path(file), file) for file in self._listed()]
-        found = [(path, parquet.damage(path, file.bytes, file.hash, since)) for path, file in files]
+        found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None]
 
     def _looked_up(self, keys: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -128,34 +127,29 @@ class RowStore:
 
     def _write(self, kind: str, content: bytes, written: int | None = None) -> None:
         file = new_row_file(kind, content, written)
-        write_whole(self._path(file), content)
+        self.storage.add(self._path(file), content)
 
     def _read(self, file: RowFile, read: Callable[[RowFile, Path], Answer]) -> Answer:
         path = self._path(file)
         try:
-            return read(file, path)
+            return read(file, self.storage.fetch(path, file.bytes, file.hash))
         except UnreadableFile as error:
-            if path.exists():
+            if self.storage.exists(path):
                 self._set_aside(path, str(error))
             raise
 
     def _set_aside(self, path: Path, reason: str) -> None:
-        note = f"{path} {reason}; set aside, its rows are computed again"
+        note = f"{self.storage.shown(path)} {reason}; set aside, its rows are computed again"
         log.warning(note)
         self.damaged.append(note)
-        aside = path.with_name(f"{path.name}{DAMAGED}")
-        with suppress(FileNotFoundError):  # another process was faster
-            path.rename(aside)
-            aside.touch()  # `clean` counts from now
+        self.storage.set_aside(path)
 
     def _path(self, file: RowFile) -> Path:
         return self.folder / file.name
 
     def _listed(self) -> list[RowFile]:
         """The files that are there, the oldest first."""
-        if not self.folder.is_dir():
-            return []
-        files = (parse_row_file(path.name) for path in self.folder.iterdir())
+        files = map(parse_row_file, self.storage.names(self.folder))
         return sorted(file for file in files if file is not None)
 
     def _all_listed(self) -> list[RowFile]:
@@ -181,14 +175,14 @@ class RowStore:
 
     def _merge(self) -> None:
         """Put one run in the place of many files, as often as there are too many; one process at a time."""
-        with locked(self.folder / LOCK, wait=False) as mine:
+        with self.storage.alone(self.folder / LOCK, wait=False) as mine:
             while mine and (files := self._mergeable()):
                 try:
                     self._write_run(files)
                 except UnreadableFile:  # damaged, and set aside by now
                     return
                 for file in files:
-                    self._path(file).unlink(missing_ok=True)
+                    self.storage.remove(self._path(file))
 
     def _write_run(self, files: Sequence[RowFile]) -> None:
         """Write the rows of `files`, a range of hashes at a time, so that memory holds the rows of one file."""

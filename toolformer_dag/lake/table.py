@@ -3,8 +3,9 @@
     <table>/<shard>.json                    the pointer: files, version of the rows, record of what made them
     <table>/files/<shard>/<random>.parquet  its files, and older ones until `clean` removes them
 
-Concurrent writers of one part are safe: both write files of their own, and the last pointer wins. A reader keeps the
-pointer it has read, whose files stay until the grace period of `clean` is over.
+Concurrent writers of one part are safe: both write files of their own. In a folder the last pointer wins; in an object
+store the first does, and the other writer is told. A reader keeps the pointer it has read, whose files stay until the
+grace period of `clean` is over.
 """
 
 import re
@@ -17,11 +18,15 @@ from uuid import uuid4
 
 import polars as pl
 
-from toolformer_dag.files import ReadError, StorageError, as_json, file_name, plain_name, sealed, unsealed, write_whole
+from toolformer_dag.files import ReadError, StorageError, as_json, file_name, plain_name, sealed, unsealed
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake import parquet
+from toolformer_dag.lake.object_storage import ObjectStorage, opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
-from toolformer_dag.lake.row_store import DAMAGED, IDENTITY, RowStore
+from toolformer_dag.lake.record import FieldChange, changes
+from toolformer_dag.lake.row_store import IDENTITY, RowStore
+from toolformer_dag.lake.storage import FolderStorage, Overtaken, Storage, Version
+from toolformer_dag.settings.sections import PathSettings
 
 Answer = TypeVar("Answer")
 ATTEMPTS = 3
@@ -54,6 +59,18 @@ WHOLE = "all"
 def behind(words: str, part: str) -> str:
     """Return `WORDS 'PART'`, or nothing for WHOLE, which people never see."""
     return "" if part == WHOLE else f"{words} {part!r}"
+
+
+class LostRace(StorageError):
+    """A part that another run published while this one made it, from something else."""
+
+    def __init__(self, table: str, part: str, winner: "Pointer | None", changed: Sequence[FieldChange]) -> None:
+        when = f" at {winner.record.get('written')}" if winner else ""
+        differs = f" with {changed[0]}" if changed else " with other rows" if winner else ""
+        super().__init__(
+            f"{table}{behind(', shard', part)}: another run published it{when}{differs}, while this one made it; wait "
+            "for that run and run again, computed rows are reused"
+        )
 
 
 class OldLake(StorageError):
@@ -102,8 +119,9 @@ def decode(content: bytes) -> Pointer:
 class Table:
     """A table of the lake. `name` is its path there: "calculator/loss_deltas"."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage = storage
+        self.folder = storage.root / name
         self.name = name
 
     def publish(
@@ -112,26 +130,54 @@ class Table:
         frames: Iterable[pl.DataFrame],
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
+        before: Version | None = None,
     ) -> Pointer:
         """Make `frames`, at least one and all of one schema, the content of `part`; readers see it at once.
 
-        `record` is asked after the last frame. `volatile` columns do not count in the data version. Memory holds about
-        64 MB of rows. Raises WriteError, NotPlain for a record that JSON has no place for, and what `frames` raises;
-        the part is then what it was, and the files of the frames are removed.
+        `record` is asked after the last frame. `volatile` columns do not count in the data version. `before`: what the
+        part has been until now; left out, what it is when this begins. Memory holds about 64 MB of rows. Raises
+        WriteError, NotPlain for a record that JSON has no place for, LostRace where an object store has another part by
+        now, and what `frames` raises; the part is then what it was, and the files of the frames are removed.
         """
+        path = self._pointer_path(part)
+        before = self.storage.version(path) if before is None else before
         content = ContentHash(volatile)
         files: list[PartFile] = []
         try:
             files.extend(self._write(part, piece, content) for piece in parquet.pieces(frames))
         except BaseException:  # no pointer will name them
-            for file in files:
-                self._file_path(part, file).unlink(missing_ok=True)
+            self._remove_files(part, files)
             raise
         if not files:
             raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
         pointer = Pointer(tuple(files), content.hexdigest(), record())
-        write_whole(self._pointer_path(part), pointer.encode(self.name))
+        try:
+            self.storage.replace(path, pointer.encode(self.name), before)
+        except Overtaken as error:
+            return self._winner(part, pointer, error)
         return pointer
+
+    def revise(
+        self,
+        part: str,
+        revised: Callable[[pl.DataFrame | None], pl.DataFrame],
+        record: Callable[[], Mapping[str, Any]],
+    ) -> Pointer:
+        """Publish what `revised` makes of the rows that a part has; None where it has none, or damaged ones.
+
+        Writers of one part take turns, so that the rows of each are kept. Raises as `publish`.
+        """
+        with self.storage.alone(self.folder / ".revise.lock"):
+            while True:
+                before = self.storage.version(self._pointer_path(part))
+                try:
+                    rows = self.read(part)
+                except MissingPart:
+                    rows = None
+                except DamagedPart:  # it was set aside, and is named when it is
+                    before, rows = self.storage.version(self._pointer_path(part)), None
+                with suppress(LostRace):
+                    return self.publish(part, [revised(rows)], record, before=before)
 
     def read(self, part: str) -> pl.DataFrame:
         """Return all rows of a part, in the order in which they were published. Raises MissingPart, DamagedPart."""
@@ -153,19 +199,18 @@ class Table:
 
     def parts(self) -> list[str]:
         """Return the names of the published parts, sorted."""
-        if not self.folder.is_dir():
-            return []
-        return sorted({plain_name(path.name.removesuffix(".json")) for path in self.folder.glob("[!.]*.json")})
+        names = [name for name in self.storage.names(self.folder) if name.endswith(".json") and name[0] != "."]
+        return sorted(plain_name(name.removesuffix(".json")) for name in names)
 
     def has(self, part: str) -> bool:
         """Return whether something is published, damaged or not."""
-        return self._pointer_path(part).is_file()
+        return self.storage.exists(self._pointer_path(part))
 
     def pointer(self, part: str) -> Pointer:
         """Return what is published now. Raises MissingPart, DamagedPart, ReadError."""
         path = self._pointer_path(part)
         try:
-            return decode(path.read_bytes())
+            return decode(self.storage.read(path)[0])
         except FileNotFoundError as error:
             raise MissingPart(self.name, part) from error
         except OSError as error:
@@ -178,7 +223,7 @@ class Table:
         pointer = self.pointer(part)
         for file in pointer.files:
             try:
-                parquet.check(self._file_path(part, file), file.bytes)
+                self.storage.check(self._file_path(part, file), file.bytes)
             except UnreadableFile as error:
                 raise DamagedPart(self.name, part, file.name, str(error)) from error
         return pointer
@@ -197,7 +242,7 @@ class Table:
         except (MissingPart, DamagedPart) as error:
             return [(self._pointer_path(part), str(error))]
         files = [(self._file_path(part, file), file) for file in pointer.files]
-        found = [(path, parquet.damage(path, file.bytes, file.hash, since)) for path, file in files]
+        found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None]
 
     def pointers(self) -> dict[str, Pointer]:
@@ -218,7 +263,7 @@ class Table:
     def changed(self, part: str) -> float:
         """Return when the part was published last, in seconds since 1970. Raises MissingPart."""
         try:
-            return self._pointer_path(part).stat().st_mtime
+            return self.storage.changed(self._pointer_path(part))
         except FileNotFoundError as error:
             raise MissingPart(self.name, part) from error
 
@@ -228,26 +273,43 @@ class Table:
 
     def remove(self, part: str) -> None:
         """Withdraw a part; its files go with the next `clean`. Nothing happens where there is none."""
-        self._pointer_path(part).unlink(missing_ok=True)
+        self.storage.remove(self._pointer_path(part))
 
     def _write(self, part: str, piece: pl.DataFrame, content: ContentHash) -> PartFile:
         content.update(piece)
         encoded = parquet.encode(piece)
         file = PartFile(f"{uuid4().hex}.parquet", len(encoded), content_hash(encoded), piece.height)
-        write_whole(self._file_path(part, file), encoded)
+        self.storage.add(self._file_path(part, file), encoded)
         return file
+
+    def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
+        for file in files:
+            self.storage.remove(self._file_path(part, file))
+
+    def _winner(self, part: str, pointer: Pointer, error: Overtaken) -> Pointer:
+        """Return what another run published meanwhile, where it is the same; else raise LostRace."""
+        try:
+            winner = self.pointer(part)
+        except MissingPart:
+            winner = None
+        self._remove_files(part, set(pointer.files) - set(winner.files if winner else ()))
+        changed = changes(pointer.record, winner.record) if winner else []
+        if winner is None or changed or winner.data_version != pointer.data_version:
+            raise LostRace(self.name, part, winner, changed) from error
+        return winner
 
     def _frames(self, part: str, pointer: Pointer) -> Iterator[pl.DataFrame]:
         for file in pointer.files:
             try:
-                yield parquet.read(self._file_path(part, file), file.bytes, file.hash)
+                path = self.storage.fetch(self._file_path(part, file), file.bytes, file.hash)
+                yield parquet.read(path, file.bytes, file.hash)
             except UnreadableFile as error:
                 raise self._set_aside(part, pointer, file, error) from error
 
     def _verified(self, part: str, pointer: Pointer) -> Iterator[Path]:
         for file in pointer.files:
-            path = self._file_path(part, file)
             try:
+                path = self.storage.fetch(self._file_path(part, file), file.bytes, file.hash)
                 parquet.verify(path, file.bytes, file.hash)
             except UnreadableFile as error:
                 raise self._set_aside(part, pointer, file, error) from error
@@ -256,10 +318,11 @@ class Table:
     def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> DamagedPart:
         """Withdraw a damaged part, so that the next update makes it again; a part published meanwhile stays."""
         path = self._pointer_path(part)
-        with suppress(FileNotFoundError):
-            if path.read_bytes() == pointer.encode(self.name):
-                path.rename(path.with_name(f"{path.name}{DAMAGED}"))
-                self._file_path(part, file).rename(self._file_path(part, file).with_suffix(f".parquet{DAMAGED}"))
+        with suppress(FileNotFoundError, Overtaken):
+            content, version = self.storage.read(path)
+            if content == pointer.encode(self.name):
+                self.storage.withdraw(path, version)
+                self.storage.set_aside(self._file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
 
     def _retry(self, part: str, read: Callable[[Pointer], Answer]) -> Answer:
@@ -286,14 +349,28 @@ class Table:
 
 
 class Lake:
-    """One folder with all tables and all computed rows. Nothing is created before the first write."""
+    """All tables and all computed rows, in a folder or in an object store. Nothing is created before the first write.
 
-    def __init__(self, root: str | Path) -> None:
+    `root`: the folder, or that of the copies on this machine.
+    """
+
+    def __init__(self, root: str | Path, storage: Storage | None = None) -> None:
         self.root = Path(root)
+        self.storage = FolderStorage(self.root) if storage is None else storage
+
+    @staticmethod
+    def of(paths: PathSettings) -> "Lake":
+        """Return the lake that the settings name. Raises ObjectStoreError without the extra `objects`."""
+        return Lake.at(str(paths.lake), paths.local)
+
+    @staticmethod
+    def at(place: str, copies: Path) -> "Lake":
+        """Return the lake in the folder `place`, or the one in an object store with `copies` of it on this machine."""
+        return Lake(copies, opened(place, copies)) if "://" in place else Lake(place)
 
     def table(self, name: str) -> Table:
         """Return the table of that name, such as "calculator/loss_deltas", published or not."""
-        return Table(self.root / name, name)
+        return Table(self.storage, name)
 
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
@@ -305,19 +382,18 @@ class Lake:
         written down or has no fingerprint.
         """
         path = f"{name}/{fingerprint(identity)}"
-        folder = self.root / path
-        written = folder / IDENTITY
-        if written.is_file():
-            written.touch()
-        else:
-            write_whole(written, as_json(path, identity, sort_keys=True))
-        return RowStore(folder, path, key, pl.Schema(schema))
+        self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True))
+        return RowStore(self.storage, path, key, pl.Schema(schema))
 
     def refuse_old_layout(self) -> None:
         """Raise OldLake where an earlier release wrote tables: their parts lie in folders named `parts`.
 
-        Raises StorageError where a file stands in the place of the lake.
+        Raises StorageError where a file stands in the place of the lake, ObjectStoreError where the object store cannot
+        be used.
         """
+        if isinstance(self.storage, ObjectStorage):
+            self.storage.require_access()
+            return
         if self.root.is_file():
             raise StorageError(f"{self.root} is a file; set paths.lake to a folder")
         if next(self.root.glob("*/*/parts"), None) is not None:

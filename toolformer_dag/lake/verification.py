@@ -12,11 +12,14 @@ import polars as pl
 from toolformer_dag.files import plain_name, write_whole
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_files import parse_row_file
-from toolformer_dag.lake.row_store import DAMAGED, IDENTITY, RowStore
-from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, Table
+from toolformer_dag.lake.row_store import IDENTITY, RowStore
+from toolformer_dag.lake.storage import FolderStorage
+from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
 
 COARSE = 10**9
 """Nanoseconds by which a file's time of change may lag behind the clock."""
+TABLE_LEVEL, STORE_LEVELS = 2, (2, 3)
+"""How many folders below the lake tables lie, and computed rows."""
 VERIFIED = ".verified"
 """The file of the lake that holds up to when it was verified, in nanoseconds since 1970."""
 
@@ -34,11 +37,13 @@ def damaged_files(lake: Lake, since: int = 0) -> Iterator[DamagedFile]:
 
     Checkpoints, tool indexes, the warehouse and shard files are not covered: they are no rows of the lake.
     """
-    for folder in _folders(lake.root):
-        if (folder / IDENTITY).is_file():
-            yield from _computed(folder, str(folder.relative_to(lake.root)), since)
-        elif folder.parent.parent == lake.root:
-            table = Table(folder, str(folder.relative_to(lake.root)))
+    files = {file.path for file in lake.storage.files()}
+    for folder in sorted({path.parent for path in files}):
+        name = folder.relative_to(lake.root)
+        if len(name.parts) in STORE_LEVELS and folder / IDENTITY in files:
+            yield from _computed(lake, name.as_posix(), since)
+        elif len(name.parts) == TABLE_LEVEL:
+            table = lake.table(name.as_posix())
             for part in table.parts():
                 yield from (DamagedFile(*found) for found in table.damaged(part, since))
 
@@ -49,13 +54,16 @@ def set_aside_damaged(lake: Lake) -> list[DamagedFile]:
     Files that did not change since then are not read, so this costs a look at every file and a read of the new ones.
     A disk that gives back other bits under the same time of change is noticed by readers, and by `verify`, which
     touches what it finds.
+
+    Nothing is read where the lake is an object store: readers compare what they fetch, and the copies that they have,
+    with the hash, and `verify` sets aside what it finds.
     """
-    if not lake.root.is_dir():
+    if not (isinstance(lake.storage, FolderStorage) and lake.root.is_dir()):
         return []
     began, note = time.time_ns() - COARSE, lake.root / VERIFIED
     found = [one for one in damaged_files(lake, _verified_until(note)) if one.path.exists()]
     for damaged in found:
-        _set_aside(lake, damaged.path)
+        set_aside_file(lake, damaged.path)
     write_whole(note, str(began).encode())
     return found
 
@@ -68,30 +76,23 @@ def _verified_until(note: Path) -> int:
     return 0
 
 
-def _set_aside(lake: Lake, path: Path) -> None:
-    """A pointer stays: whoever reads it sees the damage, and a new one replaces it."""
+def set_aside_file(lake: Lake, path: Path) -> None:
+    """Set one damaged file aside. A pointer stays: whoever reads it sees the damage, and a new one replaces it."""
     if path.parent.parent.name == "files":
-        folder = path.parent.parent.parent
+        table = lake.table(path.parent.parent.parent.relative_to(lake.root).as_posix())
         with suppress(DamagedPart, MissingPart):
-            Table(folder, str(folder.relative_to(lake.root))).files(plain_name(path.parent.name))
+            table.files(plain_name(path.parent.name))
     elif path.name == IDENTITY or parse_row_file(path.name):
-        with suppress(FileNotFoundError):  # merged away since
-            path.rename(path.with_name(f"{path.name}{DAMAGED}"))
+        lake.storage.set_aside(path)
 
 
-def _computed(folder: Path, name: str, since: int) -> Iterator[DamagedFile]:
+def _computed(lake: Lake, name: str, since: int) -> Iterator[DamagedFile]:
+    folder = lake.root / name
     identity = folder / IDENTITY
     try:
-        told = fingerprint(json.loads(identity.read_bytes()))
+        told = fingerprint(json.loads(lake.storage.read(identity)[0]))
     except (OSError, ValueError, RecursionError):
         told = ""
     if told != folder.name:
         yield DamagedFile(identity, "does not say what its folder is named after")
-    yield from (DamagedFile(*found) for found in RowStore(folder, name, (), pl.Schema()).damaged_files(since))
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    """Folders two and three levels below the lake: tables, and computed rows by fingerprint."""
-    for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
-        yield folder
-        yield from sorted(path for path in folder.iterdir() if path.is_dir())
+    yield from (DamagedFile(*found) for found in RowStore(lake.storage, name, (), pl.Schema()).damaged_files(since))

@@ -1,22 +1,22 @@
 -- Views and macros over decisions, curves and the tables that the stages declare, beside those of chance.sql.
 
 CREATE VIEW loss_deltas AS
-SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date) REPLACE (unfit AS reason)
+SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) REPLACE (unfit AS reason)
 FROM decisions;
 
 CREATE VIEW eligible AS
-SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date) REPLACE (unfit AS reason)
+SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) REPLACE (unfit AS reason)
 FROM decisions WHERE eligible;
 COMMENT ON VIEW eligible IS 'Scored calls that only the threshold decides. A document that lies in several shards counts once.';
 
 CREATE VIEW calls AS
-SELECT decisions.tool, shard, digest, decisions.domain, decisions.date, documents.url, documents.title, segment, position,
-       sample, kept, reason, best, delta, decisions.tau_f, distance,
+SELECT decisions.tool, decisions.shard, decisions.digest, decisions.domain, decisions.date, documents.url,
+       documents.title, segment, position, sample, kept, reason, best, delta, decisions.tau_f, distance,
        substr(text, greatest(1, char_offset - 79), least(80, char_offset)) AS before,
        ' [' || lanes.name || '(' || input || ') -> ' || result || ']' AS call,
        substr(text, char_offset + 1, 80) AS after,
        input, result, p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
-FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN documents USING (shard, digest);
+FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN documents ON documents.rowid = decisions.document;
 COMMENT ON VIEW calls IS 'Every scored call in its text, with its verdict: SELECT before, call, after FROM calls WHERE kept ORDER BY delta DESC LIMIT 10.';
 COMMENT ON COLUMN calls.before IS 'up to 80 characters of the document before the call';
 COMMENT ON COLUMN calls.call IS 'the call with its result, as it would stand in the text';
@@ -25,7 +25,7 @@ COMMENT ON COLUMN calls.url IS 'address of the document';
 COMMENT ON COLUMN calls.title IS 'title of the document';
 
 CREATE MACRO kept_at(tau) AS TABLE
-SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date) REPLACE (unfit AS reason)
+SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) REPLACE (unfit AS reason)
 FROM decisions
 WHERE CASE WHEN NOT (best AND delta >= tau) THEN false
            WHEN delta_is_bound THEN error(format('{} has calls without L(c) at this tau: lower filtering.loss_floor', tool))

@@ -20,13 +20,16 @@ import polars as pl
 from toolformer_dag.files import ReadError, StorageError, beside, locked, replace_whole, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.descriptions import described
+from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.queries import OFFLINE, in_memory, quoted, rows, run_sql, sql_text
 from toolformer_dag.lake.table import WHOLE, Lake, Table
+from toolformer_dag.settings.sections import PathSettings
 
 JUDGED = sql_text(__package__, "judged.sql")
 CHANCE = sql_text(__package__, "chance.sql")
 """Views over `decisions` and `swapped_places`; the filter makes these of one lane, the warehouse of all."""
-TABLES = JUDGED + sql_text(__package__, "decisions.sql")
+DECISIONS = sql_text(__package__, "decisions.sql")
+CURVES = sql_text(__package__, "curves.sql")
 VIEWS = CHANCE + sql_text(__package__, "views.sql")
 SCORED = "loss_deltas"
 """The table whose rows stand in `decisions`, each with its verdict; in the warehouse it is a view of them."""
@@ -65,7 +68,8 @@ class WarehouseTable:
     """A table of the warehouse: the rows of lake tables, through `select` (which reads from `rows`).
 
     `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables; `views`: further
-    statements, run after those of views.sql.
+    statements, run after those of views.sql. `measured`: whether the rows are measurements, which a later job makes
+    anew: until then parts of an earlier release may lack columns, which are null.
     """
 
     name: str
@@ -75,6 +79,7 @@ class WarehouseTable:
     sources: tuple[str, ...]
     select: str = ROWS
     views: str = ""
+    measured: bool = False
 
     def determining(self) -> Mapping[str, object]:
         """Return what the copy depends on beside the rows."""
@@ -135,7 +140,11 @@ def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str
     `lanes`: key of the lane -> name of its tool in the text.
     """
     declared = {table.name: table.determining() for table in (*tables, *OWN_TABLES)}
-    return {"lanes": dict(lanes), "tables": fingerprint(declared), "views": fingerprint(TABLES + VIEWS)}
+    return {
+        "lanes": dict(lanes),
+        "tables": fingerprint(declared),
+        "views": fingerprint(JUDGED + DECISIONS + CURVES + VIEWS),
+    }
 
 
 def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path) -> Mapping[str, int]:
@@ -159,6 +168,19 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]
                 return _fill(fresh, spilled, (*tables, *OWN_TABLES), files)
             except duckdb.Error as error:
                 raise WarehouseError(f"cannot write {database}: {_told(error)}") from error
+
+
+def warehouse_files(lake: Lake, database: Path) -> LocalOutput:
+    """Return the file and its seal, as the lake shares them among machines."""
+    return LocalOutput(
+        lake.storage, "warehouse/toolformer_duckdb", database.parent, (database.name, _seal(database).name)
+    )
+
+
+def received(paths: PathSettings) -> Path:
+    """Return the warehouse that the settings name, after bringing it up to what another machine has built."""
+    warehouse_files(Lake.of(paths), paths.warehouse).receive()
+    return paths.warehouse
 
 
 def _told(error: duckdb.Error) -> str:
@@ -298,9 +320,10 @@ def _content_version(table: Table) -> str:
 
 
 def _files(scratch: Path, lake: Lake, table: WarehouseTable) -> list[str]:
+    """Return the files of a table, one without rows at the end: DuckDB estimates all of them by the first."""
     empty = _small(scratch, table.name, table.schema.to_frame())
     sources = [lake.table(name) for name in table.sources]
-    return [empty, *(file for source in sources for part in source.parts() for file in source.files(part))]
+    return [*(file for source in sources for part in source.parts() for file in source.files(part)), empty]
 
 
 def _rejections(lake: Lake, tables: Sequence[WarehouseTable]) -> pl.DataFrame:
@@ -367,11 +390,15 @@ def _fill(
     with in_memory() as connection:
         connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        connection.execute("SET preserve_insertion_order = false")  # of copied rows; with it they are compressed twice
         connection.execute(f"ATTACH {quoted(fresh)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
         connection.execute("USE warehouse")
         for table in tables:
             _create(connection, table, files[table.name])
-        run_sql(connection, TABLES + VIEWS)
+        run_sql(connection, JUDGED + DECISIONS)
+        for tool in rows(connection, "SELECT DISTINCT tool FROM homes ORDER BY tool")["tool"]:
+            connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quoted(tool)} ORDER BY delta")
+        run_sql(connection, CURVES + VIEWS)
         for table in tables:
             run_sql(connection, table.views)
         _comment(connection, tables)
@@ -390,7 +417,7 @@ def _create(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, files:
             f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}"
         )
         return
-    source = "FROM read_parquet($files, hive_partitioning = false)"
+    source = f"FROM read_parquet($files, hive_partitioning = false, union_by_name = {table.measured})"
     connection.execute(f'CREATE TABLE "{table.name}" AS WITH rows AS ({source}) {table.select}', {"files": files})
 
 

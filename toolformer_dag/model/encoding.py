@@ -1,5 +1,6 @@
 """Encode texts and calls as the method's token sequences; decode sampled tokens to the text of a call."""
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolformer_dag.model.weights import OffsetError
-from toolformer_dag.texts.calls import API_END, API_START
+from toolformer_dag.texts.calls import API_END, API_START, NAME
 
 ANCHOR = "a"  # any text that does not merge with the text after it
+NAME_ANCHORS = ("a", ".", "0", "\n", "]")  # the same before the name of a tool, with which a letter may merge
+CALL_START = re.compile(rf"{re.escape(API_START)}(?={NAME}\()")
 OUTPUT = "\nOutput: "
 
 
@@ -44,6 +47,8 @@ class Encoding:
     """A fast tokenizer that encodes the method's pieces separately, without special tokens.
 
     - The string of a special token in a text is encoded as the tokens of its characters.
+    - The tokens of ` [` before a name are always `start`, in prompts, calls and C* as in sampling and decoding. A
+      tokenizer that merges ` [` with a name, or with the word before it, is applied to the pieces apart.
     - `start`, `output` and calls stand inside a sequence. Some tokenizers (Llama-2) add a space before the first word.
       For these, the pieces are tokenized behind `anchor`, and its tokens are cut off. `anchor` is "" for all others.
     """
@@ -57,7 +62,7 @@ class Encoding:
 
     def head(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: ", with BOS first where the tokenizer adds it."""
-        return self.bos + self._ids(f"{prompt}Input: ")
+        return self.bos + self.with_calls([f"{prompt}Input: "])[0]
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize texts unchanged and return their offsets.
@@ -79,7 +84,18 @@ class Encoding:
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
         """Tokenize e(c) or e(c, r) with the leading space."""
-        return self._inside(calls) if calls else []
+        if not calls:
+            return []
+        pairs = zip(calls, self._inside(calls), strict=True)
+        return [self._apart(call, ids) if self._is_merged(call, ids) else ids for call, ids in pairs]
+
+    def with_calls(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokenize texts that hold calls: prompts, and texts of C*."""
+        found = self.texts(texts)
+        return [
+            tokens.ids if _are_apart(text, tokens) else self._apart(text, tokens.ids)
+            for text, tokens in zip(texts, found, strict=True)
+        ]
 
     def keeps_text_tokens(self) -> bool:
         """Return whether appending ` [` to a text leaves the text's own tokens unchanged."""
@@ -114,6 +130,25 @@ class Encoding:
         encoded = self._encoded([self.anchor + piece for piece in pieces])
         return [list(ids[len(self._cut) :]) for ids in encoded.input_ids]
 
+    def _is_merged(self, call: str, ids: list[int]) -> bool:
+        return CALL_START.match(call) is not None and ids[: len(self.start)] != self.start
+
+    def _apart(self, text: str, whole: list[int]) -> list[int]:
+        """Tokenize the pieces between the beginnings of calls apart; return `whole` where that gives another text."""
+        first, *bodies = CALL_START.split(text)
+        pieces = [self._ids(first) if first else [], *map(self._after_start, bodies)]
+        ids = [token for at, piece in enumerate(pieces) for token in ((self.start if at else []) + piece)]
+        return ids if self._text(ids) == self._text(whole) else whole
+
+    def _after_start(self, body: str) -> list[int]:
+        if not self.anchor:
+            return self._ids(body)
+        for anchor in NAME_ANCHORS:
+            cut, ids = self._ids(anchor), self._ids(anchor + body)
+            if ids[: len(cut)] == cut:
+                return ids[len(cut) :]
+        return self._ids(body)
+
     def _appends_start(self, before: list[int], start: list[int]) -> bool:
         return self._text(before + start) == self._text(before) + API_START
 
@@ -135,6 +170,13 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
     full = tokenizer("a").input_ids
     starts = (i for i in range(len(full)) if full[i : i + len(plain)] == plain)
     return list(full[: next(starts, 0)])
+
+
+def _are_apart(text: str, tokens: TextTokens) -> bool:
+    """Return whether tokens begin at both ends of ` [` in each beginning of a call."""
+    if not (ends := {end for found in CALL_START.finditer(text) for end in found.span()}):
+        return True
+    return ends <= set(tokens.offsets[~tokens.inside].tolist())
 
 
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:

@@ -37,7 +37,10 @@ class CachedHead:
 
 
 class CachedTexts:
-    """Texts behind a cached head, in slots: a text's keys and values overwrite those of one that is done."""
+    """Texts behind a cached head, in slots: a text's keys and values overwrite those of one that is done.
+
+    Whatever stands behind a text is zero: a mask hides keys, but not their NaN or infinity.
+    """
 
     def __init__(self, head: CachedHead, slots: int, width: int) -> None:
         self.head = head
@@ -58,11 +61,14 @@ class CachedTexts:
         places = torch.arange(self.head.length + ids.shape[1], device=ids.device)
         positions = places[self.head.length :]
         rows = on_device(slots, ids.device)
+        padding = _padding(sequences, ids)
         visibility = Visibility(positions, places, len(places), self.backbone.model.dtype)
 
         def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            if padding is not None:
+                keys, values = (part.masked_fill(padding, 0) for part in (keys, values))
             for room, new in zip(self.layers[layer.number], (keys, values), strict=True):
-                room[rows, :, : new.shape[2]] = new
+                room[rows] = F.pad(new, (0, 0, 0, room.shape[2] - new.shape[2]))
             return _behind(self.head.layers[layer.number], layer, queries, keys, values, visibility)
 
         return self.backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
@@ -75,7 +81,7 @@ class CachedTexts:
 class CachedBranches:
     """Continuations of texts, one token at a time, each of its own age.
 
-    `tokens_run`: the number of tokens that the last step ran.
+    `tokens_run`: the number of tokens that the last step ran. Rows are zero behind their own tokens, as texts are.
     """
 
     def __init__(self, texts: CachedTexts, capacity: int, room: int) -> None:
@@ -97,6 +103,10 @@ class CachedBranches:
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
         """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
         self.open = []  # a gathered slot may hold another text by now
+        new = slice(len(self.slots), len(self.slots) + len(slots))
+        for parts in self.own.values():
+            for part in parts:
+                part[new] = 0
         self._arrange([*self.slots, *slots], [*self.kept, *kept], [*self.ages, *[0] * len(slots)])
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -120,10 +130,9 @@ class CachedBranches:
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         if moved:
             to, origin = on_device(moved, self.device).T
-            longest = max(self.ages[old] for _, old in moved)
             for parts in self.own.values():
                 for part in parts:
-                    part[to, :, :longest] = part[origin, :, :longest]
+                    part[to] = part[origin]
         self._arrange(*([values[row] for row in rows] for values in (self.slots, self.kept, self.ages)))
 
     def _arrange(self, slots: list[int], kept: list[int], ages: list[int]) -> None:
@@ -239,6 +248,15 @@ def _hidden(hidden: Tensor) -> Tensor:
 
 def _room(like: Tensor, batch: int, length: int) -> Tensor:
     return like.new_zeros(batch, like.shape[1], length, like.shape[3])  # NaN would stay NaN under any mask
+
+
+def _padding(sequences: Sequence[Sequence[int]], ids: Tensor) -> Tensor | None:
+    """Return which of the tokens `ids` [B, T] are padding, [B, 1, T, 1]; None where none is."""
+    lengths = [len(sequence) for sequence in sequences]
+    if min(lengths) == ids.shape[1]:
+        return None
+    hidden = torch.arange(ids.shape[1], device=ids.device) >= on_device(lengths, ids.device)[:, None]
+    return hidden[:, None, :, None]
 
 
 def _occurrence_numbers(values: Sequence[int]) -> list[int]:

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.memory import is_out_of_memory
 from toolformer_dag.model.sentencepieces import check_sentencepiece
-from toolformer_dag.model.weights import SMALL, ModelError, model_dtype, model_identity, model_name
+from toolformer_dag.model.weights import SMALL, ModelError, check_model, model_dtype, model_identity, model_name
 from toolformer_dag.settings.sections import ModelSettings
 
 
@@ -157,6 +157,7 @@ def load_language_model(
     a causal LM with a fast tokenizer.
     """
     target = _device(device)
+    check_model(name, revision)
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = _load_tokenizer(name, common)
     config = from_hub(AutoConfig, name, common)

@@ -51,7 +51,8 @@ class TokenBudget:
 
         Indices are sorted by length unless `order` is given. `lower` names the settings that shorten a sequence, for
         the error message. When `work` runs out of memory, the budget is halved and the batch is cut again, so `work`
-        must be repeatable. Raises ModelError where a single sequence does not fit into memory.
+        must be repeatable. Raises ModelError where a single sequence does not fit into memory under a budget of its own
+        length: `work` may spend a larger one on several rows of a sequence.
         """
         waiting = list(order) if order is not None else sorted(range(len(lengths)), key=lengths.__getitem__)
         while waiting:
@@ -69,7 +70,7 @@ class TokenBudget:
     def _halve(self, error: RuntimeError, batch: int, length: int, lower: str) -> None:
         if not is_out_of_memory(error):
             raise error
-        if batch == 1:
+        if batch == 1 and self.tokens <= length:
             raise ModelError(
                 f"out of memory with a single sequence of {length} tokens; lower {lower}, or use a smaller model, "
                 "dtype bfloat16 or a device with more memory"

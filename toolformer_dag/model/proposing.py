@@ -1,7 +1,7 @@
 """Compute the probability of " [" at every place of a text and sample behind it (paper, section 2)."""
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -95,18 +95,31 @@ class Proposer:
         result: list[Probabilities] = []
         lengths = [texts.tokens_run(item.ids) for item in items]
         for batch in batches(range(len(items)), lengths, self.budget.tokens):
-            chosen = [items[number] for number in batch]
-            first = min(item.before for item in chosen) - 1
-            features = texts.features([slots[number] for number in batch], [item.ids for item in chosen], first)
-            self.counts.passes += 1
-            for number in batch:
-                self.counts.add("positions" if items[number].asked else "samples", lengths[number])
-            result += self._first_tokens(features, first, chosen)
+            result += self._pass(texts, [slots[number] for number in batch], [items[number] for number in batch])
         if len(self.start) > 1:
             for slot, item, found in zip(slots, items, result, strict=True):
                 for first in range(0, item.asked, probes):
                     self._further_tokens(texts, slot, item, found[first : first + probes], first)
         return result
+
+    def _pass(self, texts: Texts, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
+        """Run texts in one pass; return the probabilities of the first token of " [".
+
+        A text whose features are not finite is run again alone: in half precision the padding of a pass may overflow,
+        and a model's own attention does not hide it from the text.
+        """
+        first = min(item.before for item in items) - 1
+        features = texts.features(slots, [item.ids for item in items], first)
+        self.counts.passes += 1
+        for item in items:
+            self.counts.add("positions" if item.asked else "samples", texts.tokens_run(item.ids))
+        found = self._first_tokens(features, first, items)
+        if len(items) > 1:
+            finite = features.isfinite().all(-1).cpu().numpy()
+            for row, item in enumerate(items):
+                if not finite[row, item.before - 1 - first : len(item.ids) - first].all():
+                    [found[row]] = self._pass(texts, [slots[row]], [item])
+        return found
 
     def draw(self, features: Tensor, row: Numbers, numbers: NDArray[np.float64]) -> Numbers:
         """Draw a token behind the features of each row number in `row` by the uniform numbers `numbers`."""
@@ -147,6 +160,10 @@ class Proposing:
     """
 
     def __init__(self, proposer: Proposer, items: Sequence[TokenText], places: Places) -> None:
+        """Allocate the places. Raises ValueError where they do not hold the samples of every single text."""
+        self.most = max(1, *(item.most_samples for item in items))
+        if places.texts < 1 or places.branches < self.most:
+            raise ValueError(f"{places} do not hold a text of {self.most} samples")
         self.proposer = proposer
         self.items = items
         self.places = places
@@ -155,8 +172,8 @@ class Proposing:
         self.branches: Branches = self.texts.branches(places.branches, room)
         self.drawn: list[list[list[int]]] = [[] for _ in items]
         self.waiting = deque(range(len(items)))
-        self.free = list(range(places.texts))
         self.slots: dict[int, int] = {}
+        """By number, the slots of the items that have unfinished samples; all others are free."""
         none = np.zeros(0, np.int64)
         self.samples = Unfinished(none, none, none, np.zeros((0, proposer.sampling.max_call_tokens)))
         self.tokens = none
@@ -165,7 +182,11 @@ class Proposing:
         """How many own tokens each row has run."""
 
     def run(self) -> list[list[list[int]]]:
-        """Return the tokens of each sample, by item."""
+        """Return the tokens of each sample, by item.
+
+        Each round admits a text or ages every sample: without unfinished samples all places are free, and one text
+        always fits.
+        """
         while self.waiting or len(self.samples):
             self._admit()
             if len(self.samples):
@@ -174,33 +195,34 @@ class Proposing:
 
     def _admit(self) -> None:
         """Run texts that wait, if enough of them find a place for a pass that is worth it."""
-        most = max(1, max(item.most_samples for item in self.items))
-        fitting = min(len(self.free), (self.places.branches - len(self.samples)) // most, len(self.waiting))
-        if not fitting or (len(self.samples) and fitting < self._worthwhile(most)):
+        free = sorted(set(range(self.places.texts)) - set(self.slots.values()))
+        fitting = min(len(free), (self.places.branches - len(self.samples)) // self.most, len(self.waiting))
+        if not fitting or (len(self.samples) and fitting < self._worthwhile()):
             return
         admitted = [self.waiting.popleft() for _ in range(fitting)]
-        slots = [self.free.pop() for _ in admitted]
-        self.slots.update(zip(admitted, slots, strict=True))
         items = [self.items[number] for number in admitted]
-        found = self.proposer.probabilities(self.texts, slots, items, self.places.probes)
-        self._begin(admitted, [item.choose(p) for item, p in zip(items, found, strict=True)])
+        found = self.proposer.probabilities(self.texts, free[:fitting], items, self.places.probes)
+        begun = {}
+        for number, slot, item, probabilities in zip(admitted, free, items, found, strict=False):
+            if points := [point for point in item.choose(probabilities) if len(point.streams)]:
+                self.slots[number], begun[number] = slot, points
+        self._begin(begun)
 
-    def _worthwhile(self, most: int) -> int:
+    def _worthwhile(self) -> int:
         """Return half of the texts that a pass or the places hold, whichever are fewer."""
         longest = self.texts.tokens_run(self.items[self.waiting[-1]].ids)
-        whole = min(self.proposer.budget.tokens // longest, self.places.texts, self.places.branches // most)
+        whole = min(self.proposer.budget.tokens // longest, self.places.texts, self.places.branches // self.most)
         return min(len(self.waiting), max(1, whole // 2))
 
-    def _begin(self, numbers: Sequence[int], points: Sequence[Sequence[SamplePoint]]) -> None:
-        """Start a branch at each point of these items, with all of its samples; free the slots of items without any."""
-        located = [(number, point) for number, found in zip(numbers, points, strict=True) for point in found]
+    def _begin(self, points: Mapping[int, Sequence[SamplePoint]]) -> None:
+        """Start a branch at each point of these items, with all of its samples."""
+        located = [(number, point) for number, found in points.items() for point in found]
         self.branches.admit([self.slots[number] for number, _ in located], [point.kept for _, point in located])
-        for number, found in zip(numbers, points, strict=True):
-            if not found:
-                self.free.append(self.slots.pop(number))
-                continue
+        for number, found in points.items():
             counts = [len(point.streams) for point in found]
             total = sum(counts)
+            if total > self.most:
+                raise ValueError(f"a text of at most {self.most} samples chose {total}")
             rows = len(self.tokens) + np.repeat(np.arange(len(found)), counts)
             streams = np.concatenate([point.streams for point in found])
             self.samples = self.samples.joined(Unfinished(np.full(total, number), np.arange(total), rows, streams))
@@ -215,10 +237,9 @@ class Proposing:
         self.proposer.counts.add("samples", self.branches.tokens_run)
         self.proposer.counts.decoding_steps += 1
         tokens, ended = self._next_tokens(features)
-        under_way = Counter(self.samples.item.tolist())
         self.samples = self.samples.where(~ended)
-        for number in under_way.keys() - set(self.samples.item.tolist()):
-            self.free.append(self.slots.pop(number))
+        under_way = set(self.samples.item.tolist())
+        self.slots = {number: slot for number, slot in self.slots.items() if number in under_way}
         self._arrange(tokens[~ended])
 
     def _next_tokens(self, features: Tensor) -> tuple[Numbers, NDArray[np.bool_]]:

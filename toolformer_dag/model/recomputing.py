@@ -81,12 +81,18 @@ class RecomputedBranches:
         self.sequences = [self.sequences[row] for row in rows]
 
     def _at_the_end(self, rows: Sequence[int]) -> Tensor:
-        """Compute features [len(rows), F] at the last token of each sequence."""
+        """Compute features [len(rows), F] at the last token of each sequence.
+
+        A row that is not finite is run again alone: the padding behind it may overflow where it does not.
+        """
         backbone = self.head.backbone
         ends = [len(self.sequences[row]) - 1 for row in rows]
         ids = padded([self.sequences[row] for row in rows], backbone.device)
-        features = backbone.features(ids)
-        return features[torch.arange(len(rows), device=ids.device), on_device(ends, ids.device)]
+        features = backbone.features(ids)[torch.arange(len(rows), device=ids.device), on_device(ends, ids.device)]
+        if len(rows) > 1:
+            for at in (~features.isfinite().all(-1)).nonzero()[:, 0].tolist():
+                features[at] = self._at_the_end([rows[at]])[0]
+        return features
 
 
 class RecomputedPrefixes:

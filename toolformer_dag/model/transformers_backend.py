@@ -146,7 +146,10 @@ class TransformersBackend:
         return result
 
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Answer queries, ordered by prefix, whose prefixes fit into memory together."""
+        """Answer queries, ordered by prefix, whose prefixes fit into memory together.
+
+        A query whose answer is NaN is run again alone: no mask hides a neighbour whose numbers overflow.
+        """
         prefixes = self._prefixes([query.prefix for query in queries])
         for query, new_tokens in zip(queries, prefixes.new_tokens, strict=True):
             self.counts.add(query.kind, new_tokens)
@@ -154,6 +157,8 @@ class TransformersBackend:
         found: dict[int, LogProbabilities] = {}
         work = partial(self._run_texts, prefixes, queries, found)
         self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        for number in [number for number in found if np.isnan(found[number]).any()] if len(queries) > 1 else ():
+            [found[number]] = self._answers([queries[number]])
         return [found[number] for number in range(len(queries))]
 
     def _run_texts(

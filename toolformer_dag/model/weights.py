@@ -46,6 +46,8 @@ def parameters(folder: Path) -> int:
 
 STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 """safetensors' names of floating-point types."""
+HUB_PATIENCE = 10.0
+"""Seconds in which the hub has to say whether it has a model."""
 IDENTITY_FILES = (
     "config.json",
     "model*.safetensors",
@@ -72,6 +74,37 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     if _looks_like_path(name):
         raise ModelError(f"model folder {name!r} does not exist; give a model folder or a hub id")
     return {"id": name, "revision": revision or "main"}
+
+
+def check_model(name: str, revision: str | None = None) -> None:
+    """Raise ModelError at once for a name that is no folder, not cached, and that the hub does not give.
+
+    transformers would ask the hub for each file anew, six times with pauses, before it says so.
+    """
+    from huggingface_hub import HfApi
+
+    if Path(name).expanduser().exists() or _is_cached(name, revision):
+        return
+    if _looks_like_path(name):
+        raise ModelError(f"model folder {name!r} does not exist; give a model folder or a hub id")
+    try:
+        HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE)
+    except Exception as error:
+        reason = (str(error) or repr(error)).strip().splitlines()[0]
+        raise ModelError(
+            f"there is no folder {name!r}, and the hub does not give a model of that name ({reason}); correct the "
+            "name, log in with `hf auth login`, or try again with a connection"
+        ) from error
+
+
+def _is_cached(name: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    except HFValidationError:  # no id of the hub at all
+        return False
 
 
 def _looks_like_path(name: str) -> bool:

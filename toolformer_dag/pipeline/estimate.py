@@ -265,7 +265,7 @@ class _SampleLake(Lake):
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
         store = self._lake.rows(name, identity, key, schema)
-        noted = _Appended(store.folder, store.name, store.key, store.schema)
+        noted = _Appended(store.storage, store.name, store.key, store.schema)
         noted.appended = self.appended
         return noted
 

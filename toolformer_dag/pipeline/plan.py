@@ -125,7 +125,7 @@ class Plan:
 
     @property
     def lake(self) -> Lake:
-        return Lake(self.settings.paths.lake)
+        return Lake.of(self.settings.paths)
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:

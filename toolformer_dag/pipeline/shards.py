@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.files import file_name, irregular, locked, sealed, unsealed, write_whole
+from toolformer_dag.files import file_name, irregular, locked, sealed, unsealed
 from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.lake.storage import ABSENT
+from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, expanded, printable, rooted
 from toolformer_dag.synthetic.web import VERSION, write_shards
@@ -134,21 +136,23 @@ def _pinned(settings: Settings) -> HubSplit:
     corpus = settings.corpus
     asked = {"hub": corpus.hub, "configuration": corpus.configuration, "split": corpus.split}
     asked["revision"] = corpus.revision
-    file = settings.paths.lake / "hub" / f"{fingerprint(asked)}.json"
+    storage = Lake.of(settings.paths).storage
+    file, version = storage.root / "hub" / f"{fingerprint(asked)}.json", ABSENT
     try:
-        found = unsealed(file.read_bytes())
+        content, version = storage.read(file)
+        found = unsealed(content)
         return HubSplit(**{**found["resolved"], "files": tuple(found["resolved"]["files"])})
     except (OSError, ValueError, KeyError, TypeError):
         pass
     split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
-    write_whole(file, sealed("corpus.hub", {"asked": asked, "resolved": split.as_dict()}))
+    storage.replace(file, sealed("corpus.hub", {"asked": asked, "resolved": split.as_dict()}), version)
     return split
 
 
 def small_web_files(settings: Settings) -> list[ShardFile]:
     """Return the small web's files, whether written yet or not; their folder names what they are made of."""
     web = settings.corpus.small_web
-    folder = settings.paths.lake / "small_web" / f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
+    folder = settings.paths.local / "small_web" / f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
     return [ShardFile(f"small_web_{i:04}", folder / f"en_head_{i:04}.json.gz") for i in range(web.shards)]
 
 
@@ -158,7 +162,9 @@ def write_small_web(settings: Settings) -> None:
     folder, web = files[0].path.parent, settings.corpus.small_web
     with locked(folder.with_name(f".{folder.name}.lock")):
         if not all(file.path.exists() for file in files):
-            write_shards(folder, web.shards, web.documents, web.seed)
+            written = write_shards(folder, web.shards, web.documents, web.seed)
+            for file in written if isinstance(settings.paths.lake, str) else ():
+                os.utime(file, (0, 0))  # machines that share the lake see the same shards
 
 
 def stamps(shards: Mapping[str, Shard]) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ It is written down while it is spent, so that a killed run's share is not lost:
 
 <ledger>/<random>   one file per process: tokens and calls so far
 
-What each step spent that ended well is a row in the lake, which the warehouse shows as `costs`.
+What each step spent, also one that failed, is a row in the lake, which the warehouse shows as `costs`.
 """
 
 import os
@@ -19,9 +19,9 @@ from uuid import uuid4
 
 import polars as pl
 
-from toolformer_dag.files import WriteError, locked
+from toolformer_dag.files import WriteError
 from toolformer_dag.lake.record import record
-from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
+from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 NO_TOKENS = ("passes", "decoding_steps")
@@ -112,6 +112,11 @@ COST_COLUMNS = {
     "calls": (pl.Int64(), "tool calls that were made"),
     "computed": (pl.Int64(), "rows of all kinds that were computed; null outside of the stages"),
     "reused": (pl.Int64(), "rows of all kinds that an earlier run had computed; null outside of the stages"),
+    "failed": (
+        pl.Boolean(),
+        "whether the step failed or was interrupted, whose tokens are counted in the stages alone; null in rows of "
+        "earlier releases",
+    ),
 }
 """Name -> (type, meaning)."""
 
@@ -125,25 +130,25 @@ class StepCost:
     calls: int = 0
     computed: int | None = None
     reused: int | None = None
+    failed: bool = False
 
 
 def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     """Add a row to the costs of an asset, such as "calculator/loss_deltas". Raises WriteError.
 
-    Not covered: what a failed or killed step spent, which the next report of `run` tells.
+    Not covered: what a killed step spent, which the next report of `run` tells.
     """
     group, _, stage = asset.rpartition("/")
     tool = None if group in ASSET_GROUPS else group
     row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": tool, **asdict(cost)}
     schema = {name: kind for name, (kind, _) in COST_COLUMNS.items()}
-    table = lake.table(COSTS)
-    with locked(lake.root / "warehouse" / ".costs.lock"):
-        try:
-            before = table.read(asset)
-        except (MissingPart, DamagedPart):  # a damaged part was set aside, and is named when it is
-            before = pl.DataFrame(schema=schema)
-        rows = pl.concat([before, pl.DataFrame([row], schema=schema)])
-        table.publish(asset, [rows], lambda: record({}, {}, stage="costs", tool=None))
+    added = pl.DataFrame([row], schema=schema)
+
+    def with_it(before: pl.DataFrame | None) -> pl.DataFrame:
+        # parts of an earlier release may lack a column
+        return added if before is None else pl.concat([pl.DataFrame(schema=schema), before, added], how="diagonal")
+
+    lake.table(COSTS).revise(asset, with_it, lambda: record({}, {}, stage="costs", tool=None))
 
 
 def take_spent(ledger: Path) -> Spent:

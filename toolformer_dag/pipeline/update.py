@@ -112,8 +112,9 @@ class TableReport:
 def differences(output: TableOutput) -> Differences:
     """Compare the record of every part with what it would be now. `stale`, `--why` and every asset ask this."""
     wanted = output.parts
-    found = {part: difference(output, part) for part in wanted}
-    removed = tuple(part for part in output.table.parts() if part not in found)
+    with output.plan.lake.storage.at_a_glance():
+        found = {part: difference(output, part) for part in wanted}
+        removed = tuple(part for part in output.table.parts() if part not in found)
     return Differences({part: one for part, one in found.items() if one is not None}, removed)
 
 
@@ -261,7 +262,9 @@ def _check_inputs(output: TableOutput, part: str) -> None:
 
 
 def _report(output: TableOutput, found: Differences, work: Work, seconds: float) -> TableReport:
-    pointers: Mapping[str, Pointer] = output.table.pointers()
+    with output.plan.lake.storage.at_a_glance():
+        pointers: Mapping[str, Pointer] = output.table.pointers()
+        version = output.table.version()
     rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     for pointer in pointers.values():
@@ -272,7 +275,7 @@ def _report(output: TableOutput, found: Differences, work: Work, seconds: float)
     return TableReport(
         name=output.name,
         rows={part: pointer.rows for part, pointer in pointers.items()},
-        data_version=output.table.version() or "",
+        data_version=version or "",
         seconds=seconds,
         updated=tuple(found.parts),
         differences=found,

@@ -4,6 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from platformdirs import user_cache_path
 from pydantic import (
     BeforeValidator,
     Field,
@@ -12,6 +13,7 @@ from pydantic import (
 )
 
 from toolformer_dag.settings.setting_types import (
+    LakePlace,
     LaneName,
     LocalPath,
     SettingsTable,
@@ -24,19 +26,38 @@ from toolformer_dag.settings.tool_settings import ToolSettings
 class PathSettings(SettingsTable):
     """Locate the folders and files that a run writes."""
 
-    lake: Unfingerprinted[LocalPath] = Field(
-        Path("lake"), description="Folder of all tables and checkpoints; relative to the folder of toolformer.toml."
+    lake: Unfingerprinted[LakePlace] = Field(
+        Path("lake"),
+        description="Folder of all tables and checkpoints, relative to the folder of toolformer.toml; or a place in an "
+        "object store, `s3://bucket/prefix` or `gs://bucket/prefix`.",
+    )
+    cache: Unfingerprinted[LocalPath | None] = Field(
+        None,
+        description="Folder of the copies on this machine of a lake in an object store. When left out, it is in the "
+        "user's cache folder.",
     )
     warehouse: Unfingerprinted[LocalPath] = Field(
         Path("lake/toolformer.duckdb"),
-        description="DuckDB file with all tables and views. When left out, it is toolformer.duckdb in the lake.",
+        description="DuckDB file with all tables and views. When left out, it is toolformer.duckdb in the lake, or "
+        "among the copies of it on this machine.",
     )
 
     def under(self, root: Path) -> "PathSettings":
-        """Return both paths absolute."""
+        """Return all paths absolute."""
+        lake = root / self.lake if isinstance(self.lake, Path) else self.lake
+        cache = root / self.cache if self.cache is not None else None
+        paths = PathSettings(lake=lake, cache=cache)
         given = "warehouse" in self.model_fields_set
-        warehouse = self.warehouse if given else self.lake / self.warehouse.name
-        return PathSettings(lake=root / self.lake, warehouse=root / warehouse)
+        warehouse = root / self.warehouse if given else paths.local / self.warehouse.name
+        return paths.model_copy(update={"warehouse": warehouse})
+
+    @property
+    def local(self) -> Path:
+        """The folder of this machine in which files of the lake are opened: the lake, or the copies of its objects."""
+        if isinstance(self.lake, Path):
+            return self.lake
+        cache = user_cache_path("toolformer-dag") / "lakes" if self.cache is None else self.cache
+        return cache / self.lake.replace("://", "/")
 
 
 class SmallWebSettings(SettingsTable):

@@ -72,6 +72,10 @@ def _local(value: object) -> object:
     return value
 
 
+def _home_expanded(place: Path | str) -> Path | str:
+    return expanded(place) if isinstance(place, Path) else place
+
+
 def _lane_name(name: str) -> str:
     """Check a name that becomes part of the lane's asset keys."""
     if not LANE_NAME.fullmatch(name) or name in ASSET_GROUPS:
@@ -80,6 +84,23 @@ def _lane_name(name: str) -> str:
     return name
 
 
+def _place(value: object) -> object:
+    """Take an address of an object store as text, everything else as a path."""
+    text = str(value)
+    if "://" not in text:
+        return Path(text) if isinstance(value, str) else value
+    match = OBJECT_PLACE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text} is no folder and no place in an object store; write a folder, or s3://bucket/prefix or "
+            "gs://bucket/prefix with letters, digits, '-', '_', '.' and '/'"
+        )
+    return text.rstrip("/")
+
+
+OBJECT_PLACE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]*(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*/?")
+LakePlace = Annotated[Path | str, BeforeValidator(_place), AfterValidator(_home_expanded)]
+"""A folder of this machine, as a path, or a place in an object store, as text: s3://bucket/prefix."""
 LocalPath = Annotated[Path, BeforeValidator(_local), AfterValidator(expanded)]
 """A file or folder of this machine; `~` is the home folder."""
 LaneName = Annotated[str, AfterValidator(_lane_name)]

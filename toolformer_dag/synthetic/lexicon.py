@@ -59,15 +59,18 @@ def all_forms() -> frozenset[str]:
     return frozenset(form.lower() for chosen in classes for word in words(*chosen) for form in word.forms)
 
 
+AROUND = " .,;:!?¿¡\"'“”‘’«»()"
+"""What a call may leave around a phrase."""
 _THE = frozenset(article for articles in ARTICLES.values() for article in articles.values())
 
 
 def translate(phrase: str) -> str | None:
     """Translate a phrase of article, adjective and noun into lower-case English; adjectives move before the noun.
 
-    Unknown words stay as they are, in their place. Return None when the lexicon has no word of the phrase.
+    Unknown words stay as they are, in their place; punctuation and quotes around the phrase are left out. Return None
+    when the lexicon has no word of the phrase.
     """
-    tokens = phrase.lower().split()
+    tokens = phrase.lower().strip(AROUND).split()
     articles = [token for token in tokens if token in _THE]
     rest = [token for token in tokens if token not in _THE]
     nouns, adjectives = _english("noun"), _english("adjective")

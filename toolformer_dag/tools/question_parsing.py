@@ -27,11 +27,11 @@ head lead leads led leader
 base based office headquarters
 open opened opening opens
 play plays played instrument
-flow flows end ends reach reaches
-rise rises source
+flow flows end ends reach reaches empty empties
+rise rises source spring begin begins originate originates
 long length
 tall height high
-lie lies located country
+lie lies located situated country
 die died death dead
 write wrote written writer author
 marry married wife husband spouse

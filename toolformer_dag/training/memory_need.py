@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from toolformer_dag.model.loading import context_length, from_hub
 from toolformer_dag.model.weights import model_name
@@ -28,15 +30,17 @@ LOGIT_BYTES = 12
 class TransformerShape:
     """The numbers of a model that memory depends on.
 
-    `linear`: width in + width out, summed over linear layers. `eager_heads`: attention heads whose scores are held for
-    the backward pass (GPT-J in transformers); 0 where a fused kernel computes them again.
+    `inputs` and `outputs`: widths in and out, summed over linear layers but the output head. `eager_heads`: attention
+    heads whose scores are held for the backward pass (GPT-J in transformers); 0 where a fused kernel computes them
+    again.
     """
 
     parameters: int
     width: int
     layers: int
     vocabulary: int
-    linear: int
+    inputs: int
+    outputs: int
     eager_heads: int = 0
 
 
@@ -59,14 +63,18 @@ def model_shape(model: ModelSettings) -> TransformerShape:
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     text = config.get_text_config()
-    body = [module for name, module in skeleton.named_modules() if hasattr(module, "weight") and "head" not in name]
-    matrices = [module.weight.shape for module in body if module.weight is not None and module.weight.ndim == 2]
+    linear = [
+        (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (module.nx, module.nf)
+        for module in skeleton.modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not skeleton.get_output_embeddings()
+    ]
     return TransformerShape(
         parameters=sum(weight.numel() for weight in skeleton.parameters()),
         width=text.hidden_size,
         layers=text.num_hidden_layers,
         vocabulary=text.vocab_size,
-        linear=sum(sum(shape) for shape in matrices if text.vocab_size not in shape),
+        inputs=sum(width for width, _ in linear),
+        outputs=sum(width for _, width in linear),
         eager_heads=text.num_attention_heads if skeleton.config._attn_implementation == "eager" else 0,
     )
 
@@ -82,14 +90,15 @@ def memory_need(
     - `keep_base`: the base model beside them.
     - Activations: the input of every layer and one layer's values, or all layers' values without checkpointing; the
       logits in float32. Where attention is eager, a layer's values hold its weights in float32 and as they are used,
-      and the layer at work holds two more copies.
+      and the layer at work holds two more copies. Adapters beside bfloat16 weights are float32, and each keeps its
+      input in float32.
 
     Not covered: experts, the allocator's fragments, what torch and the driver take themselves (about 1 GB).
     """
     weight = 2 if settings.precision == "bfloat16" else 4
     computing = 2 if on_gpu or settings.precision == "bfloat16" else 4
     if settings.lora_rank is not None:
-        states = weight * shape.parameters + 16 * settings.lora_rank * shape.linear
+        states = weight * shape.parameters + 16 * settings.lora_rank * (shape.inputs + shape.outputs)
     elif settings.precision == "bfloat16":
         states = 6 * shape.parameters
     else:
@@ -105,6 +114,8 @@ def memory_need(
     kept = on_gpu if settings.gradient_checkpointing is None else settings.gradient_checkpointing
     scores = shape.eager_heads * length
     inner = LAYER_VALUES // 2 * computing * shape.width + scores * (4 if computing == 4 else 6)
+    if settings.lora_rank is not None and weight == 2:
+        inner += 4 * shape.inputs // shape.layers
     layers = shape.layers * computing * shape.width + inner if kept else shape.layers * inner
     layers += 2 * 4 * scores
     return MemoryNeed(states, tokens * (layers + LOGIT_BYTES * shape.vocabulary))

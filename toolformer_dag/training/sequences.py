@@ -34,7 +34,7 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
     a sequence; `collate` keeps them apart.
     """
     ends = [] if encoding.tokenizer.eos_token_id is None else [int(encoding.tokenizer.eos_token_id)]
-    whole = [encoding.bos + text.ids + ends for text in encoding.texts(texts) if text.ids]
+    whole = [encoding.bos + ids + ends for ids in encoding.with_calls(texts) if ids]
     parts = [window for ids in whole for window in windows(ids, sequence_length)]
     return Examples(
         tuple(packed(parts, sequence_length) if packing else ((part,) for part in parts)),

@@ -17,6 +17,8 @@ from toolformer_dag.files import (
     write_whole,
 )
 from toolformer_dag.identity import content_hash
+from toolformer_dag.lake.local_outputs import LocalOutput
+from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.weights import model_identity, model_name
 from toolformer_dag.settings.sections import Settings
 
@@ -168,7 +170,12 @@ def remove_partial(out: Path) -> None:
 
 def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
     """Return the folder of a published checkpoint."""
-    return settings.paths.lake / "training" / name / "model"
+    return settings.paths.local / "training" / name / "model"
+
+
+def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> LocalOutput:
+    """Return the files of a published checkpoint, as the lake shares them among machines."""
+    return LocalOutput(Lake.of(settings.paths).storage, f"training/{name}", checkpoint_folder(settings, name))
 
 
 def finetuned_or_base(settings: Settings) -> str:
@@ -176,5 +183,6 @@ def finetuned_or_base(settings: Settings) -> str:
 
     Raises ModelError where the model is a path without a model.
     """
+    checkpoint_files(settings).receive()
     base, finetuned = model_name(settings.model), checkpoint_folder(settings)
     return str(finetuned) if read_base(finetuned) == model_identity(base, settings.model.revision) else base

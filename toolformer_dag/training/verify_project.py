@@ -10,13 +10,14 @@ from pathlib import Path
 from toolformer_dag.files import damaged_beside
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake import warehouse
-from toolformer_dag.lake.verification import DamagedFile, damaged_files, set_aside_damaged
+from toolformer_dag.lake.object_storage import ObjectStorage
+from toolformer_dag.lake.verification import DamagedFile, damaged_files, set_aside_damaged, set_aside_file
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME
 from toolformer_dag.pipeline.shards import ShardFile, stamps
 from toolformer_dag.tools.passage_search import RetrievalOptions, damaged_index_files, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_folder
+from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files, checkpoint_folder
 
 NOT_WRITTEN = "is missing, or its content is not what was written"
 
@@ -34,6 +35,7 @@ def verified(plan: Plan) -> Verification:
     """Read every published file, computed row, record, checkpoint, index, the warehouse and the shards.
 
     What is damaged stays where it is; files that the project wrote are touched, so that the next run looks at them.
+    Rows in an object store are set aside at once: objects cannot be touched.
     Not covered: models, passages and other files that were given to the project; their hashes are part of identities.
     """
     began = time.monotonic()
@@ -45,6 +47,8 @@ def verified(plan: Plan) -> Verification:
         *(DamagedFile(file, NOT_WRITTEN) for index in indexes for file in damaged_index_files(index, again=True)),
     )
     for one in written:
+        if isinstance(plan.lake.storage, ObjectStorage) and one.path.is_relative_to(plan.lake.root):
+            set_aside_file(plan.lake, one.path)
         with suppress(OSError):  # it is missing, or somebody else's: it is named all the same
             os.utime(one.path)
     inside = sum(map(_bytes, (plan.lake.root, *indexes)))
@@ -66,6 +70,7 @@ def set_aside(plan: Plan) -> list[DamagedFile]:
 
 def _checkpoints(plan: Plan) -> Iterator[DamagedFile]:
     for name in CHECKPOINTS:
+        checkpoint_files(plan.settings, name).receive()
         folder = checkpoint_folder(plan.settings, name)
         if folder.exists():
             for file in damaged_beside(folder / RECORD, again=True):
@@ -86,7 +91,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _warehouse(plan: Plan) -> Iterator[DamagedFile]:
-    database = plan.settings.paths.warehouse
+    database = warehouse.received(plan.settings.paths)
     if database.is_file() and (reason := warehouse.damage(database)):
         yield DamagedFile(database, reason)
 

@@ -22,6 +22,11 @@ function probabilities(text, positions, threshold) {
   ], likely)];
 }
 
+function threshold(line) {
+  if (line.tau_f === null) return `No call stays: ${line.by_chance ? "by_chance found no threshold" : "there is no threshold"}.`;
+  return `Calls stay from τ_f = ${nats(line.tau_f)} on${line.by_chance ? ", as by_chance found it" : ""}.`;
+}
+
 function steps(line) {
   const step = (title, note, ...content) => el("li", {}, el("h3", {}, title), note ? el("p", { className: "soft" }, note) : null, ...content);
   const sampled = line.samples;
@@ -38,7 +43,7 @@ function steps(line) {
       { title: "Δ", number: true, cell: one => nats(one.delta) },
       { title: "verdict", cell: one => (one.verdict ? verdictMark(one.verdict) : "–") },
     ], sampled)),
-    step("The augmented text", line.augmented.some(piece => piece.call) ? null : "No call stays.",
+    step("The augmented text", line.tau_f !== undefined ? threshold(line) : line.augmented.some(piece => piece.call) ? null : "No call stays.",
       el("div", { className: "text" }, line.augmented.map(piece => (piece.call ? el("mark", {}, foreign(piece.text)) : foreign(piece.text))))));
 }
 

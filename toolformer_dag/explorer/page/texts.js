@@ -76,7 +76,7 @@ function tokenChart(found) {
 }
 
 function tokens(found) {
-  const legend = el("p", { className: "legend" }, LOSSES.map(([, title], at) => [el("span", { className: `key ${LOSS_CLASSES[at]}` }), `${title} `]), "Nats; pale tokens lie behind the window and count in no loss.");
+  const legend = el("p", { className: "legend" }, LOSSES.map(([, title], at) => [el("span", { className: `key ${LOSS_CLASSES[at]}` }), `${title} `]), el("br"), "Nats; pale tokens lie behind the window and count in no loss.");
   const columns = [
     { title: "token", cell: row => foreign(row.token) },
     { title: "weight", number: true, cell: row => nats(row.weight) },

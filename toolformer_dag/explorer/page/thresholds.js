@@ -151,11 +151,11 @@ function tableTwo(tools) {
 }
 
 function settings(tools) {
-  const changed = tools.filter(tool => chosenTau(tool) !== tool.tau_f);
+  const changed = tools.filter(tool => state(`tau.${tool.tool}`) !== "" && chosenTau(tool) !== tool.tau_f);
   if (!changed.length) return "# No threshold differs from the one that is applied.";
   const key = tool => (/^[A-Za-z0-9_-]+$/.test(tool.tool) ? tool.tool : JSON.stringify(tool.tool));
   const lines = changed.map(tool => `[tools.${key(tool)}]\ntau_f = ${chosenTau(tool)}\n`);
-  return `# toolformer.toml\n${lines.join("\n")}\n# then\ntoolformer-dag stale --run`;
+  return `# toolformer.toml: below each of these headers, this line in place of its tau_f\n${lines.join("\n")}\n# then, in a terminal\ntoolformer-dag stale --run`;
 }
 
 export function thresholds(overview) {

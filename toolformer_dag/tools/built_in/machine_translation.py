@@ -22,6 +22,7 @@ def input_after_call_only(text: str, offset: int, input: str) -> bool:
     return phrase in " ".join(text[offset:].split()) and phrase not in " ".join(text[:offset].split())
 
 
+DICTIONARY_RULES = 2  # raise this when the dictionary would translate a phrase in another way
 BESIDE, REACH = 20, 300
 """The words on either side of a phrase that must be English, and the characters in which they are looked for."""
 
@@ -64,9 +65,10 @@ class EmbeddedTranslator:
         return all(found.label == ENGLISH_LABEL for found in self._identifier.identify(sides))
 
     def identity(self) -> Mapping[str, object]:
-        """Return the fingerprint of the dictionary; the tool's version covers its rules."""
+        """Return the fingerprint of the dictionary and the version of its rules."""
         return {
             "backend": "embedded",
+            "rules": DICTIONARY_RULES,
             "lexicon": fingerprint(_lexicon()),
             "identifier": self._identifier.identity(),
         }

@@ -13,6 +13,7 @@ from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
 
 ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
+READER_RULES = 2  # raise this when the reader without weights would answer a question in another way
 
 
 class InferenceReader(BaseModel):
@@ -166,7 +167,7 @@ class QuestionAnswering(Tool):
 
     def _reader_identity(self) -> Mapping[str, object]:
         if self.options.reader == "embedded":
-            return {}
+            return {"rules": READER_RULES}
         answers = {"max_answer_tokens": self.options.max_answer_tokens}
         if self.options.reader == "http":
             return {"model": self.options.model, "url": shown_url(str(self.options.url)), **answers}

@@ -1,0 +1,293 @@
+"""A lake in an object store: what is published is read on every machine, one of two writers wins, damage heals."""
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.object_store import S3, s3, s3_running
+from toolformer_dag.lake.cleaning import clean
+from toolformer_dag.lake.local_outputs import LocalOutput
+from toolformer_dag.lake.object_storage import ObjectStoreError
+from toolformer_dag.lake.row_store import MERGE_AT, RowStore
+from toolformer_dag.lake.table import DamagedPart, Lake, LostRace, MissingPart
+from toolformer_dag.lake.verification import damaged_files
+from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
+
+__all__ = ["s3", "s3_running"]  # fixtures
+
+NAME = "calculator/loss_deltas"
+ROWS = pl.DataFrame({"digest": ["a", "b"], "delta": [0.5, -0.5]})
+OTHERS = pl.DataFrame({"digest": ["c"], "delta": [1.5]})
+NOW = timedelta(seconds=-5)
+"""A grace period that is over for everything, however coarse the clock of the store."""
+
+
+@pytest.fixture
+def machine(s3: S3, tmp_path: Path) -> Callable[[str], Lake]:
+    """One lake as several machines see it, each with copies of its own."""
+    place = s3.new_place()
+    return lambda name: Lake.at(place, tmp_path / name)
+
+
+def rows_of(lake: Lake) -> RowStore:
+    return lake.rows("calculator/samples", {"model": "m"}, ("key",), {"key": pl.Int64(), "value": pl.Int64()})
+
+
+def chunk(*keys: int) -> pl.DataFrame:
+    return pl.DataFrame({"key": keys, "value": [7 * key for key in keys]})
+
+
+def test_a_published_part_is_read_on_another_machine(machine):
+    one, other = machine("one").table(NAME), machine("other").table(NAME)
+    assert other.parts() == [] and not other.has("x") and other.version() is None
+    with pytest.raises(MissingPart):
+        other.read("x")
+    published = one.publish("x", [ROWS, OTHERS], lambda: {"settings": {"k": 3}})
+    assert other.parts() == ["x"] and other.has("x")
+    assert other.read("x").equals(pl.concat([ROWS, OTHERS]))
+    assert other.checked("x") == published and other.record("x") == {"settings": {"k": 3}}
+    assert pl.read_parquet(other.files("x")).equals(other.scan().collect())
+    one.publish("x", [OTHERS], dict)
+    assert other.read("x").equals(OTHERS), "a pointer that was read before is not remembered"
+    one.remove("x")
+    assert not other.has("x") and other.parts() == []
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20), max_size=3))
+@settings(max_examples=15)
+def test_any_name_of_a_part_is_a_key(s3_running, tmp_path_factory, names):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_running.variables.items():
+            patch.setenv(name, value)
+        table = Lake.at(s3_running.new_place(), tmp_path_factory.mktemp("copies")).table(NAME)
+        for name in names:
+            table.publish(name, [ROWS], dict)
+        assert table.parts() == sorted(set(names))
+        assert all(table.read(name).equals(ROWS) for name in names)
+
+
+def overtaking(winner: Lake, rows: pl.DataFrame, k: int) -> Iterator[pl.DataFrame]:
+    """Frames of a part that another machine publishes before they end."""
+    yield ROWS
+    winner.table(NAME).publish("x", [rows], lambda: {"settings": {"k": k}, "written": "12:03"})
+
+
+def test_of_two_writers_the_first_wins_and_the_other_is_told(machine):
+    one, other = machine("one"), machine("other")
+    with pytest.raises(LostRace, match=r"another run published it at 12:03 with settings.k: 3 -> 5, while this one"):
+        one.table(NAME).publish("x", overtaking(other, ROWS, 5), lambda: {"settings": {"k": 3}})
+    assert one.table(NAME).record("x")["settings"] == {"k": 5}
+    assert clean(one, NOW, dry_run=True) == [], "the files of the one that lost are gone"
+
+
+def test_two_writers_of_the_same_rows_need_not_know_of_each_other(machine):
+    one, other = machine("one"), machine("other")
+    made = one.table(NAME).publish("x", overtaking(other, ROWS, 3), lambda: {"settings": {"k": 3}})
+    assert made == other.table(NAME).pointer("x") and one.table(NAME).read("x").equals(ROWS)
+
+
+def test_writers_of_one_table_of_costs_keep_the_rows_of_each(machine):
+    lakes = [machine(name) for name in ("one", "two", "three")]
+
+    def add(lake: Lake) -> None:
+        for number in range(5):
+            add_cost(lake, f"{lake.root.name} {number}", "calculator/loss_deltas", StepCost(1.0))
+
+    threads = [threading.Thread(target=add, args=(lake,)) for lake in lakes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runs = lakes[0].table(COSTS).read("calculator/loss_deltas")["run"].to_list()
+    assert sorted(runs) == sorted(f"{name} {number}" for name in ("one", "two", "three") for number in range(5))
+
+
+def test_rows_that_one_machine_computed_are_found_and_merged_on_another(machine, s3):
+    one, other = rows_of(machine("one")), rows_of(machine("other"))
+    for key in range(MERGE_AT - 1):
+        one.append(chunk(key, 1000 + key))
+    assert other.missing(chunk(3, 1001, 5000)[["key"]])["key"].to_list() == [5000]
+    other.append(chunk(5000))
+    kinds = [name for name in s3.objects(machine("one")) if name.endswith(".parquet")]
+    assert len(kinds) == 1 and "-run1-" in kinds[0], "the chunks of both became one run"
+    asked = chunk(3, 1001, 5000)
+    assert one.stored(asked[["key"]]).sort("key").equals(asked.sort("key"))
+
+
+def flip(path: Path) -> bytes:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    return bytes(content)
+
+
+def test_a_damaged_copy_is_fetched_again(machine):
+    lake = machine("one")
+    lake.table(NAME).publish("x", [ROWS], dict)
+    rows_of(lake).append(chunk(1))
+    for copy in lake.root.rglob("*.parquet"):
+        copy.write_bytes(flip(copy))
+    assert lake.table(NAME).read("x").equals(ROWS)
+    assert rows_of(lake).stored(chunk(1)[["key"]]).equals(chunk(1))
+
+
+def test_a_damaged_object_is_named_and_set_aside(machine, s3):
+    lake = machine("one")
+    table = lake.table(NAME)
+    table.publish("x", [ROWS], dict)
+    rows_of(lake).append(chunk(1))
+    copies = list(lake.root.rglob("*.parquet"))
+    for copy in copies:
+        s3.overwrite(lake, copy, flip(copy))
+    assert {one.path for one in damaged_files(lake)} == set(copies)
+    with pytest.raises(DamagedPart, match="its content is not what was written"):
+        table.read("x")
+    with pytest.raises(MissingPart):
+        table.read("x")
+    assert table.parts() == []
+    store = rows_of(lake)
+    assert store.missing(chunk(1)[["key"]])["key"].to_list() == [1]
+    assert re.search(r"^s3://bucket/\S+ is damaged: .*; set aside", store.damaged[0])
+    table.publish("x", [ROWS], dict)
+    assert machine("other").table(NAME).read("x").equals(ROWS)
+    gone = {file.reason for file in clean(lake, NOW, dry_run=False)}
+    assert gone >= {"damaged"} and not [name for name in s3.objects(lake) if name.endswith(".damaged")]
+
+
+def test_a_lost_object_is_missed_and_named(machine, s3):
+    one, other = machine("one").table(NAME), machine("other").table(NAME)
+    made = one.publish("x", [ROWS], dict)
+    one.storage.remove(one.folder / "files" / "x" / made.files[0].name)
+    assert other.whole_pointer("x") is None
+    with pytest.raises(DamagedPart, match="is gone from the object store"):
+        other.read("x")
+
+
+def test_clean_removes_what_was_replaced_after_its_time(machine, s3):
+    lake = machine("one")
+    table = lake.table(NAME)
+    old = table.publish("x", [ROWS], dict)
+    table.publish("x", [OTHERS], dict)
+    table.remove("y")
+    assert clean(lake, timedelta(hours=1), dry_run=False) == []
+    [gone] = clean(lake, NOW, dry_run=False)
+    assert gone.path == table.storage.shown(table.folder / "files" / "x" / old.files[0].name)
+    assert gone.reason == "replaced"
+    assert machine("other").table(NAME).read("x").equals(OTHERS)
+
+
+def output(lake: Lake, folder: Path) -> LocalOutput:
+    return LocalOutput(lake.storage, "training/finetuned_checkpoint", folder)
+
+
+def test_files_of_a_machine_are_sent_once_and_received_elsewhere(machine, s3, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "more").mkdir(parents=True)
+    (here / "a").write_bytes(b"1")
+    (here / "more" / "b").write_bytes(b"2")
+    one, other = output(machine("one"), here), output(machine("other"), there)
+    other.receive()
+    assert not there.exists() and one.unsent()
+    one.send()
+    assert not one.unsent()
+    other.receive()
+    assert (there / "more" / "b").read_bytes() == b"2" and not other.unsent()
+    (there / "a").write_bytes(b"3")
+    other.receive()
+    assert (there / "a").read_bytes() == b"3" and other.unsent(), "what was not sent yet stays"
+    (there / "more" / "b").unlink()
+    other.send()
+    one.receive()
+    assert (here / "a").read_bytes() == b"3" and not (here / "more" / "b").exists()
+    gone = {Path(file.path).name for file in clean(machine("one"), NOW, dry_run=False)}
+    assert len(gone) == 2 and len(s3.objects(machine("one"))) == 2
+
+
+UPLOAD = """
+import sys
+from pathlib import Path
+from tests.lake.test_object_storage import output
+from toolformer_dag.lake.table import Lake
+place, copies, folder = sys.argv[1:]
+print("ready", flush=True)
+output(Lake.at(place, Path(copies)), Path(folder)).send()
+"""
+
+
+@pytest.mark.long
+def test_an_upload_that_is_killed_leaves_what_was_there(machine, s3, tmp_path):
+    lake, folder = machine("one"), tmp_path / "folder"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"old")
+    output(lake, folder).send()
+    before = s3.objects(lake)
+    with (folder / "weights").open("wb") as stream:
+        for number in range(100):
+            stream.write(number.to_bytes(2, "big") * 2**19)
+    command = [sys.executable, "-c", UPLOAD, lake.storage.shown(lake.root), lake.root, folder]
+    with subprocess.Popen(list(map(str, command)), env=None) as sending:
+        while sending.poll() is None and not s3.uploads_under_way():
+            pass
+        sending.kill()
+    assert sending.returncode == -9, "it was killed while it sent"
+    assert s3.objects(lake) == before
+    output(machine("other"), tmp_path / "there").receive()
+    assert (tmp_path / "there" / "weights").read_bytes() == b"old"
+    output(lake, folder).send()
+    output(machine("other"), tmp_path / "there").receive()
+    assert (tmp_path / "there" / "weights").stat().st_size == 100 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("variables", "place", "told"),
+    [
+        ({}, "s3://another/lake", r"there is no bucket 'another'; create it, or correct paths.lake"),
+        ({"AWS_ENDPOINT_URL": "http://192.0.2.1"}, "s3://bucket/lake", r"plain HTTP is for this machine alone; use"),
+        (
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+            "s3://bucket/lake",
+            r"cannot be reached; correct AWS_END",
+        ),
+    ],
+    ids=["no such bucket", "plain HTTP", "refused connection"],
+)
+def test_errors_of_the_store_are_one_line_with_a_remedy(s3, tmp_path, monkeypatch, variables, place, told):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    lake = Lake.at(place, tmp_path)
+    for attempt in (lake.refuse_old_layout, lambda: lake.table(NAME).publish("x", [ROWS], dict)):
+        with pytest.raises(ObjectStoreError, match=told) as error:
+            attempt()
+        assert "\n" not in str(error.value) and str(error.value).startswith("cannot ")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "place"),
+    [("AWS_ENDPOINT_URL", "nonsense", "s3://b/lake"), ("GOOGLE_APPLICATION_CREDENTIALS", "/none", "gs://b/lake")],
+)
+def test_variables_without_a_meaning_are_told(s3, tmp_path, monkeypatch, variable, value, place):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ObjectStoreError, match=value) as error:
+        Lake.at(place, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_key_is_refused(s3, tmp_path):
+    lake = Lake.at("s3://bucket/lake", tmp_path)
+    httpx.post(f"{s3.address}/moto-api/reset-auth", content=b"0")
+    try:
+        with pytest.raises(ObjectStoreError, match=r"refuses access \(\w+\); correct the keys"):
+            lake.refuse_old_layout()
+        with pytest.raises(ObjectStoreError, match="refuses access"):
+            lake.table(NAME).publish("x", [ROWS], dict)
+    finally:
+        httpx.post(f"{s3.address}/moto-api/reset-auth", content=b"inf")

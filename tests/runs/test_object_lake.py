@@ -1,0 +1,146 @@
+"""The small world with its lake in an object store: every command, two machines, two runs at once, a killed run."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from assets.outputs import SHOWN
+from tests.object_store import S3, s3, s3_running
+from tests.runs.conftest import World, assert_same
+
+__all__ = ["s3", "s3_running"]  # fixtures
+
+pytestmark = pytest.mark.long
+FREE = " 0 tokens went through the model, 0 tool calls were made."
+
+
+class Machine:
+    """A world of its own over the lake that it shares: settings, history of runs and copies are its own."""
+
+    def __init__(self, s3: S3, place: str, world: World) -> None:
+        self.world = world
+        world.edit("[corpus]\n", f'[paths]\nlake = "{place}"\ncache = "copies"\n[corpus]\n')
+        own = {"DAGSTER_HOME": str(world.folder / ".dagster"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.environment = os.environ | s3.variables | own
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "toolformer_dag.cli", *arguments]
+        pipe = subprocess.PIPE
+        environment = self.environment | variables
+        return subprocess.Popen(
+            command,
+            cwd=self.world.folder,
+            env=environment,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
+        )
+
+    def told(self, *arguments: str, **variables: str) -> str:
+        """Run a command that succeeds and return what it prints."""
+        with self.start(*arguments, **variables) as process:
+            out, error = process.communicate()
+        assert process.returncode == 0, out + error
+        return out
+
+
+@pytest.fixture
+def machine(s3: S3, made: World, tmp_path: Path) -> Callable[[str], Machine]:
+    """Machines that share one lake, which nobody has used; the shards keep their times."""
+    place = s3.new_place()
+
+    def new(name: str) -> Machine:
+        left_out = shutil.ignore_patterns("lake", ".dagster", "__pycache__")
+        return Machine(s3, place, World(shutil.copytree(made.folder, tmp_path / name, ignore=left_out)))
+
+    return new
+
+
+def test_every_command_works_over_a_lake_in_an_object_store(machine, made, s3, monkeypatch):
+    one, other = machine("one"), machine("other")
+    assert "assets ran" in one.told("run")
+    monkeypatch.setenv("DAGSTER_HOME", one.environment["DAGSTER_HOME"])
+    assert_same(one.world.tables(), made.tables())
+    assert one.told("run") == "Everything is fresh: nothing ran.\n"
+    assert FREE in other.told("run"), "its own history was empty, the lake was not"
+    assert other.told("stale") == "Nothing is stale.\n"
+    assert one.told("stale") == "warehouse/toolformer_duckdb\n", "what the other run cost came into it"
+    assert one.told("run") == "Everything is fresh: nothing ran.\n", "the other machine's warehouse was received"
+    funnel = ("sql", "from funnel order by all", "--format", "csv")
+    assert one.told(*funnel) == other.told(*funnel) == _of_folder(made, *funnel)
+    assert other.told("tables", "2").splitlines()[0] == one.told("tables", "2").splitlines()[0]
+    other.told("explore", "--export", "calls.html")
+    assert "calls" in (other.world.folder / "calls.html").read_text()
+    assert other.told("generate", "--max-new-tokens", "2", "1 and 2 make")
+    other.world.edit("tau_f = 0.0", "tau_f = 0.01")
+    assert "settings.tau_f: 0.0 -> 0.01" in other.told("stale", "--why").splitlines()[1]
+    ran = set(re.findall("^ran (.*)", other.told("stale", "--run"), re.MULTILINE)) - set(SHOWN)
+    assert {"calculator/filtered_calls", "sums/filtered_calls"} <= ran
+    assert not ran & {"calculator/scored_candidates", "sums/loss_deltas"}
+    assert "settings.tau_f: 0.01 -> 0.0" in one.told("stale", "--why"), "the other machine's rows are there"
+    one.told("stale", "--run")
+    assert_same(one.world.tables(), made.tables())
+    before = s3.objects(one.world.project().plan.lake)
+    assert "gone" in one.told("clean", "--grace-hours", "0")
+    assert len(s3.objects(one.world.project().plan.lake)) < len(before)
+    assert one.told("verify") == other.told("verify") == ""
+    assert_same(one.world.tables(), made.tables())
+
+
+def _of_folder(made: World, *arguments: str) -> str:
+    command = [sys.executable, "-m", "toolformer_dag.cli", *arguments]
+    return subprocess.run(command, cwd=made.folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_runs_of_two_machines_at_once_end_in_equal_tables_or_one_says_who_won(machine, made, monkeypatch):
+    machines = [machine("one"), machine("other")]
+    runs = [one.start("run") for one in machines]
+    for run in runs:
+        out, error = run.communicate()
+        assert run.returncode == 0 or "another run published it" in error, out + error
+        assert "Traceback" not in error
+    machines[1].told("run")
+    assert machines[1].told("stale") == "Nothing is stale.\n"
+    monkeypatch.setenv("DAGSTER_HOME", machines[0].environment["DAGSTER_HOME"])
+    assert_same(machines[0].world.tables(), made.tables())
+
+
+@pytest.mark.parametrize("begun", ["samples", "losses", "filtered_calls"])
+def test_a_run_that_is_killed_leaves_a_lake_that_the_next_run_finishes(machine, made, s3, monkeypatch, begun):
+    one, other = machine("one"), machine("other")
+    lake = one.world.project().plan.lake
+    with one.start("run") as run:
+        while run.poll() is None and not any(f"sums/{begun}/" in name for name in s3.objects(lake)):
+            time.sleep(0.05)
+        os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+    assert "sums/" in other.told("stale")
+    assert "assets ran" in other.told("run")
+    monkeypatch.setenv("DAGSTER_HOME", other.environment["DAGSTER_HOME"])
+    assert_same(other.world.tables(), made.tables())
+    assert FREE in one.told("run")
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"TOOLFORMER__PATHS__LAKE": "s3://none-such/lake"}, "there is no bucket 'none-such'; create it, or correct"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "the object store cannot be reached; correct AWS_ENDPOINT_URL"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_told_in_one_line_by_every_command(machine, variables, told):
+    one = machine("one")
+    for command in (("run",), ("stale",), ("sql", "from funnel"), ("verify",), ("clean",)):
+        with one.start(*command, **variables) as process:
+            _, error = process.communicate()
+        assert process.returncode and told in error and "Traceback" not in error, error
+        assert len([line for line in error.splitlines() if "cannot" in line]) == 1

@@ -1,0 +1,126 @@
+"""What is made and opened as files of this machine, such as a checkpoint or the warehouse, and shared by the lake.
+
+In a folder lake these files lie in the lake, and nothing here does anything. In an object store they are objects too:
+
+    local-outputs/<asset>/manifest.json   which files there are, by hash
+    local-outputs/<asset>/<hash>          their contents
+
+The manifest is put last, so a killed upload changes nothing. The manifest that is put last counts: whether an output is
+up to date is told by the record inside it, whoever made it.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolformer_dag.files import WriteError, beside, sealed, unsealed, write_whole
+from toolformer_dag.identity import file_hash
+from toolformer_dag.lake.object_storage import ObjectStorage
+from toolformer_dag.lake.storage import Storage
+
+log = logging.getLogger(__name__)
+LOCAL_OUTPUTS, MANIFEST, FILES = "local-outputs", "manifest.json", "files"
+"""The hyphen keeps the first apart from the lanes, whose folders lie beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOutput:
+    """The files of the asset `name` in `folder`: those named, or all below it."""
+
+    storage: Storage
+    name: str
+    folder: Path
+    names: tuple[str, ...] = ()
+
+    def receive(self) -> None:
+        """Bring the files up to what another machine has sent; those of this machine that were not sent stay.
+
+        Raises ObjectStoreError, WriteError.
+        """
+        if not isinstance(self.storage, ObjectStorage):
+            return
+        with self.storage.alone(self._object(".lock")):
+            try:
+                manifest, _ = self.storage.read(self._object(MANIFEST))
+                wanted: Mapping[str, str] = unsealed(manifest)[FILES]
+            except (FileNotFoundError, ValueError, KeyError):  # never sent, or damaged: sent again by the next run
+                return
+            here = self._files()
+            if self._last() == manifest and here.keys() >= wanted.keys():
+                return
+            try:
+                for name, digest in wanted.items():
+                    if here.get(name) != digest:
+                        self._download(name, digest)
+                for name in here.keys() - wanted.keys():
+                    (self.folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise WriteError(self.folder, error) from error
+            except _Damaged as error:
+                log.warning("%s; it is made again", error)
+                return
+            write_whole(self._object(MANIFEST), manifest)
+
+    def send(self) -> None:
+        """Put the files into the object store, where they are not there yet. Raises ObjectStoreError, WriteError."""
+        if not isinstance(self.storage, ObjectStorage):
+            return
+        with self.storage.alone(self._object(".lock")):
+            found = self._files()
+            for name, digest in found.items():
+                self.storage.upload(self._object(digest), self.folder / name)
+            manifest = sealed(self.name, {FILES: found})
+            self.storage.mark(self._object(MANIFEST), manifest)
+            write_whole(self._object(MANIFEST), manifest)
+
+    def unsent(self) -> bool:
+        """Return whether the files of this machine differ from what was sent or received last."""
+        if not isinstance(self.storage, ObjectStorage):
+            return False
+        return self._last() != sealed(self.name, {FILES: self._files()})
+
+    def _last(self) -> bytes | None:
+        """The manifest as this machine saw it last."""
+        with suppress(OSError):
+            return self._object(MANIFEST).read_bytes()
+        return None
+
+    def _files(self) -> dict[str, str]:
+        """The files that are here, by name: their hashes."""
+        found = [self.folder / name for name in self.names] if self.names else sorted(self.folder.rglob("*"))
+        files = (path for path in found if path.is_file())
+        return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in files}
+
+    def _download(self, name: str, digest: str) -> None:
+        """Raises _Damaged where the object is gone or holds something else; it is then removed, to be sent again."""
+        assert isinstance(self.storage, ObjectStorage)
+        path, stored = self.folder / name, self._object(digest)
+        fresh = beside(path)
+        try:
+            with suppress(FileNotFoundError):
+                self.storage.download(stored, fresh)
+            if not fresh.is_file() or file_hash(fresh) != digest:
+                self.storage.remove(stored)
+                raise _Damaged(f"{self.storage.shown(stored)} ({name}) is gone or damaged")
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def _object(self, name: str) -> Path:
+        return self.storage.root / LOCAL_OUTPUTS / self.name / name
+
+
+def contents_in_use(storage: Storage, folder: Path) -> set[str] | None:
+    """Return the names of the objects in the `folder` of an output that its manifest names; None for other folders."""
+    if folder.relative_to(storage.root).parts[:1] != (LOCAL_OUTPUTS,):
+        return None
+    try:
+        return set(unsealed(storage.read(folder / MANIFEST)[0])[FILES].values())
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
+class _Damaged(Exception):
+    """A file that was sent is gone or damaged."""

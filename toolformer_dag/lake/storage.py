@@ -1,0 +1,195 @@
+"""Where the files of a lake lie: what tables, row stores, `clean` and `verify` ask of a folder or an object store.
+
+A file is named by its path below `root`. In an object store `root` is a folder of copies on this machine: the object is
+what counts, a copy is made when the file is opened, and the folder may be deleted at any time.
+
+Files are of two kinds. Most never change: their content has a hash that is known before they are read. The others, such
+as pointers, are small and are replaced as a whole; `Version` tells which content was read, so that a writer notices who
+was faster.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISDIR
+from typing import Protocol
+
+from toolformer_dag.files import StorageError, WriteError, locked, write_whole
+from toolformer_dag.lake import parquet
+
+DAMAGED = ".damaged"
+"""The end of the name of a file that was set aside."""
+
+
+class Overtaken(StorageError):
+    """A small file was replaced by another writer since it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which content of a small file was read; ABSENT: there was none. A folder tells none apart."""
+
+    e_tag: str | None = None
+    number: str | None = None
+
+
+ABSENT = Version()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that is there. `changed`: when it was written, in seconds since 1970, by the clock of the disk or store.
+
+    `withdrawn`: whether it is only the mark of one that is gone.
+    """
+
+    path: Path
+    bytes: int
+    changed: float
+    withdrawn: bool = False
+
+
+class Storage(Protocol):
+    """The files of a lake below `root`. Raises WriteError, ReadError, ObjectStoreError."""
+
+    root: Path
+
+    def shown(self, path: Path) -> str:
+        """Return where a file lies, for people."""
+
+    def read(self, path: Path) -> tuple[bytes, Version]:
+        """Return the content of a small file, and which it is. Raises FileNotFoundError, OSError."""
+
+    def version(self, path: Path) -> Version:
+        """Return which content a small file has now."""
+
+    def replace(self, path: Path, content: bytes, before: Version) -> None:
+        """Replace a small file as a whole. An object store raises Overtaken where it is not `before` any more."""
+
+    def withdraw(self, path: Path, before: Version) -> None:
+        """Take a damaged small file away. Raises as `replace`."""
+
+    def mark(self, path: Path, content: bytes) -> None:
+        """Write a small file that always has this content, and note that it is in use now."""
+
+    def add(self, path: Path, content: bytes) -> None:
+        """Write a file that never changes: it is there as a whole when this returns, or not at all."""
+
+    def fetch(self, path: Path, size: int, digest: str) -> Path:
+        """Return where a Parquet file can be opened. Of an object, the copy has the hash `digest`.
+
+        Raises UnreadableFile where it is gone.
+        """
+
+    def check(self, path: Path, size: int) -> None:
+        """Raise UnreadableFile where a Parquet file is missing or has another size."""
+
+    def damage(self, path: Path, size: int, digest: str, since: int) -> str | None:
+        """Return what is wrong with a Parquet file; see `parquet.damage`. An object is always read."""
+
+    def exists(self, path: Path) -> bool:
+        """Return whether a file is there."""
+
+    def changed(self, path: Path) -> float:
+        """Return when a file was written, as StoredFile does. Raises FileNotFoundError."""
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of the files in a folder, in no particular order."""
+
+    def files(self) -> Iterator[StoredFile]:
+        """Yield every file below `root`."""
+
+    def remove(self, path: Path) -> None:
+        """Delete a file; nothing happens where there is none."""
+
+    def set_aside(self, path: Path) -> None:
+        """Add DAMAGED to the name of a file; nothing happens where there is none."""
+
+    def at_a_glance(self) -> AbstractContextManager[None]:
+        """Ask for each small file and each list of names at most once inside the block, which only reads.
+
+        For what looks at the same pointers again and again: what others change meanwhile is seen after the block.
+        """
+
+    def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
+        """Hold the lock `path` inside the block, as `files.locked` does.
+
+        In an object store it holds among the processes of this machine: it saves work, and `replace` decides.
+        """
+
+
+class FolderStorage:
+    """A folder that all processes see under the same path."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def shown(self, path: Path) -> str:
+        return str(path)
+
+    def read(self, path: Path) -> tuple[bytes, Version]:
+        return path.read_bytes(), ABSENT
+
+    def version(self, path: Path) -> Version:
+        return ABSENT
+
+    def replace(self, path: Path, content: bytes, before: Version) -> None:
+        write_whole(path, content)
+
+    def withdraw(self, path: Path, before: Version) -> None:
+        self.set_aside(path)
+
+    def mark(self, path: Path, content: bytes) -> None:
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            write_whole(path, content)
+        except OSError as error:
+            raise WriteError(path, error) from error
+
+    def add(self, path: Path, content: bytes) -> None:
+        write_whole(path, content)
+
+    def fetch(self, path: Path, size: int, digest: str) -> Path:
+        return path
+
+    def check(self, path: Path, size: int) -> None:
+        parquet.check(path, size)
+
+    def damage(self, path: Path, size: int, digest: str, since: int) -> str | None:
+        return parquet.damage(path, size, digest, since)
+
+    def exists(self, path: Path) -> bool:
+        return path.is_file()
+
+    def changed(self, path: Path) -> float:
+        return path.stat().st_mtime
+
+    def names(self, folder: Path) -> list[str]:
+        return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+    def files(self) -> Iterator[StoredFile]:
+        for folder, _, names in os.walk(self.root, followlinks=True):
+            for name in names:
+                path = Path(folder, name)
+                with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
+                    status = path.stat()
+                    if not S_ISDIR(status.st_mode):
+                        yield StoredFile(path, status.st_size, status.st_mtime)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def set_aside(self, path: Path) -> None:
+        aside = path.with_name(f"{path.name}{DAMAGED}")
+        with suppress(FileNotFoundError):  # another process was faster
+            path.rename(aside)
+            aside.touch()  # `clean` counts from now
+
+    def at_a_glance(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
+        return locked(path, wait)
