@@ -9,7 +9,7 @@ from assets.paper import paper_assets
 from assets.shard_list import observe, shard_list
 from assets.staleness import StaleAsset, stale_assets
 from assets.tables import asset_key, dataset_asset, prepared_tool_asset, table_asset, warehouse_asset
-from resources.live_runs import UNFINISHED
+from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
@@ -65,6 +65,7 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
         description="Observes the shard files; with execution.automation it starts bring_up_to_date.",
     )
     def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        free_slots_of_ended_runs(context.instance)
         changed = observe(context.instance, plan)
         if not plan.settings.execution.automation:
             return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")

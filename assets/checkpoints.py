@@ -44,7 +44,9 @@ def checkpoint_asset(plan: Plan, name: str, output: Output) -> dg.AssetsDefiniti
         if warning := too_few(len(choosing), "choose the checkpoint"):
             context.log.warning(warning)
         settings, out = plan.settings, checkpoint_folder(plan.settings, name)
+        files = checkpoint_files(settings, name)
         with locked(out.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
+            files.receive()  # that of another machine too
             report = train(
                 settings.model, texts, choosing, settings.training, out, progress(context, "steps"), measured
             )
@@ -52,7 +54,7 @@ def checkpoint_asset(plan: Plan, name: str, output: Output) -> dg.AssetsDefiniti
                 write_model_card(plan, name, report, len(choosing))
                 add_evaluation(out, *measured_on(plan, name))
             curve = publish_curve(plan, name, report)
-            checkpoint_files(settings, name).send()
+            files.send()
         if not report.reused:
             note_cost(context, lake, StepCost(report.seconds, round(report.tokens * _epochs(plan, report))))
         return _result(str(out), report, curve, len(choosing))

@@ -10,6 +10,7 @@ from assets.outputs import SHOWN, Output
 from assets.plots import PLOTS
 from assets.tables import OWNERS, asset_key, explored
 from resources import WarehouseResource
+from resources.step_processes import step_tags
 from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, tools_called
 from toolformer_dag.identity import fingerprint
 
@@ -34,7 +35,7 @@ def paper_assets(outputs: Mapping[str, Output]) -> dg.AssetsDefinition:
         for name, table in zip(SHOWN, PAPER_TABLES, strict=True)
     ]
 
-    @dg.multi_asset(name=STEP, specs=specs, can_subset=True, pool="lake")
+    @dg.multi_asset(name=STEP, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
     def tables(context: dg.AssetExecutionContext, warehouse: WarehouseResource) -> Iterator[dg.MaterializeResult]:
         for name, table in zip(SHOWN, PAPER_TABLES, strict=True):
             if asset_key(name) in context.selected_asset_keys:

@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from assets.metadata import ROWS, TOKENS, UNCHANGED
-from toolformer_dag.files import UserError
+from toolformer_dag.files import UserError, locked
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.spending import Spent, StepCost, add_cost, read_spent
 
@@ -110,6 +110,11 @@ def watched_by(sink: Sink) -> Iterator[None]:
         _sink.reset(token)
 
 
+def current_sink() -> Sink:
+    """Return the sink of the `watched_by` around this."""
+    return _sink.get()
+
+
 @contextmanager
 def step(name: str) -> Iterator[Step]:
     """Tell the watcher of a step that runs inside the block, and of its end."""
@@ -177,7 +182,10 @@ def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> No
     """Add settings that changed to the run's tag `toolformer/changed`."""
     group = context.asset_key.path[0]
     told = [f"{group}.{change}" for change in changed]
-    run = context.instance.get_run_by_id(context.run.run_id) if told else None
-    if run is not None:
-        before = run.tags[CHANGED].split("; ") if CHANGED in run.tags else []
-        context.instance.add_run_tags(run.run_id, {CHANGED: "; ".join(dict.fromkeys([*before, *told]))})
+    if not told:
+        return
+    with locked(Path(context.instance.root_directory) / "run_tags.lock"):  # steps at once add theirs too
+        run = context.instance.get_run_by_id(context.run.run_id)
+        if run is not None:
+            before = run.tags[CHANGED].split("; ") if CHANGED in run.tags else []
+            context.instance.add_run_tags(run.run_id, {CHANGED: "; ".join(dict.fromkeys([*before, *told]))})

@@ -1,6 +1,7 @@
 """The assets of the stages: each brings its table up to date, or finds that nothing changed and skips itself."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -10,6 +11,7 @@ import polars as pl
 
 from assets.metadata import (
     CALLS,
+    PREVIEW_ROWS,
     ROWS,
     TOKENS,
     UNCHANGED,
@@ -23,13 +25,16 @@ from assets.metadata import (
 from assets.outputs import Output
 from assets.running import note_cost, note_failure, progress, step, tag_changes
 from assets.small_plots import chance_curves, delta_histogram
+from assets.step_watch import told_elsewhere
 from resources import Compute, WarehouseResource
+from resources.step_processes import step_tags
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.exports.corpus_export import asset_files, asset_folder, export_corpus, tells_the_same
 from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import CHOSEN, version
+from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.spending import StepCost, token_count
@@ -69,7 +74,7 @@ def asset_of(
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Return the decorator that makes a function the asset of an output; `checks`: names of its blocking checks.
 
-    Whoever watches the run is told how the step ended.
+    Whoever watches the run is told how the step ended, also from a process of the step's own.
     """
     key = asset_key(output.name)
     asset = dg.asset(
@@ -80,6 +85,7 @@ def asset_of(
         kinds=set(kinds),
         owners=OWNERS,
         pool=pool,
+        op_tags=step_tags(pool),
         check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in checks],
         description=description,
         metadata={"explore": dg.MetadataValue.url(explored(output.name))},
@@ -88,7 +94,7 @@ def asset_of(
     def told(function: Callable[..., dg.MaterializeResult]) -> dg.AssetsDefinition:
         @wraps(function)  # Dagster reads the parameters from it
         def watched(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
-            with step(output.name) as made:
+            with told_elsewhere(context), step(output.name) as made:
                 try:
                     result: dg.MaterializeResult = function(context, *arguments, **resources)
                 except BaseException:
@@ -103,6 +109,11 @@ def asset_of(
     return told
 
 
+def tool_pool(lane: Lane) -> str:
+    """Return the pool of a lane's tool: runs take turns calling it, and other lanes' tools are called meanwhile."""
+    return f"tools/{lane.key}"
+
+
 def explored(name: str) -> str:
     """Return where the page of `toolformer-dag explore` shows what an asset made, while it is served."""
     group, _, stage = name.partition("/")
@@ -115,8 +126,9 @@ def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
     """Return the asset of a stage: a whole table, whose missing rows are computed in chunks."""
     stage = table.stage
     checks = ["unique_keys", *stage.checks]
+    pool = tool_pool(table.lane) if stage.pool == "tools" else stage.pool
 
-    @asset_of(output, kinds=stage.kinds, pool=stage.pool, description=description(table), checks=checks)
+    @asset_of(output, kinds=stage.kinds, pool=pool, description=description(table), checks=checks)
     def rows(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
@@ -169,15 +181,22 @@ def check_result(report: TableReport, name: str) -> dg.AssetCheckResult:
 
 
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
-    rows = table.table.scan() if report.rows else table.stage.schema.to_frame().lazy()
+    filled = [part for part, count in report.rows.items() if count]
+    rows = table.table.scan(filled[:PREVIEW_ROWS]) if filled else table.stage.schema.to_frame().lazy()
     more: Mapping[str, Callable[[], Mapping[str, dg.MetadataValue]]] = {
         "filtered_calls": lambda: _filtered(table, report.facts.get(CHOSEN), sum(report.rows.values())),
         "swapped_results": lambda: _kept_by_chance(table),
+        "augmented_corpus": lambda: _examples(table),
     }
-    examples = report.facts.get("examples")
-    shown = {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in (examples or {}).items()}
-    seen_first = more.get(table.stage.name, dict)()
-    return {**seen_first, **shown, **figures(report), **shape(table.stage, rows)}
+    return {**more.get(table.stage.name, dict)(), **figures(report), **shape(table.stage, rows)}
+
+
+def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
+    """Texts of C* per lane, as in Table 2, and all."""
+    batches = [batch["tools"] for batch in corpus_batches(table.plan.lake)]
+    counts = Counter(tool for tools in batches for tool in tools.list.explode())
+    found = {**{lane.key: counts[lane.key] for lane in table.plan.lanes}, "all": sum(map(len, batches))}
+    return {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in found.items()}
 
 
 def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:
@@ -221,7 +240,7 @@ def prepared_tool_asset(lane: Lane, output: Output) -> dg.AssetsDefinition:
 
     told = f"What {lane.tool.name} needs before its first call (an index of passages); resumable."
 
-    @asset_of(output, kinds={"python"}, pool="tools", description=told)
+    @asset_of(output, kinds={"python"}, pool=tool_pool(lane), description=told)
     def prepared(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         began, advance, made = time.monotonic(), progress(context, "passages"), 0
 

@@ -6,6 +6,7 @@ The model has the shape of GPT-J-6B on a GPU, else a small shape of the same arc
 - operations per second of positions, samples and losses, beside a plain matrix product of the same dtype;
 - bytes read while decoding, beside a plain copy;
 - the share of a run in which the device works (on a CPU: in which operators of torch run);
+- a decoding step of one row beside reading the weights once: a CUDA graph saves at most the difference per step;
 - on a GPU, how often the host waits for the device.
 
 Goals stand beside the figures: 45 % of the plain product for losses, 35 % for positions, half the bytes per second of a
@@ -23,9 +24,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.annotate import AnnotationTask, Outcome, annotate
+from benchmarks.measure import copy_rate, measured
 from benchmarks.models import random_model, texts
 from benchmarks.rates import print_rates, transformers_backend
 from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.heads import CachedHead
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.sections import SamplingSettings
 from toolformer_dag.tools.registry import load_tool
@@ -33,6 +36,7 @@ from toolformer_dag.tools.registry import load_tool
 SHAPES = {"cuda": "gptj-6b", "cpu": "gptj-small"}
 TEXTS = {"cuda": 400, "cpu": 8}
 BUSY_GOAL = 0.9
+STEPS = 32
 
 
 def show(outcome: Outcome, count: int) -> None:
@@ -59,6 +63,24 @@ def show_waits(language_model: LanguageModel, task: AnnotationTask, chosen: Sequ
     waits = sum("synchroniz" in str(each.message) for each in found)
     needed = outcome.counts["passes"] + outcome.counts["decoding_steps"]
     print(f"the host waited {waits} times in {needed} passes and decoding steps")
+
+
+@torch.inference_mode()
+def show_step(language_model: LanguageModel) -> None:
+    """Print the time of a decoding step of one row, which on a GPU is that of its launches."""
+    backbone, device = transformers_backend(Engine(language_model)).backbone, language_model.device
+    behind = CachedHead(backbone, range(1, 400)).texts(slots=1, width=8)
+    behind.features([0], [range(1, 9)], first=0)
+    branches = behind.branches(capacity=1, room=STEPS + 1)
+    branches.admit([0], [8])
+    token = torch.ones(1, dtype=torch.long, device=device)
+    branches.step(token)
+    with measured(device) as cost:
+        for _ in range(STEPS):
+            branches.step(token)
+    read = sum(weight.nbytes for weight in backbone.body.parameters()) / copy_rate(device)
+    each = cost.seconds / STEPS
+    print(f"a decoding step of one row takes {1e3 * each:.1f} ms, reading the weights once {1e3 * read:.1f} ms")
 
 
 def show_busy(language_model: LanguageModel, task: AnnotationTask, chosen: Sequence[str]) -> None:
@@ -91,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     annotate(Engine(language_model), task, chosen[:2], device)
     show(annotate(engine, task, chosen, device), len(chosen))
     print_rates(engine, task, chosen)
+    show_step(language_model)
     if device.type == "cuda":
         show_waits(language_model, task, chosen[:20])
     show_busy(language_model, task, chosen[:100])

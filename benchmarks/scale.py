@@ -1,14 +1,16 @@
 """Measure how cost grows with stored rows, documents and shard files, and what a chunk costs beside its rows.
 
-    python -m benchmarks.scale [--rows 7] [--documents 4] [--files 4] [--work FOLDER]
+    python -m benchmarks.scale [--rows 7] [--calls 7] [--documents 6] [--files 4] [--work FOLDER] [AXIS ...]
 
-The numbers are the largest powers of ten. Every size is measured in a fresh process, in CPU-seconds; the exponent is
-the slope of a line through the logarithms of the last three sizes (1: linear, 0: does not grow). Two workers and the
-engines other than local processes are not covered.
+The numbers are the largest powers of ten; AXIS is one of rows, calls, documents, files and chunk. Every size is
+measured in a fresh process, in CPU-seconds; the exponent is the slope of a line through the logarithms of the last
+three sizes (1: linear, 0: does not grow). Files are copies of one document, so that the model's work does not grow with
+them. Two workers, Ray and object stores are not covered: `benchmarks.object_lake` has the latter.
 """
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -24,7 +26,6 @@ import polars as pl
 
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline import filtered_calls
 from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.scored_candidates import SAMPLE_KEY, SAMPLES
@@ -119,33 +120,53 @@ def comparing(folder: Path, files: int) -> Figures:
     return {**figures, "raw_shards, one more": _updated(worker, outputs, ["ccnet/raw_shards"])}
 
 
+def running(folder: Path, files: int) -> Figures:
+    """Run one lane over shards of one document each; again, with nothing changed; with one shard more."""
+    folder /= "line"
+    _project(folder, {f"{number:06d}": 1 for number in range(files)}, LANES[:1])
+    figures = {"run": _run(folder), "run, nothing changed": _run(folder)}
+    shutil.copy(folder / "web" / "000000.json.gz", folder / "web" / "one more.json.gz")
+    return {**figures, "run, one more": _run(folder)}
+
+
+def _run(folder: Path) -> float:
+    from toolformer_dag.cli.project import Project
+
+    os.environ["DAGSTER_HOME"] = str(folder / ".dagster")
+
+    def run() -> None:
+        settings = load_settings(folder / "toolformer.toml", environment={}, overrides=["execution.workers=1"])
+        Project.of(settings).run(training=False).raise_for_failures()
+
+    return spent(run)
+
+
 def filtering(folder: Path, rows: int) -> Figures:
     """Filter the scored calls of a lane, 10,000 in a shard; then those of one shard more."""
-    outputs = _project(folder, {"one": 1})
-    tables = {name: outputs[f"calculator/{name}"] for name in ("loss_deltas", "heuristic_subset")}
     shards = max(1, rows // 10_000)
-    for number in range(shards + 1):
-        if number == shards:
-            first = spent(lambda: _filtered(outputs["calculator/filtered_calls"]))
-        _scored(tables, f"{number:06d}", rows // shards)
-    return {
-        "filtered_calls": first,
-        "with a shard more": spent(lambda: _filtered(outputs["calculator/filtered_calls"])),
-    }
+    names = [f"{number:06d}" for number in range(shards + 1)]
+    figures: Figures = {}
+    for figure, new, there in (
+        ("filtered_calls", names[:-1], names[:-1]),
+        ("with a shard more", names[-1:], names),
+    ):
+        outputs = _project(folder, dict.fromkeys(there, 1))
+        for name in new:
+            _scored(outputs, name, rows // shards)
+        worker = Worker(next(iter(outputs.values())).plan)
+        figures[figure] = _updated(worker, outputs, ["calculator/filtered_calls"])
+    return figures
 
 
-def _filtered(output: TableOutput) -> None:
-    output.publish("all", filtered_calls.rows(Worker(output.plan), output, "all"))
-
-
-def _scored(tables: Mapping[str, TableOutput], shard: str, rows: int) -> None:
+def _scored(outputs: Mapping[str, TableOutput], shard: str, rows: int) -> None:
     made = samples([int(shard) * 100_000 + number for number in range(max(1, rows // PER_TEXT))])
     keyed = made.with_columns(tool=pl.lit("calculator"), shard=pl.lit(shard), digest="text_digest", segment=0)
     scored = keyed.with_columns(delta=pl.int_range(pl.len()) % 997 / 997.0, input="body")
-    for table, frame in (("loss_deltas", scored), ("heuristic_subset", keyed.unique("text_digest"))):
-        schema = tables[table].stage.schema
+    for name, frame in (("heuristic_subset", keyed.unique("text_digest")), ("loss_deltas", scored)):
+        table = outputs[f"calculator/{name}"]
+        schema = table.stage.schema
         lacking = [pl.lit(None).alias(name) for name in schema if name not in frame.columns]
-        tables[table].publish(shard, PartRows([frame.with_columns(lacking).select(schema.names()).cast(schema)]))
+        table.publish(shard, PartRows([frame.with_columns(lacking).select(schema.names()).cast(schema)]))
 
 
 def chunk_overhead(folder: Path, texts: int) -> Figures:
@@ -165,19 +186,19 @@ AXES: Mapping[str, tuple[Callable[[Path, int], Figures], ...]] = {
     "rows": (appending, looking_up),
     "calls": (filtering,),
     "documents": (reading,),
-    "files": (comparing,),
+    "files": (comparing, running),
     "chunk": (chunk_overhead,),
 }
 
 
-def _project(folder: Path, shards: Mapping[str, int]) -> dict[str, TableOutput]:
+def _project(folder: Path, shards: Mapping[str, int], lanes: Sequence[str] = LANES) -> dict[str, TableOutput]:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(SMALL_MODEL, folder / "model", dirs_exist_ok=True)
     (folder / "web").mkdir(exist_ok=True)
     [draft] = write_shards(folder / "drafts", 1, max(shards.values()), seed=1)
     for name in shards:
         shutil.copy(draft, folder / "web" / f"{name}.json.gz")
-    tools = "".join(f"[tools.{lane}]\nprompt = 'embedded'\n" for lane in LANES)
+    tools = "".join(f"[tools.{lane}]\nprompt = 'embedded'\n" for lane in lanes)
     head = "profile = 'plain'\n[profiles.plain]\n[corpus]\nshards = ['web/*.json.gz']\nsegment_tokens = 160\n"
     (folder / "toolformer.toml").write_text(f"{head}[model]\nname = 'model'\n[sampling]\nmax_call_tokens = 32\n{tools}")
     plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}, overrides=[]))
@@ -208,7 +229,8 @@ def measured(axis: str, sizes: Sequence[int], work: Path) -> Iterator[tuple[int,
             figures: Figures = {}
             for part in range(len(AXES[axis])):
                 command = [sys.executable, "-m", "benchmarks.scale", "--one", axis, str(part), str(size), folder]
-                figures |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                figures |= json.loads(done.stdout.splitlines()[-1])
             yield size, figures
 
 
@@ -219,13 +241,14 @@ def main() -> None:
     for axis, default in (("rows", 6), ("calls", 5), ("documents", 3), ("files", 3)):
         parser.add_argument(f"--{axis}", type=int, default=default)
     parser.add_argument("--work", type=Path)
+    parser.add_argument("axes", nargs="*")
     given = parser.parse_args()
     if given.one:
         axis, part, size, folder = given.one
         print(json.dumps(AXES[axis][int(part)](Path(folder), int(size))))
         return
     least = {"rows": 4, "calls": 4, "documents": 1, "files": 1}
-    for axis in least:
+    for axis in [one for one in least if one in (given.axes or least)]:
         sizes = [10**power for power in range(least[axis], getattr(given, axis) + 1)]
         found = list(measured(axis, sizes, given.work))
         for size, figures in found:
@@ -235,8 +258,11 @@ def main() -> None:
             )
         for name in found[0][1] if len(found) > 1 else ():
             print(f"{axis}: {name} grows with the power {exponent(sizes, [f[name] for _, f in found]):.2f}", flush=True)
-    [(_, figures)] = measured("chunk", [64], given.work)
-    print(f"a chunk costs {1000 * figures['per chunk']:.1f} ms, each of its texts {1000 * figures['per text']:.2f} ms")
+    if not given.axes or "chunk" in given.axes:
+        [(_, figures)] = measured("chunk", [64], given.work)
+        per_chunk, per_text = 1000 * figures["per chunk"], 1000 * figures["per text"]
+        print(f"a chunk costs {per_chunk:.1f} ms, each of its texts {per_text:.2f} ms")
+        print(f"a chunk is below 5 % of a run where its texts compute for {per_chunk / 0.05:.0f} ms or more")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python -m benchmarks.warehouse_millions [--calls 10000000] [--work FOLDER]
 import argparse
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,9 +122,9 @@ def best_of(work: Callable[[], object], runs: int = RUNS) -> BuildTime:
     return min(costs, key=lambda cost: cost.wall)
 
 
-def outputs(folder: Path, tau_f: object) -> dict[str, TableOutput]:
-    """Return the tables of a plan, by name."""
-    settings = (f"tools.calculator.tau_f={tau_f}", "tools.calendar.tau_f=0.5")
+def outputs(folder: Path, tau_f: object, *more: str) -> dict[str, TableOutput]:
+    """Return the tables of a plan, by name. `more`: settings that are overridden."""
+    settings = (f"tools.calculator.tau_f={tau_f}", "tools.calendar.tau_f=0.5", "corpus.shards=['web/*.json.gz']", *more)
     (folder / "toolformer.toml").write_text("".join(f"[tools.{lane}]\n" for lane in LANES))
     found = table_outputs(Plan.of(load_settings(folder / "toolformer.toml", environment={}, overrides=settings)))
     return {output.name: output for output in found}
@@ -133,24 +133,32 @@ def outputs(folder: Path, tau_f: object) -> dict[str, TableOutput]:
 def publish_calls(tables: dict[str, TableOutput], calls: int) -> None:
     """Publish `calls` scored calls with their documents, texts, samples and control."""
     for shard in range(SHARDS):
-        part = f"en_head_{shard:04d}"
-        for lane in LANES:
-            rows = scored_calls(lane, shard, calls // SHARDS // len(LANES))
-            texts = rows.select("tool", "shard", "digest", "segment").unique(maintain_order=True)
-            swapped = rows.head(SWAPPED_TEXTS * CALLS_PER_TEXT).with_columns(pl.col("delta") - 2, swap=pl.lit(0))
-            published = {
-                "loss_deltas": rows,
-                "swapped_results": swapped,
-                "heuristic_subset": texts.with_columns(text_digest="digest", text=pl.lit(TEXT), offset=pl.lit(0)),
-                "scored_candidates": rows.with_columns(body="input"),
-            }
-            for name, frame in published.items():
-                _publish(tables[f"{lane}/{name}"].table, part, shaped(frame, tables[f"{lane}/{name}"].stage), lane)
-        named = texts.select("shard", "digest").with_columns(
-            text=pl.lit(TEXT * 5), domain=pl.format("site{}.example", pl.int_range(pl.len()) % 700)
-        )
-        documents = tables["ccnet/raw_shards"]
-        _publish(documents.table, part, shaped(named, documents.stage), None)
+        publish_shard(tables, shard, calls // SHARDS // len(LANES))
+
+
+def publish_shard(tables: Mapping[str, TableOutput], shard: int, calls: int) -> None:
+    """Publish a shard with `calls` scored calls of each lane, and write an empty file of its name."""
+    part = f"en_head_{shard:04d}"
+    web = next(iter(tables.values())).plan.settings.root / "web"
+    web.mkdir(exist_ok=True)
+    (web / f"{part}.json.gz").touch()
+    for lane in LANES:
+        rows = scored_calls(lane, shard, calls)
+        texts = rows.select("tool", "shard", "digest", "segment").unique(maintain_order=True)
+        swapped = rows.head(SWAPPED_TEXTS * CALLS_PER_TEXT).with_columns(pl.col("delta") - 2, swap=pl.lit(0))
+        published = {
+            "loss_deltas": rows,
+            "swapped_results": swapped,
+            "heuristic_subset": texts.with_columns(text_digest="digest", text=pl.lit(TEXT), offset=pl.lit(0)),
+            "scored_candidates": rows.with_columns(body="input"),
+        }
+        for name, frame in published.items():
+            _publish(tables[f"{lane}/{name}"].table, part, shaped(frame, tables[f"{lane}/{name}"].stage), lane)
+    named = texts.select("shard", "digest").with_columns(
+        text=pl.concat_str(pl.lit(TEXT * 5), "digest"), domain=pl.format("site{}.example", pl.int_range(pl.len()) % 700)
+    )
+    documents = tables["ccnet/raw_shards"]
+    _publish(documents.table, part, shaped(named, documents.stage), None)
 
 
 def _publish(table: Table, part: str, rows: pl.DataFrame, lane: str | None) -> None:

@@ -17,6 +17,7 @@ from toolformer_dag.evaluation.measurements import OUTCOMES
 from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
+from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN, Example, KeptCall, examples, split_of
 from toolformer_dag.pipeline.plan import Lane, Plan, lanes
@@ -84,7 +85,6 @@ class Study:
         return load_settings(file, environment={})
 
 
-CORPUS = "training/augmented_corpus"
 TEXT = ("digest", "segment")
 
 
@@ -93,7 +93,7 @@ def unfiltered_texts(lake: Lake, lanes: Sequence[Lane], seed: int) -> list[str]:
 
     Raises MissingPartition where the pipeline has not run.
     """
-    corpus = lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
+    corpus = corpus_rows(lake, ["tools", "split"]).filter(pl.col("split") == TRAIN).collect()
     random, found = Random(f"unfiltered {seed}"), []
     for lane in lanes:
         wanted = corpus.filter(pl.col("tools").list.contains(lane.key)).height

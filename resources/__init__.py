@@ -1,10 +1,11 @@
 """The Dagster resources: the lake, the warehouse, and the workers that compute."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from uuid import uuid4
 
 import dagster as dg
 
@@ -24,14 +25,18 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     root: str
     copies: str = ""
+    steps_apart: bool = False
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
-        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be told."""
+        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be told.
+
+        With `steps_apart` this is the process of a single step, whose end is not the run's.
+        """
         if context.instance is None or context.run is None:
             yield self._lake()
             return
-        with alive(context.instance, context.run.run_id):
+        with nullcontext() if self.steps_apart else alive(context.instance, context.run.run_id):
             if HOME not in context.run.tags and not context.instance.is_ephemeral:
                 context.instance.add_run_tags(context.run.run_id, {HOME: home_name(context.instance)})
             yield self._lake()
@@ -60,7 +65,7 @@ class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
 class Compute:
     """`worker`: the means of this process; `workers`: where chunks are computed, started on first use.
 
-    `ledger`: where they write down what they spend.
+    `ledger`: where they write down what they spend, and nobody else.
     """
 
     plan: Plan
@@ -90,7 +95,7 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(context: dg.InitResourceContext) -> Iterator[Compute]:
         instance, run = context.instance, context.run
-        kept = None if instance is None or run is None or instance.is_ephemeral else ledger(instance, run.run_id)
+        kept = None if instance is None or run is None or instance.is_ephemeral else _own(ledger(instance, run.run_id))
         made = Compute(plan, kept)
         try:
             yield made
@@ -98,3 +103,8 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
             made.release()
 
     return compute
+
+
+def _own(ledger: Path) -> Path:
+    """A part of a run's ledger for one process that runs steps, and for its workers."""
+    return ledger / uuid4().hex

@@ -72,7 +72,18 @@ def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
             dead.append(run.run_id)
             file.unlink(missing_ok=True)
+    free_slots_of_ended_runs(instance)
     return dead
+
+
+def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
+    """Free the slots of pools that ended runs hold: a step interrupted in its own process leaves its slot taken."""
+    storage = instance.event_log_storage
+    for pool in storage.get_concurrency_keys():
+        for run_id in {slot.run_id for slot in storage.get_concurrency_info(pool).claimed_slots}:
+            run = instance.get_run_by_id(run_id)
+            if run is None or run.is_finished:
+                storage.free_concurrency_slots_for_run(run_id)
 
 
 def ledger(instance: dg.DagsterInstance, run_id: str) -> Path:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,6 +25,12 @@ from toolformer_dag.tools.built_in.calculator import Calculator
 REPOSITORY = Path(__file__).parents[1]
 SNAPSHOT = Path(__file__).with_name("asset_graph.json")
 HEAVY = ("torch", "transformers", "datasets", "ray", "accelerate")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchanged() -> None:
+    """Remember the versions before any test changes a constant, whichever comes first."""
+    default(), default(file=REPOSITORY / "toolformer.toml")
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +235,7 @@ def test_large_weights_are_hashed_once_and_again_when_they_change(tmp_path, monk
     weights = tmp_path / "model" / "model.safetensors"
     with weights.open("ab") as stream:
         stream.truncate(50 * 2**20)
+    time.sleep(2 * identity.TICK / 1e9)
     model = f"model.name={tmp_path / 'model'}"
     first = loaded_anew(model)
     [remembered] = [
@@ -239,6 +247,7 @@ def test_large_weights_are_hashed_once_and_again_when_they_change(tmp_path, monk
     assert difference(first, kept) >= lanes("scored_candidates")
     assert loaded_anew(model) == kept
     os.utime(weights)
+    time.sleep(2 * identity.TICK / 1e9)
     assert loaded_anew(model) == first
     assert json.loads(remembered.read_text())["hash"] == known["hash"]
 

@@ -1,9 +1,13 @@
 """What Dagster loads: the assets, jobs, sensor and resources of toolformer.toml."""
 
+import json
+from pathlib import Path
+
 import dagster as dg
 
 from assets import JOBS, graph, shard_sensor
 from resources import LakeResource, WarehouseResource, compute_resource
+from resources.step_processes import executor_of
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
@@ -19,18 +23,23 @@ def build_definitions(settings: Settings) -> dg.Definitions:
 
 def definitions_of(plan: Plan) -> dg.Definitions:
     """Build the asset graph of a plan."""
-    paths = plan.settings.paths
+    paths, steps_at_once = plan.settings.paths, plan.settings.execution.steps_at_once
     return dg.Definitions(
         assets=graph(plan),
         jobs=JOBS,
         sensors=[shard_sensor(plan)],
         resources={
-            "lake": LakeResource(root=str(paths.lake), copies=str(paths.local)),
+            "lake": LakeResource(root=str(paths.lake), copies=str(paths.local), steps_apart=steps_at_once > 1),
             "compute": compute_resource(plan),
             "warehouse": WarehouseResource(database=str(paths.warehouse)),
         },
-        executor=dg.in_process_executor,
+        executor=executor_of(steps_at_once),
     )
+
+
+def job_of(file: str, name: str) -> dg.JobDefinition:
+    """Build a job of the settings in a JSON file, as the process of each step of a run of the command line does."""
+    return build_definitions(Settings.model_validate(json.loads(Path(file).read_text()))).resolve_job_def(name)
 
 
 @dg.definitions

@@ -120,11 +120,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]*")
+"""Names that `file_name` leaves as they are: most."""
+
+
 def file_name(name: str) -> str:
     """Turn any name into a readable file name that cannot hide, climb or nest; `plain_name` reads it back.
 
     Letters of any script stay as they are: quoted they take three times the bytes, of which a file name has 255.
     """
+    if PLAIN.fullmatch(name):
+        return name
     quoted = "".join(char if char > "~" and char.isprintable() else quote(char, safe=" ,+=@") for char in name)
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
@@ -172,8 +178,9 @@ SEAL = "seal"
 
 
 def sealed(owner: str, value: Mapping[str, object]) -> bytes:
-    """Encode as JSON with the hash of everything else in its first field. Raises NotPlain, which names `owner`."""
-    return as_json(owner, {SEAL: content_hash(as_json(owner, value)), **value})
+    """Encode fields, at least one, as JSON with the hash of the rest before them. Raises NotPlain, naming `owner`."""
+    body = as_json(owner, value)
+    return _seal_line(content_hash(body)) + body[1:]
 
 
 def unsealed(content: bytes) -> dict[str, Any]:
@@ -183,9 +190,15 @@ def unsealed(content: bytes) -> dict[str, Any]:
         seal = value.pop(SEAL)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
-    if as_json("", {SEAL: seal, **value}) != content or content_hash(as_json("", value)) != seal:
+    line = _seal_line(seal)
+    if not content.startswith(line) or content_hash(b"{" + content[len(line) :]) != seal:
         raise ValueError("is damaged: its content is not what was written")
     return dict(value)
+
+
+def _seal_line(seal: object) -> bytes:
+    """Return how a sealed record begins, in the place of its brace."""
+    return f'{{\n "{SEAL}": "{seal}",'.encode()
 
 
 FILES = "files"

@@ -7,6 +7,7 @@ batch size, paths and the thresholds of later stages do not. A type that is not 
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -94,10 +95,19 @@ def file_hash(file: Path, again: bool = False) -> str:
     does not read gigabytes of weights again. Raises OSError.
     """
     status = file.stat()
-    if again:
+    if again or not settled(status):
         return _sha256(file)
     stamp = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     return _hashed(file.absolute(), stamp)
+
+
+TICK = 20_000_000
+"""Nanoseconds in which a file system's clock surely goes on: two writes within a tick leave the same times."""
+
+
+def settled(status: os.stat_result) -> bool:
+    """Return whether a file's times tell it from what a later write would make of it."""
+    return abs(time.time_ns() - status.st_ctime_ns) > TICK
 
 
 @lru_cache(maxsize=4096)

@@ -176,6 +176,8 @@ def test_questions_won_and_lost_are_those_of_the_warehouse_by_keyboard(
             table = page.get_by_role("region", name=re.compile(f"^{benchmark}: .* by Toolformer alone$"))
             table.get_by_text("answered" if which == "won" else "missed").first.wait_for()
             assert table.locator("tbody tr").count() == number
+    second = page.locator("td .written", has_text="Calendar() → second call")
+    assert second.count() == page.locator("tbody tr", has=second).count() > 0  # beside the first of its question
     page.get_by_role("combobox", name="against").select_option("base")
     page.get_by_role("region", name="Toolformer against base", exact=True).wait_for()
     page.wait_for_url(re.compile("other=base"))
@@ -190,6 +192,7 @@ def test_training_and_costs_are_drawn_from_their_tables(page: Page, address: str
     costs = page.get_by_role("region", name="Costs of the steps, the last first")
     rows = costs.locator("tbody tr").all_inner_texts()
     assert len(rows) == 6 and sum("25.0 %" in row for row in rows) == 4  # of 400 rows, 100 were stored
+    assert sum(row.endswith("failed") for row in rows) == 1 and sum(row.endswith("done") for row in rows) == 5
 
 
 def test_other_hosts_are_refused_and_nothing_is_written(page: Page, address: str) -> None:

@@ -12,10 +12,12 @@ APPLES = "Ada had twelve red apples and gave five of them to Bo on Monday."
 HERBS = "which herb is used in the sauce that is served with lamb in England"
 
 
-def corpus(*texts: tuple[str, str]) -> pl.DataFrame:
-    rows = [(text, split, "one", f"d{at}", at) for at, (text, split) in enumerate(texts)]
-    schema = {"text": pl.String, "split": pl.String, "shard": pl.String, "digest": pl.String, "segment": pl.Int32}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+def corpus(*texts: tuple[str, str]) -> list[pl.DataFrame]:
+    """Return rows of C* in its order, which are read the other way round."""
+    rows = [(at, text, split, "one", f"d{at}", at) for at, (text, split) in enumerate(texts)]
+    names = {"document_hash": pl.UInt64, "text": pl.String, "split": pl.String, "shard": pl.String}
+    schema = {**names, "digest": pl.String, "segment": pl.Int32}
+    return [pl.DataFrame([row], schema=schema, orient="row") for row in reversed(rows)]
 
 
 def benchmark(name: str, prompts: Sequence[str]) -> Benchmark:

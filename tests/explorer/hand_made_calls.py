@@ -41,7 +41,7 @@ def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
 
     With `bound`, some deltas are upper bounds (filtering.loss_floor).
     """
-    outputs = hand_made(folder, *TOOLS, tau_f=0.5)
+    outputs = hand_made(folder, *TOOLS, shards=("shard 0", "shard 1"), tau_f=0.5)
     draw = random.Random(0)
     documents, rows = [], dict[str, list[dict[str, Any]]]()
     for number in range(TEXTS):
@@ -95,7 +95,8 @@ def _benchmark(name: str) -> Benchmark:
 
 def _generation(draw: random.Random, number: int, *, calls: bool) -> Generation:
     hostile = HOSTILE[number % len(HOSTILE)]
-    made = (DecodedCall("QA", hostile, HOSTILE[0], None),) if calls else ()
+    made = (DecodedCall("QA", hostile, HOSTILE[0], None), DecodedCall("Calendar", "", None, "second call"))
+    made = made[: number % 3] if calls else ()
     plain = f"{number}" if draw.random() < (0.6 if calls else 0.3) else ""
     return Generation(f" {hostile}", plain, made, tokens=1)
 
@@ -131,7 +132,7 @@ def _measured(lake: Lake) -> None:
     for run in ("one", "two"):
         for tool in TOOLS:
             add_cost(lake, run, f"{tool}/loss_deltas", StepCost(2.5, tokens=1_000_000, computed=300, reused=100))
-        add_cost(lake, run, "training/finetuned_checkpoint", StepCost(90.0, tokens=4000))
+        add_cost(lake, run, "training/finetuned_checkpoint", StepCost(90.0, tokens=4000, failed=run == "one"))
 
 
 def _sampled(

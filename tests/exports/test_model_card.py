@@ -12,6 +12,7 @@ from toolformer_dag.evaluation.measurements import measured_on
 from toolformer_dag.exports.model_card import EVALUATION, add_evaluation
 from toolformer_dag.files import unsealed
 from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.training.training_report import CARD, RECORD, checkpoint_folder, read_card, read_report
 
 NAMES = ("finetuned_checkpoint", "baseline_checkpoint")
@@ -47,7 +48,7 @@ def test_a_card_has_the_hub_s_header_and_says_what_the_checkpoint_was_made_of(tr
 
 
 def test_training_texts_per_tool_are_those_of_c_star(trained: World) -> None:
-    corpus = trained.lake.table("training/augmented_corpus").read(WHOLE).filter(pl.col("split") == "train")
+    corpus = corpus_rows(trained.lake, ["tools", "split"]).collect().filter(pl.col("split") == "train")
     card = (folder(trained, NAMES[0]) / CARD).read_text()
     for lane, name in (("calculator", "Calculator"), ("sums", "Search")):
         texts = corpus.filter(pl.col("tools").list.contains(lane)).height

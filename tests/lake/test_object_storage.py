@@ -247,6 +247,21 @@ def test_an_upload_that_is_killed_leaves_what_was_there(machine, s3, tmp_path):
     assert (tmp_path / "there" / "weights").stat().st_size == 100 * 2**20
 
 
+def test_a_glance_reads_what_single_looks_read_until_it_ends(machine):
+    lake = machine("one")
+    table = lake.table("calculator/scored")
+    for number in range(40):
+        table.publish(f"shard {number}", [pl.DataFrame({"n": [number]})], dict)
+    single = {part: table.pointer(part) for part in table.parts()}
+    with lake.storage.at_a_glance():
+        assert {part: table.pointer(part) for part in table.parts()} == single
+        with pytest.raises(MissingPart):
+            table.pointer("another")
+        table.publish("another", [pl.DataFrame({"n": [0]})], dict)
+        assert "another" not in table.parts()
+    assert "another" in table.parts()
+
+
 @pytest.mark.parametrize(
     ("variables", "place", "told"),
     [
@@ -257,8 +272,13 @@ def test_an_upload_that_is_killed_leaves_what_was_there(machine, s3, tmp_path):
             "s3://bucket/lake",
             r"cannot be reached; correct AWS_END",
         ),
+        (
+            {"AWS_ENDPOINT_URL": "http://127.0.0.2:9", "AWS_ALLOW_HTTP": "true"},
+            "s3://bucket/lake",
+            r"cannot be reached; correct AWS_END",
+        ),
     ],
-    ids=["no such bucket", "plain HTTP", "refused connection"],
+    ids=["no such bucket", "plain HTTP", "refused connection", "plain HTTP that is allowed"],
 )
 def test_errors_of_the_store_are_one_line_with_a_remedy(s3, tmp_path, monkeypatch, variables, place, told):
     for name, value in variables.items():

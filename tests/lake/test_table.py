@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.files import ReadError, file_name, plain_name
+from toolformer_dag.files import SEAL, ReadError, file_name, plain_name, sealed, unsealed
 from toolformer_dag.lake.parquet import ContentHash
 from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Pointer, Table
 
@@ -261,3 +261,25 @@ def test_a_shard_named_parts_is_not_taken_for_an_earlier_release(tmp_path: Path)
     lake = Lake(tmp_path)
     publish(lake.table("calculator/loss_deltas"), "parts", [frame()])
     lake.refuse_old_layout()
+
+
+@given(content=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False), min_size=1))
+def test_a_sealed_record_is_read_as_it_was_written_and_no_changed_byte_is_believed(content: dict[str, object]) -> None:
+    content.pop(SEAL, None)
+    written = sealed("a record", {"layout": 1, **content})
+    assert unsealed(written) == {"layout": 1, **content}
+    for place in range(len(written)):
+        changed = bytearray(written)
+        changed[place] ^= 1
+        with pytest.raises(ValueError):
+            unsealed(bytes(changed))
+
+
+def test_within_a_glance_a_part_is_looked_at_once_and_after_it_anew(table: Table) -> None:
+    publish(table, "one", [frame(("a", 1, 0.5, 0.1))])
+    with table.storage.at_a_glance():
+        before = table.part_version("one"), table.version()
+        publish(table, "one", [frame(("a", 2, 0.5, 0.1))])
+        assert (table.part_version("one"), table.version()) == before
+    after = table.part_version("one"), table.version()
+    assert None not in after and not set(after) & set(before)

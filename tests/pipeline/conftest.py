@@ -191,10 +191,19 @@ def computed(reports: Reports) -> int:
 
 
 def hand_made(
-    folder: Path, *tools: str, model: Path | None = None, sections: Mapping[str, object] | None = None, **lane: object
+    folder: Path,
+    *tools: str,
+    shards: Sequence[str] = ("one",),
+    model: Path | None = None,
+    sections: Mapping[str, object] | None = None,
+    **lane: object,
 ) -> dict[str, TableOutput]:
     """Return the tables of lanes whose inputs a test publishes by hand, by name; `lane`: values of each lane."""
+    (folder / "web").mkdir(parents=True, exist_ok=True)
+    for shard in shards:
+        (folder / "web" / f"{shard}.jsonl").touch()
     written = {"tools": dict.fromkeys(tools, lane), "paths": {"lake": folder / "lake"}, **(sections or {})}
+    written["corpus"] = {"shards": [f"web/{shard}.jsonl" for shard in shards]}
     if model is not None:
         written["model"] = {"name": str(model)}
     settings = Settings.model_validate({"root": folder, **written})

@@ -1,7 +1,7 @@
 """A Ray cluster on a loopback of its own, and a line that computes in it; prints what was found as JSON.
 
-Arguments: what to do (`killed`, `cancelled` or `orphaned`), the folder of a line. Runs in a network namespace: Ray
-listens on every address.
+Arguments: what to do (`killed`, `unnoticed`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
+namespace: Ray listens on every address.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,6 +24,7 @@ import ray
 
 from tests.pipeline.conftest import Line
 from toolformer_dag.pipeline.execution import workers_of
+from toolformer_dag.pipeline.ray_actors import RayActors, Share
 
 HEAD = "127.0.0.1:6379"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0"}
@@ -106,6 +108,20 @@ def lose_a_machine(line: Line, machines: "list[subprocess.Popen[bytes]]") -> dic
     return {"lost": len(lost), "tokens": tokens, "actors": until(0), "engine": line.plan().settings.execution.engine}
 
 
+def lose_unnoticed(line: Line) -> dict[str, object]:
+    """Run a line that takes a lost machine for alive at first, as Ray does for some seconds."""
+    fitting, late = RayActors._fitting, [1]
+
+    def believed(self: RayActors) -> Share:
+        found = fitting(self)
+        return replace(found, count=found.count + (late.pop() if late else 0))
+
+    RayActors._fitting = believed  # type: ignore[method-assign]
+    for stage in line.outputs():
+        line.update(stage, workers=workers_of)
+    return {"actors": until(0)}
+
+
 def cancel(line: Line) -> dict[str, object]:
     """Raise, as a cancelled run does, in the middle of a stage."""
 
@@ -155,7 +171,7 @@ def main(what: str, line: Line) -> dict[str, object]:
         return (
             lose_a_machine(line, machines)
             if what == "killed"
-            else {"cancelled": cancel, "orphaned": orphan}[what](line)
+            else {"unnoticed": lose_unnoticed, "cancelled": cancel, "orphaned": orphan}[what](line)
         )
 
 

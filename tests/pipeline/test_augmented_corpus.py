@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.conftest import hand_made, publish, update_one
-from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
@@ -74,7 +73,7 @@ RAW, CORPUS = "ccnet/raw_shards", "training/augmented_corpus"
 
 def corpus_of(folder: Path, model: Path, documents: dict[str, str]) -> dict[str, TableOutput]:
     """Publish the same document under several shards; two lanes."""
-    outputs = hand_made(folder, *NAMES, model=model)
+    outputs = hand_made(folder, *NAMES, shards=list(documents), model=model)
     for shard, text in documents.items():
         publish(outputs[RAW], shard, [{"shard": shard, "digest": "d", "text": text}])
     return outputs
@@ -84,7 +83,7 @@ def publish_kept(output: TableOutput, shard: str, word: str, result: str, segmen
     """Publish one kept call of the document `d` before a word."""
     place = {"tool": output.lane.key, "shard": shard, "digest": "d", "segment": segment, "position": 1, "sample": 0}
     call = {"char_offset": TEXT.index(word) - 1, "input": "", "result": result, "delta": 1.0}
-    publish(output, WHOLE, [place | call])
+    publish(output, shard, [place | call])
 
 
 def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path, model_folder: Path) -> None:
@@ -92,14 +91,13 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
     publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4", segment=3)
     publish_kept(outputs["calendar/filtered_calls"], "one", "Friday", "Friday")
     report = update_one(outputs, CORPUS)
-    row = outputs[CORPUS].table.read(WHOLE).row(0, named=True)
-    assert report.rows == {WHOLE: 1} and row["calls"] == 2 and row["tools"] == ["calculator", "calendar"]
+    row = outputs[CORPUS].table.read("one").row(0, named=True)
+    assert report.rows == {"one": 1} and row["calls"] == 2 and row["tools"] == ["calculator", "calendar"]
     assert row["text_with_calls"] == (
         "It is [Calendar() -> Friday] Friday and two and two are [Calculator() -> 4] four."
     )
-    record = outputs[CORPUS].table.record(WHOLE)
-    assert record["inputs"][RAW] == {"one": outputs[RAW].table.pointer("one").data_version}
-    assert report.facts["examples"] == record["examples"] == {"calculator": 1, "calendar": 1, "all": 1}
+    record = outputs[CORPUS].table.record("one")
+    assert record["inputs"][RAW] == outputs[RAW].table.pointer("one").data_version
     assert report.violations == {"unique_keys": 0, "gives_text_back": 0}
 
 
@@ -110,8 +108,10 @@ def test_calls_that_lanes_found_in_copies_of_a_document_meet(
     outputs = corpus_of(tmp_path, model_folder, {"one": TEXT, "two": copy})
     publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4")
     publish_kept(outputs["calendar/filtered_calls"], "two", "Friday", "Friday")
+    publish(outputs["calculator/filtered_calls"], "two", [])
+    publish(outputs["calendar/filtered_calls"], "one", [])
     report = update_one(outputs, CORPUS)
-    [row] = outputs[CORPUS].table.read(WHOLE).iter_rows(named=True)
+    [row] = outputs[CORPUS].table.read("one").iter_rows(named=True)
     assert (row["shard"], row["text"], row["calls"]) == ("one", TEXT, calls)
     assert report.rejections == ({} if calls == 2 else {"duplicate_document": 1})
 
@@ -123,7 +123,7 @@ def test_calls_of_a_document_that_is_gone_are_refused(tmp_path: Path, model_fold
     outputs[RAW].table.remove("one")
     with pytest.raises(StaleInput, match="calls of 1 documents that are gone; materialize every tool's filtered_calls"):
         update_one(outputs, CORPUS)
-    assert not outputs[CORPUS].table.has(WHOLE)
+    assert not outputs[CORPUS].table.parts()
 
 
 def test_the_split_is_about_the_share_and_depends_on_the_document_alone() -> None:

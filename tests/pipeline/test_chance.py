@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.pipeline.conftest import hand_made, publish, update_one
 from toolformer_dag.cli.run import CHANCE
-from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHOSEN, build, query
 from toolformer_dag.pipeline.chance import chance_tables, chance_threshold, threshold_told
 from toolformer_dag.pipeline.stage import TableOutput
@@ -46,7 +45,7 @@ rate = st.sampled_from([0.01, 0.05, 0.2, 0.4, 0.9])
 
 def lake(folder: Path, rows: Sequence[Row], *more: str, tau_f: object = 1.0) -> Outputs:
     """Publish calls and their swaps; a call without a delta looks ahead."""
-    outputs = hand_made(folder, "calculator", *more, tau_f=tau_f)
+    outputs = hand_made(folder, "calculator", *more, shards=("one", "two"), tau_f=tau_f)
     for shard in ("one", "two"):
         own = [{"tool": "calculator", "input": "1", "result": "1", **row} for row in rows if row["shard"] == shard]
         scored = [
@@ -61,10 +60,10 @@ def lake(folder: Path, rows: Sequence[Row], *more: str, tau_f: object = 1.0) -> 
             for row in own
             for swap, delta in enumerate(row["swapped"])
         ]
-        publish(outputs["calculator/loss_deltas"], shard, scored)
         texts = {(row["digest"], row["segment"]) for row in own}
         named = [{"tool": "calculator", "digest": a, "segment": b, "shard": shard, "text_digest": a} for a, b in texts]
         publish(outputs["calculator/heuristic_subset"], shard, named)
+        publish(outputs["calculator/loss_deltas"], shard, scored)
         publish(outputs["calculator/swapped_results"], shard, other)
     return outputs
 
@@ -189,7 +188,7 @@ def test_the_filter_takes_the_threshold_of_the_view_or_its_fallback(
     certified = slow.threshold(level)
     tau_f = fallback if certified is None else certified
     assert chosen["tau_f"] == tau_f
-    kept = outputs["calculator/filtered_calls"].table.read(WHOLE)
+    kept = outputs["calculator/filtered_calls"].table.scan().collect()
     assert kept.height == (0 if tau_f is None else at_least(slow.places, tau_f))
     assert set(kept["tau_f"]) <= {tau_f}
     assert kept.height + sum(report.rejections.values()) == len(calls)
@@ -300,8 +299,8 @@ def test_a_swap_whose_delta_is_a_bound_keeps_thresholds_out_too(tmp_path: Path) 
     ]
 
 
-def test_a_lane_without_shards_has_no_calls_to_choose_from(tmp_path: Path) -> None:
-    outputs = hand_made(tmp_path, "calculator", tau_f={"by_chance": 0.05})
+def test_a_lane_without_calls_has_none_to_choose_from(tmp_path: Path) -> None:
+    outputs = lake(tmp_path, [], tau_f={"by_chance": 0.05})
     assert update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]["verdict"] == "no calls"
     rule = query(
         warehouse(tmp_path, outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)"
@@ -317,7 +316,7 @@ def test_a_changed_control_filters_anew_only_where_it_chooses_the_threshold(tmp_
         publish(outputs["calculator/swapped_results"], "one", [])
         report = update_one(outputs, "calculator/filtered_calls")
         assert report.unchanged != wanted
-        assert report.rows == {WHOLE: 0 if wanted else 20}
+        assert report.rows == {"one": 0 if wanted else 20, "two": 0}
 
 
 def test_the_demo_prints_places_and_what_chance_keeps_or_that_it_cannot_tell(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.conftest import frame_of, hand_made, publish, update_one
-from toolformer_dag.lake.table import WHOLE, DamagedPart
+from toolformer_dag.lake.table import DamagedPart
 from toolformer_dag.lake.warehouse import build, query
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import warehouse_tables
@@ -43,8 +44,9 @@ SCORED, KEPT = "calculator/loss_deltas", "calculator/filtered_calls"
 Outputs = dict[str, TableOutput]
 
 
-def lane(folder: Path, tau_f: float, examples: int = 1000) -> Outputs:
-    return hand_made(folder, "calculator", tau_f=tau_f, sections={"training": {"examples_per_tool": examples}})
+def lane(folder: Path, tau_f: float, examples: int = 1000, shards: Sequence[str] = SHARDS) -> Outputs:
+    sections = {"training": {"examples_per_tool": examples}}
+    return hand_made(folder, "calculator", shards=shards, tau_f=tau_f, sections=sections)
 
 
 def scored(folder: Path, rows: Sequence[Row], tau_f: float, examples: int = 1000) -> Outputs:
@@ -52,8 +54,8 @@ def scored(folder: Path, rows: Sequence[Row], tau_f: float, examples: int = 1000
     outputs = lane(folder, tau_f, examples)
     for shard in SHARDS:
         made = [{**row, "tool": "calculator", "input": "1", "result": "1"} for row in rows if row["shard"] == shard]
-        publish(outputs[SCORED], shard, made)
         publish_texts(outputs, shard, made)
+        publish(outputs[SCORED], shard, made)
     return outputs
 
 
@@ -69,6 +71,11 @@ def publish_texts(outputs: Outputs, shard: str, rows: Sequence[Row]) -> None:
 
 def filtered(outputs: Outputs) -> TableReport:
     return update_one(outputs, KEPT)
+
+
+def kept_rows(outputs: Outputs) -> pl.DataFrame:
+    """Return the kept calls of all shards."""
+    return outputs[KEPT].table.scan().collect()
 
 
 def warehouse(outputs: Outputs, folder: Path) -> Path:
@@ -101,8 +108,8 @@ def test_the_filter_and_the_views_agree_with_plain_loops(
     folder = tmp_path_factory.mktemp("lake")
     outputs, expected = scored(folder, rows, tau_f), kept_slowly(rows, tau_f)
     report = filtered(outputs)
-    kept = outputs[KEPT].table.read(WHOLE)
-    assert keys(kept.to_dicts()) == keys(expected)
+    kept = kept_rows(outputs)
+    assert keys(kept.sort("digest", "segment", "position").to_dicts()) == keys(expected)
     assert kept.height + sum(report.rejections.values()) == len(rows)
     assert not any(report.violations.values())
     database = warehouse(outputs, folder)
@@ -127,7 +134,7 @@ def test_every_call_that_goes_has_a_reason(tmp_path: Path) -> None:
     report = filtered(scored(tmp_path, rows, 0.5, examples=1))
     reasons = ("not_best_at_position", "below_tau_f", "does_not_fit", "tool_keeps_out", "duplicate_document")
     assert report.rejections == Counter([*reasons, "beyond_examples"])
-    assert report.rows == {WHOLE: 1}
+    assert report.rows == {"one": 1, "two": 0}
 
 
 def test_equal_texts_fare_equally_and_count_once_towards_the_limit(tmp_path: Path) -> None:
@@ -136,17 +143,17 @@ def test_equal_texts_fare_equally_and_count_once_towards_the_limit(tmp_path: Pat
         rows = [{**place, "digest": digest} for digest in "AacB"]
         outputs = scored(tmp_path / str(limit), rows, 0.5, examples=limit)
         filtered(outputs)
-        assert outputs[KEPT].table.read(WHOLE)["digest"].to_list() == kept
+        assert kept_rows(outputs)["digest"].to_list() == kept
 
 
 def test_a_shard_s_name_is_no_column(tmp_path: Path) -> None:
     place = {"shard": "segment=7", "digest": "a", "position": 0, "sample": 0, "delta": 1.0, "reason": None}
     rows = [{**place, "segment": segment, "tool": "calculator", "input": "1", "result": "1"} for segment in (0, 1)]
-    outputs = lane(tmp_path, 0.5)
-    publish(outputs[SCORED], "segment=7", rows)
+    outputs = lane(tmp_path, 0.5, shards=["segment=7"])
     publish_texts(outputs, "segment=7", rows)
+    publish(outputs[SCORED], "segment=7", rows)
     filtered(outputs)
-    assert outputs[KEPT].table.read(WHOLE)["segment"].to_list() == [0, 1]
+    assert kept_rows(outputs)["segment"].to_list() == [0, 1]
     found = query(warehouse(outputs, tmp_path), "SELECT segment FROM loss_deltas ORDER BY 1")
     assert found.rows() == [(0,), (1,)]
 
@@ -159,11 +166,11 @@ def test_a_threshold_that_keeps_the_same_calls_gives_the_same_data_version(tmp_p
     assert versions[0] == versions[1] != versions[2]
     assert [report.unchanged for report in reports] == [False, False, False]
     assert reports[1].differences.lines() == ["settings.tau_f: 0.5 -> 0.75"]
-    assert lane(tmp_path, 1.5)[KEPT].table.record(WHOLE)["settings"]["tau_f"] == 1.5
+    assert lane(tmp_path, 1.5)[KEPT].table.record("one")["settings"]["tau_f"] == 1.5
 
 
-def test_a_lane_without_shards_keeps_nothing(tmp_path: Path) -> None:
-    assert filtered(lane(tmp_path, 0.5)).rows == {WHOLE: 0}
+def test_a_lane_without_calls_keeps_nothing(tmp_path: Path) -> None:
+    assert filtered(scored(tmp_path, [], 0.5)).rows == {"one": 0, "two": 0}
 
 
 def test_a_damaged_shard_is_named_and_the_kept_calls_stay(tmp_path: Path) -> None:
@@ -171,8 +178,8 @@ def test_a_damaged_shard_is_named_and_the_kept_calls_stay(tmp_path: Path) -> Non
     filtered(outputs)
     Path(outputs[SCORED].table.files("two")[0]).write_bytes(b"PAR1")
     with pytest.raises(DamagedPart, match="'two'"):
-        filtered(outputs)
-    assert outputs[KEPT].table.read(WHOLE).height == 0
+        filtered(lane(tmp_path, 0.6))
+    assert kept_rows(outputs).height == 0
 
 
 def test_a_kept_call_below_the_threshold_would_be_a_violation(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tests.pipeline.conftest import hand_made, publish, update_one
-from toolformer_dag.lake.table import WHOLE, MissingPart
+from toolformer_dag.lake.table import MissingPart
 from toolformer_dag.pipeline.heldout_texts import HeldoutTexts, heldout_texts, too_few
 from toolformer_dag.pipeline.merging import HELDOUT, split_of
 from toolformer_dag.pipeline.stage import TableOutput
@@ -28,7 +28,7 @@ def tables_of(
     for shard, pages in shards.items():
         rows = [{"shard": shard, "digest": text_digest(page), "text": page} for page in pages]
         publish(tables[RAW], shard, rows)
-    publish(tables[CORPUS], WHOLE, [])
+    publish(tables[CORPUS], "one", [])
     output = tables[TEXTS]
     output.plan.__dict__["shards"] = dict.fromkeys(shards)  # no file behind the rows
     update_one(tables, TEXTS)
@@ -65,7 +65,7 @@ def test_a_text_that_is_trained_on_in_another_document_is_not_drawn(tmp_path: Pa
     tables = tables_of(tmp_path, model_folder, {"a": PAGES})
     row = {"digest": "d", "segment": 0, "shard": "a", "offset": 0, "text_with_calls": "", "tools": [], "calls": 1}
     publish(
-        tables[CORPUS], WHOLE, [{**row, "text": HELD[0], "split": "train"}, {**row, "text": HELD[1], "split": HELDOUT}]
+        tables[CORPUS], "one", [{**row, "text": HELD[0], "split": "train"}, {**row, "text": HELD[1], "split": HELDOUT}]
     )
     found = drawn(tables)
     assert found.choosing + found.measuring == HELD[1:]

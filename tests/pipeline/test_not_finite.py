@@ -25,7 +25,7 @@ def test_texts_whose_positions_are_not_finite_are_counted_and_computed_once(new_
     first = line.run()
     texts = first["heuristic_subset"].rows["one"]
     assert texts and first["scored_candidates"].rejections == {"not_finite": texts}
-    assert (first["scored_candidates"].rows["one"], first["filtered_calls"].rows["all"]) == (0, 0)
+    assert (first["scored_candidates"].rows["one"], first["filtered_calls"].rows["one"]) == (0, 0)
     line.set(k=4)  # the part is made anew; nothing of the texts is computed again
     again = line.run()
     assert again["scored_candidates"].updated == ("one",)

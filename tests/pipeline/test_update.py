@@ -20,8 +20,9 @@ SHARDED = (
     "tool_results",
     "loss_deltas",
     "swapped_results",
+    "filtered_calls",
+    "augmented_corpus",
 )
-WHOLE_TABLES = ("filtered_calls", "augmented_corpus")
 
 
 def updated(reports: Reports) -> dict[str, tuple[str, ...]]:
@@ -35,7 +36,7 @@ def test_a_new_shard_file_computes_that_shard_alone_in_every_table(finished: New
     write_shard(line.web, "two")
     assert all(differences(line.output(stage)).lines() == ["without rows: two"] for stage in SHARDED)
     reports = line.run()
-    assert updated(reports) == {**dict.fromkeys(SHARDED, ("two",)), **dict.fromkeys(WHOLE_TABLES, ("all",))}
+    assert updated(reports) == dict.fromkeys(SHARDED, ("two",))
     assert {stage: line.output(stage).table.pointer("one") for stage in SHARDED} == before
     fresh.run()
     assert_same(line, fresh)
@@ -47,7 +48,7 @@ def test_a_removed_file_s_parts_leave_every_table(finished: NewLine) -> None:
     assert differences(line.output("loss_deltas")).lines() == ["removed: two"]
     reports = line.run()
     assert all(set(reports[stage].rows) == {"one"} for stage in SHARDED)
-    assert updated(reports) == {**dict.fromkeys(SHARDED, ()), **dict.fromkeys(WHOLE_TABLES, ("all",))}
+    assert updated(reports) == dict.fromkeys(SHARDED, ())
     assert (computed(reports), tokens(reports)) == (0, 0)
     assert line.lake.table("ccnet/rejected_lines").parts() == ["one"]
     assert set(line.read("filtered_calls")["shard"]) == {"one"}
@@ -79,7 +80,7 @@ def test_a_changed_file_computes_its_new_texts_alone(finished: NewLine) -> None:
     line = finished("one", "two")
     write_shard(line.web, "two", documents=7)
     reports = line.run()
-    assert updated(reports) == {**dict.fromkeys(SHARDED, ("two",)), **dict.fromkeys(WHOLE_TABLES, ("all",))}
+    assert updated(reports) == dict.fromkeys(SHARDED, ("two",))
     assert reports["raw_shards"].rows == {"one": 6, "two": 7}
     new, known = cost(reports, "texts")
     assert 0 < new <= 2 and new + known == 14  # one document has two texts
@@ -130,7 +131,6 @@ def test_nothing_that_was_never_made_is_called_changed(new_line: NewLine) -> Non
         found = differences(line.output(stage))
         assert found and found.parts == {"one": Difference(new=True), "two": Difference(new=True)}
         assert found.lines() == ["without rows: one, two"]
-    assert differences(line.output("filtered_calls")).lines() == ["never made"]
 
 
 def test_a_changed_setting_is_named_once_for_all_shards(finished: NewLine) -> None:

@@ -1,5 +1,6 @@
 """The instance of $DAGSTER_HOME or of the project's folder, which several processes may be the first to open."""
 
+import os
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -26,10 +27,16 @@ def test_a_relative_home_counts_from_the_current_folder(tmp_path, monkeypatch):
     assert (tmp_path / "home" / "dagster.yaml").is_file()
 
 
+def test_two_projects_of_a_process_each_have_a_history(tmp_path, monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    roots = [tmp_path / name for name in "ab"]
+    assert [shared_instance(root).root_directory for root in roots] == [str(root / ".dagster") for root in roots]
+    assert "DAGSTER_HOME" not in os.environ
+
+
 def test_settings_of_the_instance_that_a_person_changed_stay(tmp_path, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     shared_instance(tmp_path)
-    monkeypatch.delenv("DAGSTER_HOME")
     file = tmp_path / ".dagster" / "dagster.yaml"
     file.write_text("telemetry:\n  enabled: false\n")
     shared_instance(tmp_path)

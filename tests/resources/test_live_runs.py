@@ -147,3 +147,15 @@ def test_a_run_of_another_machine_is_left_alone(instance, monkeypatch):
     [ended] = end_dead_runs(instance)
     run = instance.get_run_by_id(ended)
     assert run is not None and run.tags[HOME] == home_name(instance)
+
+
+def test_the_process_of_a_single_step_does_not_mark_the_end_of_its_run(instance, tmp_path):
+    judged = []
+
+    @dg.asset
+    def looked(lake: dg.ResourceParam[Lake]) -> None:
+        judged.extend((tmp_path / ".dagster" / "live_runs").glob("*"))
+
+    lake = LakeResource(root=str(tmp_path), steps_apart=True)
+    assert dg.materialize([looked], instance=instance, resources={"lake": lake}).success
+    assert judged == []

@@ -77,7 +77,7 @@ def test_what_killed_runs_spent_is_reported_by_the_next_run(fresh, workers):
             time.sleep(0.01)
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-        seen += sum(int(file.read_text().split()[0]) for file in newest(instance).iterdir())
+        seen += sum(int(file.read_text().split()[0]) for file in newest(instance).glob("*/*"))
     done = subprocess.run(command, cwd=fresh.folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [before], [now] = ([int(n.replace(",", "")) for n in SPENT.findall(text)] for text in (done.stderr, done.stdout))

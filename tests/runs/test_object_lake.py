@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from assets import TRAINING_JOB
+from assets.metadata import UNCHANGED
 from assets.outputs import SHOWN
+from assets.tables import asset_key
 from tests.object_store import S3, s3, s3_running
 from tests.runs.conftest import World, assert_same
+from toolformer_dag.definitions import definitions_of
 
 __all__ = ["s3", "s3_running"]  # fixtures
 
@@ -112,6 +116,20 @@ def test_runs_of_two_machines_at_once_end_in_equal_tables_or_one_says_who_won(ma
     assert machines[1].told("stale") == "Nothing is stale.\n"
     monkeypatch.setenv("DAGSTER_HOME", machines[0].environment["DAGSTER_HOME"])
     assert_same(machines[0].world.tables(), made.tables())
+
+
+def test_a_step_that_waited_while_another_machine_trained_finds_the_checkpoint(machine, monkeypatch):
+    one, other = machine("one"), machine("other")
+    one.told("run")
+    for each in (one, other):
+        each.world.edit("max_steps = 1", "max_steps = 2")
+    other.told("run")
+    monkeypatch.setenv("DAGSTER_HOME", one.environment["DAGSTER_HOME"])
+    project, name = one.world.project(), "training/finetuned_checkpoint"
+    job = definitions_of(project.plan).resolve_job_def(TRAINING_JOB)
+    done = job.execute_in_process(instance=project.instance, asset_selection=[asset_key(name)])
+    [made] = done.get_asset_materialization_events()
+    assert made.materialization.metadata[UNCHANGED].value is True
 
 
 @pytest.mark.parametrize("begun", ["samples", "losses", "filtered_calls"])

@@ -63,8 +63,8 @@ def test_a_tau_f_that_keeps_the_same_calls_runs_its_filter_and_the_copies(world)
     assert apart_from_tables(report.ran) == ["calculator/filtered_calls", *AFTER_FILTER[1:]] and free(report)
     assert world.sql("select tau_f from lanes where tool = 'calculator'") == [(smallest / 2,)]
     assert world.stale(change) == []
-    name = "calculator/filtered_calls all"
-    assert world.tables()[name].drop("tau_f").equals(before[name].drop("tau_f"))
+    for name in (name for name in before if name.startswith("calculator/filtered_calls ")):
+        assert world.tables()[name].drop("tau_f").equals(before[name].drop("tau_f"))
 
 
 def test_no_hash_stands_in_a_tag_where_sql_changed(world, monkeypatch):

@@ -63,7 +63,7 @@ def test_a_text_that_changed_under_unchanged_calls_is_named_for_the_corpus(world
     record = raw.record("two")
     raw.publish("two", [raw.read("two").head(1)], lambda: record)
     [change] = world.reasons()["training/augmented_corpus"]
-    assert change.startswith("inputs.ccnet/raw_shards.two: ")
+    assert change.startswith("inputs.ccnet/raw_shards: ")
 
 
 def test_shards_that_come_change_and_go_are_named_and_the_command_line_says_it(world, config):

@@ -3,11 +3,10 @@
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import uuid4
 
 import dagster as dg
 
@@ -18,8 +17,8 @@ from assets.paper import STEP
 from assets.shard_list import observe
 from assets.staleness import StaleAsset, stale_assets, with_descendants
 from assets.tables import asset_key
-from resources.live_runs import HOME, UNFINISHED, alive, end_dead_runs, home_name, ledger, take_unfinished
-from toolformer_dag.definitions import definitions_of
+from resources.live_runs import UNFINISHED, end_dead_runs, ledger, take_unfinished
+from toolformer_dag.cli.job_runs import Result, completed, was_interrupted
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.table import DamagedPart
 from toolformer_dag.lake.verification import DamagedFile
@@ -44,8 +43,7 @@ concurrency:
 code_servers:
   local_startup_timeout: 3600  # definitions hash weights and passages once: minutes for KILT's 35 GB
 """
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-INTERRUPTED = "DagsterExecutionInterruptedError"
+CRASHED = "ChildProcessCrashException"
 CHECKPOINT_NAMES = {f"training/{name}" for name in CHECKPOINTS}
 NOT_RUN = "not run: an asset before it failed"
 REPAIRS = 10
@@ -113,8 +111,8 @@ class Project:
     def run(self, training: bool) -> RunReport:
         """Run the job that brings everything up to date; with `training` also the one that finetunes and evaluates.
 
-        Both run in this process and show in the UI. A failed asset stops what depends on it and nothing else. Raises
-        TrainingError before anything runs where finetuning cannot run or fit into memory.
+        Both end before this returns, and show in the UI. A failed asset stops what depends on it and nothing else.
+        Raises TrainingError before anything runs where finetuning cannot run or fit into memory.
         """
         if training and CHECKPOINT_NAMES & {one.name for one in self.stale()}:
             from toolformer_dag.training.memory_need import check_finetuning
@@ -141,21 +139,15 @@ class Project:
             return
         if RAW_SHARDS in chosen:
             chosen.insert(0, SHARD_LIST)
-        job, run_id = definitions_of(self.plan).resolve_job_def(name), str(uuid4())
-        with alive(self.instance, run_id):
-            result = job.execute_in_process(
-                instance=self.instance,
-                asset_selection=list(map(asset_key, chosen)),
-                raise_on_error=False,
-                run_config=QUIET,
-                tags={HOME: home_name(self.instance)},
-                run_id=run_id,
-            )
-            report.spent += take_spent(ledger(self.instance, run_id))
+        with completed(self.plan, self.instance, name, list(map(asset_key, chosen))) as result:
+            report.spent += take_spent(ledger(self.instance, result.run_id))
         _add(report, chosen, result)
 
 
-def _add(report: RunReport, chosen: Sequence[str], result: dg.ExecuteInProcessResult) -> None:
+def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
+    """Add what a job made and what failed. Raises KeyboardInterrupt where a signal or the UI ended the run."""
+    if was_interrupted(result):
+        raise KeyboardInterrupt
     landed = {event.asset_key: event.materialization for event in result.get_asset_materialization_events()}
     errors = {event.step_key: event for event in result.all_events if event.is_step_failure}
     for name in chosen:
@@ -173,18 +165,15 @@ def _add(report: RunReport, chosen: Sequence[str], result: dg.ExecuteInProcessRe
 
 
 def _reason(event: dg.DagsterEvent) -> str:
-    """Return what the asset raised, without Dagster's wrapping; the run's log in the UI has its traceback.
-
-    Raises KeyboardInterrupt where a signal or the UI ended the run.
-    """
+    """Return what the asset raised, without Dagster's wrapping; the run's log in the UI has its traceback."""
     failure = event.step_failure_data
     error = failure.error
     while error is not None and error.cause is not None and (error.cls_name or "").startswith("Dagster"):
         error = error.cause
     if error is None:
         return failure.error_display_string
-    if error.cls_name in (INTERRUPTED, "KeyboardInterrupt"):
-        raise KeyboardInterrupt
+    if error.cls_name == CRASHED:
+        return "its process was killed, as where memory runs out; what it had committed is kept"
     return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())
 
 
@@ -213,7 +202,6 @@ def home(root: Path) -> Path:
         raise HistoryError(f"{printable(folder)} is a file; set DAGSTER_HOME to a folder, or remove it")
     if printable(folder) != str(folder):
         raise HistoryError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
-    os.environ["DAGSTER_HOME"] = str(folder)  # Dagster takes no relative path
     with locked(folder / "instance.lock"):
         if not (folder / "dagster.yaml").exists():
             write_whole(folder / "dagster.yaml", DAGSTER_YAML)
@@ -222,8 +210,9 @@ def home(root: Path) -> Path:
 
 def shared_instance(root: Path) -> dg.DagsterInstance:
     """Open the instance of `home(root)`; runs of the command line show in the UI and the other way round."""
-    folder = home(root)
-    with locked(folder / "instance.lock"):  # two first openings at once would each make Dagster's databases
+    global _opened
+    _opened = folder = home(root)
+    with locked(folder / "instance.lock"), _dagster_home(folder):  # two at once would each make Dagster's databases
         try:
             return dg.DagsterInstance.get()
         except Exception as error:  # of Dagster's checks, of YAML, of its databases
@@ -235,9 +224,27 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
             ) from error
 
 
+_opened = Path(".dagster")
+"""The home that this process opened last, for errors of Dagster's databases, which name no file."""
+
+
+@contextmanager
+def _dagster_home(folder: Path) -> Iterator[None]:
+    """Let $DAGSTER_HOME name `folder` for the while: another project of this process has a home of its own."""
+    before = os.environ.get("DAGSTER_HOME")
+    os.environ["DAGSTER_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DAGSTER_HOME"]
+        else:
+            os.environ["DAGSTER_HOME"] = before
+
+
 def history_error(error: sqlite3.Error) -> HistoryError:
     """Return what to tell of an error of Dagster's databases: which are damaged, and what to do."""
-    folder = Path(os.environ.get("DAGSTER_HOME", ".dagster"))
+    folder = _opened
     damaged = ", ".join(str(file) for file in sorted(folder.rglob("*.db")) if not _is_database(file))
     if damaged:
         return HistoryError(

@@ -122,9 +122,10 @@ def _thresholds(project: "Project") -> Iterator[str]:
     from toolformer_dag.lake.table import WHOLE
     from toolformer_dag.lake.warehouse import CHOSEN
     from toolformer_dag.pipeline.chance import threshold_told
+    from toolformer_dag.pipeline.filter_rule import NAME as FILTER_RULE
 
     for lane in project.plan.lanes:
-        table = project.plan.lake.table(f"{lane.key}/filtered_calls")
+        table = project.plan.lake.table(f"{lane.key}/{FILTER_RULE}")
         if table.has(WHOLE) and (chosen := table.record(WHOLE).get(CHOSEN)):
             yield f"{lane.key}: {threshold_told(chosen)}"
 
@@ -237,7 +238,7 @@ def ui(
     Example: toolformer-dag ui --port 3000
     """
     from resources.live_runs import end_dead_runs
-    from toolformer_dag.cli.project import shared_instance
+    from toolformer_dag.cli.project import home, shared_instance
     from toolformer_dag.cli.web_server import serve
     from toolformer_dag.settings.settings_file import settings_file
 
@@ -248,7 +249,7 @@ def ui(
     file = settings_file(config)
     named = {"TOOLFORMER_CONFIG": str(file)} if file.exists() else {}
     try:
-        code = serve(root, port, os.environ | named)
+        code = serve(root, port, os.environ | named | {"DAGSTER_HOME": str(home(root))})
     except KeyboardInterrupt:
         code = 0
     raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""The progress of a run: one live line on a terminal, and a line for every asset when it has ended."""
+"""The progress of a run: a live line per step on a terminal, and a line for every asset when it has ended."""
 
 import os
 import sys
@@ -42,20 +42,20 @@ def _console() -> Iterator[Console]:
 @contextmanager
 def _watched(console: Console, ran: Callable[[str], None] | None) -> Iterator[None]:
     with_lines = ran is None or not sys.stdout.isatty()
-    now: list[Step] = []
+    now: dict[str, Step] = {}
     names: set[str] = set()
 
-    def line() -> Text:
-        told = [f"{step.name}  {step.under_way}".rstrip() for step in now]
-        return Text(" ".join(told), no_wrap=True, overflow="ellipsis")
+    def lines() -> Text:
+        told = [f"{step.name}  {step.under_way}".rstrip() for step in list(now.values())]
+        return Text("\n".join(told), no_wrap=True, overflow="ellipsis")
 
     def watch(step: Step) -> None:
         if step.outcome is None:
-            now[:] = [step]
+            now[step.name] = step
             if console.is_terminal:
                 live.refresh()
             return
-        now.clear()
+        now.pop(step.name, None)
         if with_lines:
             console.print(Text(f"{step.name}: {step.outcome}"), soft_wrap=True)
         if step.ran and ran is not None and step.name not in names:  # once, though damage may make it run again
@@ -63,7 +63,7 @@ def _watched(console: Console, ran: Callable[[str], None] | None) -> Iterator[No
             ran(step.name)
 
     live = Live(
-        get_renderable=line,
+        get_renderable=lines,
         console=console,
         refresh_per_second=REFRESHED_PER_SECOND,
         transient=True,

@@ -31,7 +31,7 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, changes, record
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.weights import folder_name, model_identity
-from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import REJECTIONS, encoded
@@ -211,7 +211,7 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     settings, stores = accuracy_settings(plan), sorted({one.store for one in asked})
     left_out = {one.name: one.left_out for one in benchmarks if one.left_out}
     publish(plan.lake, OUTCOMES, outcomes, settings, versions, stores, left_out)
-    overlap = question_overlap(benchmarks, plan.lake.table(CORPUS).read(WHOLE))  # the checkpoints' versions tell of C*
+    overlap = question_overlap(benchmarks, corpus_batches(plan.lake))  # the checkpoints' versions tell of C*
     publish(plan.lake, OVERLAP, overlap, settings, versions)
     version = publish(plan.lake, ACCURACY, table, settings, versions)
     tokens, calls = sum(one.tokens for one in asked), sum(one.calls for one in asked)

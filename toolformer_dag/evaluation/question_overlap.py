@@ -1,6 +1,6 @@
 """Find the questions of benchmarks that occur in the texts that were trained on. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import polars as pl
 
@@ -11,7 +11,8 @@ from toolformer_dag.texts.shared_passages import FEWEST_WORDS, SharedPassages
 
 BATCH = 2_000
 """Texts of C* that are searched together."""
-PLACE = ("shard", "digest", "segment")
+Place = tuple[int, str, int, str]
+"""Where a text stands in the order of C*: hash and digest of its document, its number there; and its shard."""
 OVERLAP_COLUMNS = {
     "benchmark": pl.String,
     "question": pl.Int64,
@@ -36,25 +37,28 @@ FRAMES = tuple(
 """What the prompts of appendix C put before and after a question; MLQA's question stands after its paragraph."""
 
 
-def question_overlap(benchmarks: Sequence[Benchmark], corpus: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per question: whether 13 words of it in a row stand in a training text of `corpus` (C*).
+def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """Return a row per question: whether 13 words of it in a row stand in a training text of `corpus` (rows of C*).
 
     A question of 8 to 12 words is looked for as a whole. The words of the prompt's template are not the question's;
     the paragraph of MLQA is.
     """
     asked = [(one.name, number, each.prompt) for one in benchmarks for number, each in enumerate(one.questions, 1)]
     passages = SharedPassages([own_words(prompt) for *_, prompt in asked])
-    texts = corpus.filter(pl.col("split") == TRAIN).select(*PLACE, "text")
-    first: dict[int, tuple[str, str, int]] = {}
-    for at in range(0, texts.height, BATCH):
-        batch = texts[at : at + BATCH]
-        for place, question in passages.found_in(batch["text"].to_list()).iter_rows():
-            first.setdefault(question, batch.select(PLACE).row(place))
-    rows = [
+    found: dict[int, Place] = {}
+    for rows in corpus:
+        texts = rows.filter(pl.col("split") == TRAIN)
+        for at in range(0, texts.height, BATCH):
+            batch = texts[at : at + BATCH]
+            for row, question in passages.found_in(batch["text"].to_list()).iter_rows():
+                place = batch.select("document_hash", "digest", "segment", "shard").row(row)
+                found[question] = min(found.get(question, place), place)
+    first = {question: (shard, digest, segment) for question, (_, digest, segment, shard) in found.items()}
+    table = [
         (name, number, at in first if words >= FEWEST_WORDS else None, *first.get(at, (None, None, None)))
         for at, ((name, number, _), words) in enumerate(zip(asked, passages.words, strict=True))
     ]
-    return pl.DataFrame(rows, schema=OVERLAP_COLUMNS, orient="row")
+    return pl.DataFrame(table, schema=OVERLAP_COLUMNS, orient="row")
 
 
 def own_words(prompt: str) -> str:

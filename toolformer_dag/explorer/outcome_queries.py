@@ -25,8 +25,9 @@ GROUP BY one.benchmark ORDER BY one.benchmark
 """
 QUESTIONS = f"""
 SELECT one.benchmark, question, one.prompt[-{LONG}:] AS prompt, one.gold, one.written[:{LONG}] AS written,
-       other.written[:{LONG}] AS other_written, one.called, one.call_input[:{LONG}] AS call_input,
-       one.call_result[:{LONG}] AS call_result, one.correct, other.correct AS other_correct
+       other.written[:{LONG}] AS other_written, one.correct, other.correct AS other_correct,
+       [{{tool: made.tool, input: made.input[:{LONG}], result: coalesce(made.result[:{LONG}], made.reason)}}
+        FOR made IN one.calls] AS calls
 FROM outcomes AS one JOIN outcomes AS other USING (benchmark, question)
 WHERE one.condition = $one AND other.condition = $other AND one.benchmark = $benchmark
   AND CASE $which WHEN 'won' THEN one.correct AND NOT other.correct

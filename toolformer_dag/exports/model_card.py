@@ -11,9 +11,9 @@ from toolformer_dag.exports.dataset_card import CITATION, table
 from toolformer_dag.files import unsealed
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import sql_text
-from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.pipeline.plan import Lane, Plan
@@ -119,7 +119,8 @@ def _header(plan: Plan, base: str, license: str) -> str:
 
 
 def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
-    versions = plan.lake.table(CORPUS).record(WHOLE)["inputs"]
+    parts = plan.lake.table(CORPUS).pointers()
+    versions = {part: pointer.record["inputs"] for part, pointer in parts.items()}
     rows = [
         ("training texts", f"{report.texts:,}"),
         ("tokens", f"{report.tokens:,}"),
@@ -135,7 +136,7 @@ def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
 
 def _tools(plan: Plan) -> list[tuple[object, ...]]:
     """A line per lane: thresholds, and in how many training texts its calls stood."""
-    corpus = plan.lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
+    corpus = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN).collect()
     return [
         (
             f"`{lane.key}`",
@@ -156,8 +157,9 @@ def _texts(corpus: pl.DataFrame, lane: Lane) -> int:
 
 def _threshold(plan: Plan, lane: Lane) -> object:
     """The tau_f that the kept calls passed; in words where none was kept."""
-    kept = plan.lake.table(f"{lane.key}/filtered_calls").read(WHOLE)["tau_f"]
-    return kept[0] if len(kept) else "no call kept"
+    table = plan.lake.table(f"{lane.key}/filtered_calls")
+    kept = table.scan().select("tau_f").head(1).collect() if table.parts() else pl.DataFrame()
+    return "no call kept" if kept.is_empty() else kept.item()
 
 
 def _settings(record: Mapping[str, Any]) -> list[tuple[str, object]]:

@@ -17,7 +17,8 @@ from toolformer_dag.exports.dataset_folder import (
     write_record,
 )
 from toolformer_dag.lake.queries import quoted
-from toolformer_dag.lake.warehouse import VIEWS, opened
+from toolformer_dag.lake.warehouse import opened
+from toolformer_dag.lake.warehouse_filling import VIEWS
 
 LOAD = "load.sql"
 ABOUT = """\

@@ -1,32 +1,5 @@
--- What became of each scored call. Reads `judged` and `best_calls` of judged.sql, and filtered_calls, lanes, texts and
--- documents.
-
-CREATE TEMP TABLE kept_calls AS
-SELECT row FROM best_calls SEMI JOIN filtered_calls USING (tool, shard, digest, segment, position, sample);
-
-CREATE TEMP TABLE placed AS
-SELECT texts.tool, shard, digest, segment, texts."offset", domain, date, documents.rowid AS document
-FROM texts LEFT JOIN documents USING (shard, digest);
-
--- The reasons are those of filtered_calls, in the same order.
-CREATE TEMP VIEW verdicts AS
-SELECT judged.* EXCLUDE (row, repeated, eligible, best) REPLACE (
-           CASE WHEN kept_calls.row IS NOT NULL THEN NULL
-                WHEN repeated THEN 'duplicate_document'
-                WHEN judged.reason IS NOT NULL THEN judged.reason
-                WHEN tau_f IS NULL THEN 'no_threshold'
-                WHEN NOT delta >= tau_f THEN 'below_tau_f'
-                WHEN NOT best THEN 'not_best_at_position'
-                ELSE 'beyond_examples'
-           END AS reason),
-       judged.reason AS unfit, eligible, best, kept_calls.row IS NOT NULL AS kept, tau_f, delta - tau_f AS distance,
-       char_offset - "offset" AS text_offset, domain, date, document
-FROM judged
-LEFT JOIN lanes USING (tool)
-LEFT JOIN kept_calls USING (row)
-LEFT JOIN placed USING (tool, shard, digest, segment);
-
--- Filled tool by tool: one sort of all calls takes a third more time, and may need more memory than there is.
+-- The table of verdicts (verdicts.sql), filled tool by tool: one sort of all calls takes a third more time, and may need more
+-- memory than there is.
 CREATE TABLE decisions AS FROM verdicts LIMIT 0;
 COMMENT ON TABLE decisions IS 'Every scored call with its verdict, sorted by tool and delta.';
 COMMENT ON COLUMN decisions.reason IS 'why the call was not kept: a reason of loss_deltas, duplicate_document, no_threshold, below_tau_f, not_best_at_position or beyond_examples; null where it was kept';

@@ -11,20 +11,20 @@ AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; GOOGLE_APPLICATION_
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
 from datetime import timedelta
 from errno import ENOENT
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from toolformer_dag.files import StorageError, UserError, WriteError, beside, locked
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.storage import ABSENT, DAMAGED, Overtaken, StoredFile, Version
+from toolformer_dag.lake.storage import ABSENT, DAMAGED, Overtaken, StoredFile, Version, glance, glancing, once
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -34,6 +34,8 @@ READ_BYTES = 2**22
 RETRIES, RETRY_SECONDS = 4, 60
 VARIABLES = ("AWS_", "GOOGLE_")
 ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
+REQUESTS_AT_ONCE = 16
+TRUE = ("1", "true", "on", "yes", "y")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata/identity")
 """What stands in an error where no credentials were given, so that the machine was asked for those of its role."""
@@ -42,9 +44,6 @@ NOBODYS = ".none"
 CODE = re.compile(r"<Code>(\w+)</Code>")
 STATUS = re.compile(r"status code: (\d+ [A-Z][A-Za-z ]+)")
 REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
-Answer = TypeVar("Answer")
-_seen: ContextVar[dict[tuple[str, str, Path], Any] | None] = ContextVar("seen", default=None)
-"""What the glance of this thread has been told: (address of the lake, question, path) -> answer."""
 
 
 class ObjectStoreError(StorageError):
@@ -74,9 +73,9 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
         raise ObjectStoreError(
             f"AWS_ENDPOINT_URL: {address!r} is no address; write one as https://HOST or https://HOST:PORT"
         )
-    plain = address.startswith("http:") and urlsplit(address).hostname in LOOPBACK
+    local = address.startswith("http:") and urlsplit(address).hostname in LOOPBACK
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
-    if plain:
+    if local or given.get("AWS_ALLOW_HTTP", "").lower() in TRUE:  # obstore forgets the variable where it has options
         options["allow_http"] = True
     retries: RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
     try:
@@ -101,7 +100,9 @@ class ObjectStorage:
             self._store.list_with_delimiter(NOBODYS)
 
     def read(self, path: Path) -> tuple[bytes, Version]:
-        content, version = self._once(("read", path), lambda: self._read(path))
+        folder, ask = path.parent, lambda: self._read(path)
+        records = once("records", self.shown(folder), lambda: self._records(folder)) if glancing() else {}
+        content, version = records[path.name] if path.name in records else once("read", self.shown(path), ask)
         if not content:
             raise self._missing(path)
         return content, version
@@ -186,7 +187,7 @@ class ObjectStorage:
         return self._head(path)["last_modified"].timestamp()
 
     def names(self, folder: Path) -> list[str]:
-        return self._once(("names", folder), lambda: self._names(folder))
+        return once("names", self.shown(folder), lambda: self._names(folder))
 
     def files(self) -> Iterator[StoredFile]:
         with self._told("list", self.root):
@@ -205,27 +206,11 @@ class ObjectStorage:
             self._store.copy(self._key(path), f"{self._key(path)}{DAMAGED}")
         self.remove(path)
 
-    @contextmanager
-    def at_a_glance(self) -> Iterator[None]:
-        around = _seen.get()
-        token = _seen.set({} if around is None else around)
-        try:
-            yield
-        finally:
-            _seen.reset(token)
+    def at_a_glance(self) -> AbstractContextManager[None]:
+        return glance()
 
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
         return locked(path, wait)
-
-    def _once(self, question: tuple[str, Path], ask: Callable[[], Answer]) -> Answer:
-        """Return the answer; within a glance the one that was given before."""
-        seen = _seen.get()
-        if seen is None:
-            return ask()
-        if (self.url, *question) not in seen:
-            seen[self.url, *question] = ask()
-        answer: Answer = seen[self.url, *question]
-        return answer
 
     def _read(self, path: Path) -> tuple[bytes, Version]:
         """A small object; without content where there is none."""
@@ -235,6 +220,12 @@ class ObjectStorage:
                 return bytes(found.bytes()), _version(found.meta)
         except FileNotFoundError:
             return b"", ABSENT
+
+    def _records(self, folder: Path) -> dict[str, tuple[bytes, Version]]:
+        """The small objects of a folder, asked for at once: one after another, each would wait for a distant store."""
+        names = [name for name in self.names(folder) if name.endswith(".json")]
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            return dict(zip(names, pool.map(lambda name: self._read(folder / name), names), strict=True))
 
     def _names(self, folder: Path) -> list[str]:
         with self._told("list", folder):

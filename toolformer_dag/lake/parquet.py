@@ -14,7 +14,7 @@ from polars.exceptions import PanicException, PolarsError
 from xxhash import xxh3_128
 
 from toolformer_dag.files import ReadError
-from toolformer_dag.identity import content_hash, fingerprint, stream_hash
+from toolformer_dag.identity import content_hash, fingerprint, settled, stream_hash
 
 MAGIC = b"PAR1"
 DAMAGED = "is damaged: its content is not what was written"
@@ -72,7 +72,8 @@ _verified: set[tuple[str, int, int, int]] = set()
 def verify(path: Path, size: int, digest: str) -> None:
     """Raise UnreadableFile unless the file's content has the hash `digest`; each file is read once per process.
 
-    For readers that open a file by its path, as DuckDB does. Raises ReadError.
+    A file that was written just now is read once more. For readers that open a file by its path, as DuckDB does.
+    Raises ReadError.
     """
     check(path, size)
     try:
@@ -86,7 +87,8 @@ def verify(path: Path, size: int, digest: str) -> None:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
         raise ReadError(path, error) from error
-    _verified.add(known)
+    if settled(status):
+        _verified.add(known)
 
 
 def read(path: Path, size: int, digest: str, columns: Sequence[str] | None = None) -> pl.DataFrame:

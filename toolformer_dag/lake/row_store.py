@@ -85,6 +85,10 @@ class RowStore:
         if self._mergeable():
             self._merge()
 
+    def chunks(self) -> list[int]:
+        """Return the bytes of each chunk that is not merged yet."""
+        return [file.bytes for file in self._listed() if file.level == 0]
+
     def damaged_files(self, since: int = 0) -> list[tuple[Path, str]]:
         """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside."""
         files = [(self._path(file), file) for file in self._listed()]
@@ -96,21 +100,24 @@ class RowStore:
         asked = keys.select(self.key).unique(maintain_order=True)
         while True:
             left, found = hashed(asked, self.key[0]), [self.schema.to_frame().select(columns)]
+            wanted = left[HASH].unique().sort().to_numpy()
             try:
                 for file, blocks in self._known():
-                    for rows in self._held(file, blocks, left, columns):
+                    held = blocks.holding(wanted)
+                    for rows in self._held(file, held, left, columns):
                         found.append(rows)
                         left = left.join(rows, on=self.key, how="anti", maintain_order="left")
+                    if held:
+                        wanted = left[HASH].unique().sort().to_numpy()
             except UnreadableFile:  # merged away by another process, or set aside: look again
                 continue
             return pl.concat(found), left.drop(HASH)
 
     def _held(
-        self, file: RowFile, blocks: Blocks, keys: pl.DataFrame, columns: Sequence[str]
+        self, file: RowFile, blocks: Sequence[int], keys: pl.DataFrame, columns: Sequence[str]
     ) -> Iterator[pl.DataFrame]:
-        """The rows of a file under `keys`. Raises UnreadableFile, after setting a damaged file aside."""
-        wanted = keys[HASH].unique().sort().to_numpy()
-        for some in _portions(file, blocks.holding(wanted)):
+        """The rows under `keys` in these blocks. Raises UnreadableFile, after setting a damaged file aside."""
+        for some in _portions(file, blocks):
             rows = self._read(file, partial(read_blocks, blocks=some, columns=columns))
             rows = rows.join(keys, on=self.key, how="semi", maintain_order="left")
             yield rows.unique(self.key, keep="first", maintain_order=True)

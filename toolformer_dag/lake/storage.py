@@ -9,18 +9,51 @@ was faster.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from toolformer_dag.files import StorageError, WriteError, locked, write_whole
 from toolformer_dag.lake import parquet
 
 DAMAGED = ".damaged"
 """The end of the name of a file that was set aside."""
+
+
+Answer = TypeVar("Answer")
+_seen: ContextVar[dict[tuple[str, str], Any] | None] = ContextVar("seen", default=None)
+"""What the glance of this thread has been told: (question, where the file lies) -> answer."""
+
+
+@contextmanager
+def glance() -> Iterator[None]:
+    """Remember inside the block what `once` was told; a block within another one shares it."""
+    around = _seen.get()
+    token = _seen.set({} if around is None else around)
+    try:
+        yield
+    finally:
+        _seen.reset(token)
+
+
+def glancing() -> bool:
+    """Return whether this is inside a `glance`."""
+    return _seen.get() is not None
+
+
+def once(question: str, place: str, ask: Callable[[], Answer]) -> Answer:
+    """Return the answer; within a glance the one that was given before."""
+    seen = _seen.get()
+    if seen is None:
+        return ask()
+    if (question, place) not in seen:
+        seen[question, place] = ask()
+    answer: Answer = seen[question, place]
+    return answer
 
 
 class Overtaken(StorageError):
@@ -108,7 +141,7 @@ class Storage(Protocol):
         """Add DAMAGED to the name of a file; nothing happens where there is none."""
 
     def at_a_glance(self) -> AbstractContextManager[None]:
-        """Ask for each small file and each list of names at most once inside the block, which only reads.
+        """Look at each part once inside the block, which only reads, and ask an object store for each name once.
 
         For what looks at the same pointers again and again: what others change meanwhile is seen after the block.
         """
@@ -189,7 +222,7 @@ class FolderStorage:
             aside.touch()  # `clean` counts from now
 
     def at_a_glance(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return glance()
 
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
         return locked(path, wait)

@@ -25,7 +25,7 @@ from toolformer_dag.lake.object_storage import ObjectStorage, opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.storage import FolderStorage, Overtaken, Storage, Version
+from toolformer_dag.lake.storage import FolderStorage, Overtaken, Storage, Version, once
 from toolformer_dag.settings.sections import PathSettings
 
 Answer = TypeVar("Answer")
@@ -210,7 +210,9 @@ class Table:
         """Return what is published now. Raises MissingPart, DamagedPart, ReadError."""
         path = self._pointer_path(part)
         try:
-            return decode(self.storage.read(path)[0])
+            found = decode(self.storage.read(path)[0])
+            once("version", self._place(part), lambda: found.data_version)
+            return found
         except FileNotFoundError as error:
             raise MissingPart(self.name, part) from error
         except OSError as error:
@@ -226,6 +228,7 @@ class Table:
                 self.storage.check(self._file_path(part, file), file.bytes)
             except UnreadableFile as error:
                 raise DamagedPart(self.name, part, file.name, str(error)) from error
+        once("whole", self._place(part), lambda: pointer.data_version)
         return pointer
 
     def whole_pointer(self, part: str) -> Pointer | None:
@@ -255,10 +258,19 @@ class Table:
         None for a table without parts, or with one that is damaged.
         """
         try:
-            versions = {part: pointer.data_version for part, pointer in self.pointers().items()}
+            versions = {part: self._version(part) for part in self.parts()}
         except DamagedPart:
             return None
         return fingerprint(versions) if versions else None
+
+    def part_version(self, part: str) -> str | None:
+        """Return the version of a part's rows; None where it is missing or damaged. Looks at sizes and footers."""
+
+        def ask() -> str | None:
+            pointer = self.whole_pointer(part)
+            return None if pointer is None else pointer.data_version
+
+        return once("whole", self._place(part), ask)
 
     def changed(self, part: str) -> float:
         """Return when the part was published last, in seconds since 1970. Raises MissingPart."""
@@ -341,11 +353,18 @@ class Table:
                 pointer = current
         return read(pointer)
 
+    def _version(self, part: str) -> str:
+        return once("version", self._place(part), lambda: self.pointer(part).data_version)
+
+    def _place(self, part: str) -> str:
+        """What answers about a part are remembered under."""
+        return f"{self.storage.shown(self.folder)} {part}"
+
     def _pointer_path(self, part: str) -> Path:
         return self.folder / f"{file_name(part)}.json"
 
     def _file_path(self, part: str, file: PartFile) -> Path:
-        return self.folder / "files" / file_name(part) / file.name
+        return self.folder.joinpath("files", file_name(part), file.name)
 
 
 class Lake:

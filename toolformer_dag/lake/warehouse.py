@@ -1,14 +1,15 @@
 """The warehouse: one DuckDB file with every decision and its reason, for people and their SQL.
 
-Built beside the old file and renamed over it: readers keep the file they have opened, and no reader can make a build
-wait or fail. Builds wait for each other, so the last one has seen every part. Tables are copies, so the file can be
-moved. Which tables there are is declared by the stages (`WarehouseTable`); views and macros stand in views.sql.
+Built beside the old file, from nothing or in a copy of it, and renamed over it: readers keep the file they have opened,
+and no reader can make a build wait or fail. Builds wait for each other, so the last one has seen every part. Tables are
+copies, so the file can be moved. Which tables there are is declared by the stages (`WarehouseTable`); views and macros
+stand in views.sql.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -21,28 +22,31 @@ from toolformer_dag.files import ReadError, StorageError, beside, locked, replac
 from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
-from toolformer_dag.lake.queries import OFFLINE, in_memory, quoted, rows, run_sql, sql_text
-from toolformer_dag.lake.table import WHOLE, Lake, Table
+from toolformer_dag.lake.queries import OFFLINE, rows
+from toolformer_dag.lake.storage import once
+from toolformer_dag.lake.table import Lake, Pointer, Table
+from toolformer_dag.lake.warehouse_filling import (
+    CURVES,
+    DECISIONS,
+    DOCUMENTS,
+    JUDGED,
+    SWAPPED_PLACES,
+    VERDICTS,
+    VIEWS,
+    fill,
+    refill,
+)
 from toolformer_dag.settings.sections import PathSettings
 
-JUDGED = sql_text(__package__, "judged.sql")
-CHANCE = sql_text(__package__, "chance.sql")
-"""Views over `decisions` and `swapped_places`; the filter makes these of one lane, the warehouse of all."""
-DECISIONS = sql_text(__package__, "decisions.sql")
-CURVES = sql_text(__package__, "curves.sql")
-VIEWS = CHANCE + sql_text(__package__, "views.sql")
-SCORED = "loss_deltas"
-"""The table whose rows stand in `decisions`, each with its verdict; in the warehouse it is a view of them."""
-DERIVED = ("decisions", "swapped_places", "curves")
-MEMORY = "3GB"
-"""What building may hold in memory; the rest is spilled beside the file."""
 REJECTIONS = pl.Schema(
     {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
 )
 LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64(), "name": pl.String()})
 FILTER_RULES = pl.Schema({"tool": pl.String(), "by_chance": pl.Float64(), "verdict": pl.String()})
 CHOSEN = "chosen"
-"""The field of the record of filtered_calls that holds a threshold by chance, as a row of chance_thresholds."""
+"""The field of the record of filter_rule that holds a threshold by chance, as a row of chance_thresholds."""
+THRESHOLD = "threshold"
+"""The field of the inputs of filtered_calls that holds a threshold by chance: tau_f, by_chance and verdict."""
 SOURCES = pl.Schema({"source": pl.String(), "version": pl.String()})
 CLOSED: dict[str, str | bool | int | float | list[str]] = {"enable_external_access": False, "lock_configuration": True}
 """A query reads the warehouse and nothing else: no file, no address, no extension."""
@@ -69,7 +73,8 @@ class WarehouseTable:
 
     `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables; `views`: further
     statements, run after those of views.sql. `measured`: whether the rows are measurements, which a later job makes
-    anew: until then parts of an earlier release may lack columns, which are null.
+    anew: until then parts of an earlier release may lack columns, which are null. `by_shard`: whether the parts are
+    shards, which the column `shard` names.
     """
 
     name: str
@@ -80,6 +85,7 @@ class WarehouseTable:
     select: str = ROWS
     views: str = ""
     measured: bool = False
+    by_shard: bool = False
 
     def determining(self) -> Mapping[str, object]:
         """Return what the copy depends on beside the rows."""
@@ -143,31 +149,92 @@ def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str
     return {
         "lanes": dict(lanes),
         "tables": fingerprint(declared),
-        "views": fingerprint(JUDGED + DECISIONS + CURVES + VIEWS),
+        "views": fingerprint(JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES + VIEWS),
     }
 
 
 def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path) -> Mapping[str, int]:
-    """Replace `database` by a copy of what the lake has of `tables`; return table -> rows.
+    """Replace `database` by what the lake has of `tables`; return table -> rows.
 
-    A source that was never published gives no rows. Raises DamagedPart, and WarehouseError where the file cannot be
-    written, DuckDB refuses the rows, or `database` is none of DuckDB's; then the old one stays.
+    Where few shards changed since the file was built, their rows are replaced in a copy of it; else, and where the file
+    is damaged, all is copied from the lake. A source that was never published gives no rows. Raises DamagedPart, and
+    WarehouseError where the file cannot be written, DuckDB refuses the rows, or `database` is none of DuckDB's; then
+    the old one stays.
     """
     refuse_other_file(database)
     with _alone(database), TemporaryDirectory() as scratch:
         folder = Path(scratch)
         # versions before rows: what is published while these are read makes the file out of date
-        files = {"sources": [_small(folder, "sources", _sources(lake, tables, lanes))]}
-        files |= {table.name: _files(folder, lake, table) for table in tables}
-        files["rejections"] = [_small(folder, "rejections", _rejections(lake, tables))]
-        applied = _applied(lake, lanes)
+        sources, found = _sources(lake, tables, lanes), _pointers(lake, tables)
+        content = _content(found, tables, lanes)
+        last = _last_content(database)
+        shards = None if last is None else last.changed_shards(content)
+        if shards is None or not _is_whole(database):
+            last, shards = None, None
+        files = _files(folder, lake, tables, found, last, shards)
+        files["sources"] = [_small(folder, "sources", sources)]
+        files["rejections"] = [_small(folder, "rejections", _rejections(found))]
+        applied = _applied(found, lanes)
         files["lanes"] = [_small(folder, "lanes", pl.DataFrame(applied, LANES))]
         files["filter_rules"] = [_small(folder, "filter_rules", pl.DataFrame(applied, FILTER_RULES))]
-        with _beside(database) as fresh, _spilled(database) as spilled:
+        with _beside(database, content) as fresh, _spilled(database) as spilled:
             try:
-                return _fill(fresh, spilled, (*tables, *OWN_TABLES), files)
+                if shards is None:
+                    return fill(fresh, spilled, (*tables, *OWN_TABLES), files)
+                shutil.copyfile(database, fresh)
+                return refill(fresh, spilled, (*tables, *OWN_TABLES), files, shards)
             except duckdb.Error as error:
                 raise WarehouseError(f"cannot write {database}: {_told(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file was built from. `determining`: fingerprint of columns, comments, views and lanes.
+
+    `documents`: shard -> version of its documents; `shards`: shard -> fingerprint of its parts in all tables by shard.
+    """
+
+    determining: str
+    documents: Mapping[str, str]
+    shards: Mapping[str, str]
+
+    def changed_shards(self, now: "Content") -> list[str] | None:
+        """Return the shards whose rows differ; None where a file from nothing is needed, or costs no more.
+
+        Documents keep their places in the file, so none may go or change.
+        """
+        if self.determining != now.determining or self.documents.items() - now.documents.items():
+            return None
+        changed = [name for name in {**self.shards, **now.shards} if self.shards.get(name) != now.shards.get(name)]
+        return changed if 2 * len(changed) <= len(now.shards) else None
+
+
+def _content(pointers: "Pointers", tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Content:
+    by_shard: dict[str, list[object]] = {}
+    documents = {}
+    for table in (table for table in tables if table.by_shard):
+        for source in table.sources:
+            for part, pointer in pointers[source].items():
+                by_shard.setdefault(part, []).append([source, _part_version(pointer)])
+                if table.name == DOCUMENTS:
+                    documents[part] = pointer.data_version if pointer else ""
+    shards = {shard: fingerprint(versions) for shard, versions in by_shard.items()}
+    return Content(fingerprint(warehouse_settings(tables, lanes)), documents, shards)
+
+
+def _last_content(database: Path) -> Content | None:
+    """Return what the file was built from, as its seal says; None without one, or with one of an earlier release."""
+    try:
+        return Content(**unsealed(_seal(database).read_bytes())["content"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_whole(database: Path) -> bool:
+    try:
+        return stream_hash(database) == _sealed_hash(database)
+    except OSError:
+        return False
 
 
 def warehouse_files(lake: Lake, database: Path) -> LocalOutput:
@@ -308,48 +375,87 @@ def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, s
 
 def _content_version(table: Table) -> str:
     """Another one when rows, rejections or the applied tau_f change. A damaged part counts by its name alone."""
-    found: dict[str, object] = {}
-    for part in table.parts():
-        try:
-            pointer = table.pointer(part)
-        except StorageError:
-            found[part] = None
-            continue
-        found[part] = [pointer.data_version, pointer.record.get("rejections", []), _filter_rule(pointer.record)]
-    return fingerprint(found)
+
+    def ask() -> str:
+        found: dict[str, object] = {}
+        for part in table.parts():
+            try:
+                pointer = table.pointer(part)
+            except StorageError:
+                found[part] = None
+                continue
+            found[part] = [pointer.data_version, pointer.record.get("rejections", []), _filter_rule(pointer.record)]
+        return fingerprint(found)
+
+    return once("content", table.storage.shown(table.folder), ask)
 
 
-def _files(scratch: Path, lake: Lake, table: WarehouseTable) -> list[str]:
-    """Return the files of a table, one without rows at the end: DuckDB estimates all of them by the first."""
-    empty = _small(scratch, table.name, table.schema.to_frame())
-    sources = [lake.table(name) for name in table.sources]
-    return [*(file for source in sources for part in source.parts() for file in source.files(part)), empty]
+Pointers = Mapping[str, Mapping[str, Pointer | None]]
+"""The pointers of every part, by source; None for a damaged one."""
 
 
-def _rejections(lake: Lake, tables: Sequence[WarehouseTable]) -> pl.DataFrame:
+def _pointers(lake: Lake, tables: Sequence[WarehouseTable]) -> Pointers:
+    found: dict[str, dict[str, Pointer | None]] = {}
+    for name in (name for table in tables for name in table.sources):
+        source, found[name] = lake.table(name), {}
+        for part in source.parts():
+            found[name][part] = None
+            with suppress(StorageError):
+                found[name][part] = source.pointer(part)
+    return found
+
+
+def _part_version(pointer: Pointer | None) -> object:
+    """What determines a shard's rows in the file: of filtered_calls also what the other shards say."""
+    if pointer is None:
+        return None
+    decided = pointer.record["stage"] == "filtered_calls"
+    return [pointer.data_version, *([_filter_rule(pointer.record), pointer.record.get("inputs")] if decided else ())]
+
+
+def _files(
+    scratch: Path,
+    lake: Lake,
+    tables: Sequence[WarehouseTable],
+    pointers: Pointers,
+    last: Content | None,
+    shards: Collection[str] | None,
+) -> dict[str, list[str]]:
+    """Return the files of the parts in `pointers`, or of those that `refill` asks for; one without rows at the end."""
+    found = {}
+    for table in tables:
+        parts = [(lake.table(source), part) for source in table.sources for part in pointers[source]]
+        if shards is not None and table.by_shard:
+            parts = [(source, part) for source, part in parts if part in shards]
+        if last is not None and table.name == DOCUMENTS:
+            parts = [(source, part) for source, part in parts if part not in last.documents]
+        empty = _small(scratch, table.name, table.schema.to_frame())
+        found[table.name] = [*(file for source, part in parts for file in source.files(part)), empty]
+    return found
+
+
+def _rejections(pointers: Pointers) -> pl.DataFrame:
     counted = []
-    for source in (lake.table(name) for table in tables for name in table.sources):
-        for pointer in source.pointers().values():
-            where = {"stage": pointer.record["stage"], "tool": pointer.record["tool"]}
-            counted += [{**where, **rejected} for rejected in pointer.record.get("rejections", [])]
+    for pointer in (pointer for parts in pointers.values() for pointer in parts.values() if pointer):
+        where = {"stage": pointer.record["stage"], "tool": pointer.record["tool"]}
+        counted += [{**where, **rejected} for rejected in pointer.record.get("rejections", [])]
     return pl.DataFrame(counted, schema=REJECTIONS)
 
 
-def _applied(lake: Lake, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
+def _applied(pointers: Pointers, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return what each lane's calls were filtered with, whatever the settings say by now."""
-    tables = {lane: lake.table(f"{lane}/filtered_calls") for lane in lanes}
-    return [
-        {"tool": lane, "name": lanes[lane], **(_filter_rule(table.record(WHOLE)) if table.has(WHOLE) else {})}
-        for lane, table in tables.items()
-    ]
+    applied = []
+    for lane, name in lanes.items():
+        parts = pointers.get(f"{lane}/filtered_calls", {}).values()
+        rules = (_filter_rule(pointer.record) for pointer in parts if pointer)
+        applied.append({"tool": lane, "name": name, **next(rules, {})})
+    return applied
 
 
 def _filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the threshold of a record of filtered_calls: of the settings, or chosen by chance."""
-    chosen = record.get(CHOSEN)
-    if chosen is None:
-        return {"tau_f": record.get("settings", {}).get("tau_f")}
-    return {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}
+    by_chance: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
+    return by_chance or {"tau_f": record.get("settings", {}).get("tau_f")}
 
 
 def _small(scratch: Path, name: str, frame: pl.DataFrame) -> str:
@@ -359,12 +465,13 @@ def _small(scratch: Path, name: str, frame: pl.DataFrame) -> str:
 
 
 @contextmanager
-def _beside(database: Path) -> Iterator[Path]:
+def _beside(database: Path, content: Content) -> Iterator[Path]:
     """A path for the new file; renamed over `database` where the block ends well, else removed."""
     fresh = beside(database, ".duckdb")
     try:
         yield fresh
-        seal = sealed(str(database), {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size})
+        made = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
+        seal = sealed(str(database), made)
         replace_whole(fresh, database)
         write_whole(_seal(database), seal)
     finally:
@@ -381,70 +488,3 @@ def _spilled(database: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _fill(
-    fresh: Path, spilled: Path, tables: Sequence[WarehouseTable], files: Mapping[str, list[str]]
-) -> dict[str, int]:
-    """Write tables, comments and views; any DuckDB from 1.0 on can open the file."""
-    with in_memory() as connection:
-        connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
-        connection.execute(f"SET temp_directory = {quoted(spilled)}")
-        connection.execute("SET preserve_insertion_order = false")  # of copied rows; with it they are compressed twice
-        connection.execute(f"ATTACH {quoted(fresh)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
-        connection.execute("USE warehouse")
-        for table in tables:
-            _create(connection, table, files[table.name])
-        run_sql(connection, JUDGED + DECISIONS)
-        for tool in rows(connection, "SELECT DISTINCT tool FROM homes ORDER BY tool")["tool"]:
-            connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quoted(tool)} ORDER BY delta")
-        run_sql(connection, CURVES + VIEWS)
-        for table in tables:
-            run_sql(connection, table.views)
-        _comment(connection, tables)
-        names = (*(table.name for table in tables), *DERIVED)
-        counts = {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
-        connection.execute("USE memory")
-        connection.execute("DETACH warehouse")
-    return counts
-
-
-def _create(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, files: list[str]) -> None:
-    if table.name == SCORED:
-        read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
-        number = "file_index::BIGINT << 32 | file_row_number"
-        connection.execute(
-            f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}"
-        )
-        return
-    source = f"FROM read_parquet($files, hive_partitioning = false, union_by_name = {table.measured})"
-    connection.execute(f'CREATE TABLE "{table.name}" AS WITH rows AS ({source}) {table.select}', {"files": files})
-
-
-def _comment(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> None:
-    """Write the declared comments.
-
-    A column of a view that has none takes that of its name in loss_deltas, else decisions, else the first table.
-    """
-    for table in tables:
-        kind = "VIEW" if table.name == SCORED else "TABLE"
-        connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
-        _comment_columns(connection, table.name, table.columns)
-    [scored] = [table.columns for table in tables if table.name == SCORED]
-    for known in (scored, _comments(connection, "decisions"), *(table.columns for table in tables)):
-        lacking = (
-            "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = 'warehouse' AND comment IS NULL"
-        )
-        for name, column in connection.execute(lacking).fetchall():
-            if column in known:
-                _comment_columns(connection, name, {column: known[column]})
-
-
-def _comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
-    found = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
-    return dict(connection.execute(found, [name]).fetchall())
-
-
-def _comment_columns(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
-    for column, comment in comments.items():
-        connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)}')

@@ -1,6 +1,9 @@
-"""augmented_corpus: C*, the texts with the calls of all tools in them (paper, section 2, "Model Finetuning")."""
+"""augmented_corpus: C*, the texts with the calls of all tools in them (paper, section 2, "Model Finetuning").
 
-from collections import Counter
+It has a part per shard. As a whole it is read in the order of the hashes of its documents' texts, however these are
+spread over shards (`corpus_rows`): the training texts are.
+"""
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.table import WHOLE, Table
+from toolformer_dag.lake.table import WHOLE, Lake, MissingPart, Table
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.document_cuts import BATCH, Cut, DocumentCuts, Pieces, cutting
 from toolformer_dag.pipeline.merging import (
@@ -27,6 +30,7 @@ from toolformer_dag.pipeline.stage import (
     SEGMENT,
     SHARD,
     Column,
+    InputsOf,
     PartRows,
     Rejected,
     Stage,
@@ -38,8 +42,12 @@ from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
+COPIES = "training/document_copies"
+BY_SHARD = "by_shard"
+"""The field of the record of document_copies that holds a fingerprint of what concerns each shard."""
 DOCUMENT = ("shard", "digest")
-Row = tuple[str, int, str, int, str, str, list[str], int, str]
+ORDER = ("document_hash", "digest", "segment")
+Row = tuple[int, str, int, str, int, str, str, list[str], int, str]
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -48,23 +56,67 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     return {**cutting(plan), "tools": tools, "merging": MERGING, "heldout_share": HELDOUT_SHARE}
 
 
+def inputs(output: TableOutput) -> InputsOf:
+    """Return what tells the versions of a shard's documents and kept calls, and of what other shards add or take."""
+    tables = {name: output.plan.lake.table(name) for name in output.reads}
+    pointer = output.plan.lake.table(COPIES).whole_pointer(WHOLE)
+    by_shard: Mapping[str, str] = pointer.record[BY_SHARD] if pointer else {}
+
+    def of(shard: str) -> Mapping[str, Any]:
+        found = {name: table.part_version(shard) for name, table in tables.items()}
+        return found | ({"document_copies": by_shard[shard]} if shard in by_shard else {})
+
+    return of
+
+
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Merge the kept calls of all lanes into their documents, cut these into texts, and keep the texts with calls.
+    """Merge the kept calls of all lanes into a shard's documents, cut these into texts, keep the texts with calls.
 
     Lanes may have cut a document differently, so calls meet by their character in the document. Taking the calls out of
-    `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`). The record holds
-    `examples` per lane, as in Table 2. Raises StaleInput where a document is gone.
+    `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`). Memory: kept calls and
+    texts of the shard. Raises StaleInput where a document is gone.
     """
-    plan = output.plan
-    raw = plan.lake.table(raw_shards.NAME)
-    tables = [plan.lake.table(f"{lane.key}/filtered_calls") for lane in plan.lanes]
-    kept = _brought_home(raw, pl.concat([table.read(WHOLE) for table in tables]))
-    calls = kept.filter(_at_home())
-    rejected = counted(kept.filter(~_at_home()).with_columns(reason=pl.lit("duplicate_document")))
-    cuts = DocumentCuts(worker, Cut(plan.settings.corpus.segment_tokens, worker.tokens().count))
-    found = sorted(_rows(_documents(raw, calls), calls, plan.lanes, cuts, rejected))
-    table = pl.DataFrame([row for _, row in found], schema=output.stage.schema, orient="row")
-    return PartRows([table], rejected, [cuts.name], facts=_table_2(plan.lanes, [row for _, row in found]))
+    raw, rejected = output.plan.lake.table(raw_shards.NAME), Rejected()
+    calls = _calls_at_home(output.plan, part, rejected)
+    cuts = DocumentCuts(worker, Cut(output.plan.settings.corpus.segment_tokens, worker.tokens().count))
+    found = list(_rows(_documents(raw, calls), calls, output.plan.lanes, cuts, rejected))
+    table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
+    return PartRows([table], rejected, [cuts.name])
+
+
+def _calls_at_home(plan: Plan, shard: str, rejected: Rejected) -> pl.DataFrame:
+    """The kept calls that are merged in a shard; counts those that are merged nowhere."""
+    copies = plan.lake.table(COPIES).read(WHOLE)
+    own = _kept(plan, shard)
+    leaving = copies.filter(pl.col("shard") == shard)
+    lost = own.join(leaving.filter(pl.col("home").is_null()), on="digest", how="semi")
+    rejected.update(counted(lost.with_columns(reason=pl.lit("duplicate_document"))))
+    found = [own.join(leaving, on="digest", how="anti", maintain_order="left")]
+    coming = copies.filter(pl.col("home") == shard)
+    for (other,), documents in coming.group_by("shard", maintain_order=True):
+        calls = _kept(plan, str(other)).join(documents, on="digest", how="semi", maintain_order="left")
+        found.append(calls.with_columns(shard=pl.lit(shard)))
+    return pl.concat(found)
+
+
+def _kept(plan: Plan, shard: str) -> pl.DataFrame:
+    return pl.concat([plan.lake.table(f"{lane.key}/filtered_calls").read(shard) for lane in plan.lanes])
+
+
+def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
+    """Scan columns of C*, in its order. Raises MissingPart, DamagedPart."""
+    table = lake.table(NAME)
+    rows = table.scan() if table.parts() else pl.LazyFrame()
+    if "document_hash" not in rows.collect_schema():  # an earlier release wrote C* in one part, or none is there
+        raise MissingPart(NAME, WHOLE)
+    return rows.sort(ORDER).select(columns)
+
+
+def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
+    """Yield the rows of C*, a file at a time, shard by shard. Raises MissingPart, DamagedPart."""
+    table = lake.table(NAME)
+    for part in table.parts():
+        yield from table.batches(part)
 
 
 def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
@@ -75,22 +127,38 @@ def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     return sum(take_out(augmented, output.plan.tool_names) != text for augmented, text in pairs)
 
 
-def _brought_home(raw: Table, kept: pl.DataFrame) -> pl.DataFrame:
-    """Calls of a document that lanes met in different shards go to the first of these, where its text is the same."""
-    several = kept.filter(pl.col("shard").n_unique().over("digest") > 1)
-    if several.is_empty():
-        return kept
-    found = [(shard, digest, fingerprint(text)) for shard, digest, text in _documents(raw, several)]
-    copies = pl.DataFrame(found, schema=[*DOCUMENT, "text"], orient="row").sort(DOCUMENT)
-    first = copies.group_by("digest", maintain_order=True).first().rename({"shard": "home"})
-    homes = copies.join(first, on=["digest", "text"]).select(*DOCUMENT, "home")
-    joined = kept.join(homes, on=DOCUMENT, how="left", maintain_order="left")
-    return joined.with_columns(shard=pl.coalesce("home", "shard")).drop("home")
+def copies(worker: Worker, output: TableOutput, part: str) -> PartRows:
+    """Find the documents that lanes met in different shards: the first of these gets their calls.
+
+    A copy whose text is another one there has no home. Memory: the keys of documents with kept calls. Raises StaleInput
+    where a document is gone.
+    """
+    plan, schema = output.plan, output.stage.schema
+    tables = [plan.lake.table(f"{lane.key}/filtered_calls") for lane in plan.lanes]
+    scans = [table.scan().select(DOCUMENT) for table in tables if table.parts()]
+    empty = schema.to_frame().lazy().select(DOCUMENT)
+    shards = pl.concat([empty, *scans]).group_by("digest").agg(pl.col("shard").unique())
+    several = shards.filter(pl.col("shard").list.len() > 1).explode("shard").collect(engine="streaming")
+    raw = plan.lake.table(raw_shards.NAME)
+    texts = [(shard, digest, fingerprint(text)) for shard, digest, text in _documents(raw, several)]
+    found = pl.DataFrame(texts, schema=[*DOCUMENT, "text"], orient="row").sort(DOCUMENT)
+    first = found.group_by("digest", maintain_order=True).first().rename({"shard": "home", "text": "first"})
+    others = found.join(first, on="digest", maintain_order="left").filter(pl.col("shard") != pl.col("home"))
+    home = pl.when(pl.col("text") == pl.col("first")).then("home")
+    table = others.with_columns(home=home).select(schema.names()).cast(schema)
+    return PartRows([table], facts={BY_SHARD: _by_shard(plan, table)})
 
 
-def _at_home() -> pl.Expr:
-    """Whether a call's document lies in the first shard that has it: another text under its digest is not used."""
-    return pl.col("shard") == pl.col("shard").min().over("digest")
+def _by_shard(plan: Plan, copies: pl.DataFrame) -> dict[str, str]:
+    """A fingerprint of the rows that concern each shard, and of the kept calls that it gets from others."""
+    tables = [plan.lake.table(f"{lane.key}/filtered_calls") for lane in plan.lanes]
+    versions = {shard: [table.part_version(shard) for table in tables] for shard in copies["shard"].unique()}
+    found: dict[str, list[object]] = {}
+    for shard, digest, home in copies.iter_rows():
+        found.setdefault(shard, []).append([digest, home])
+        if home is not None:
+            found.setdefault(home, []).append([digest, shard, versions[shard]])
+    return {shard: fingerprint(concerning) for shard, concerning in found.items()}
 
 
 def _documents(raw: Table, calls: pl.DataFrame) -> Iterator[tuple[str, str, str]]:
@@ -117,18 +185,18 @@ def _rows(
     lanes: Sequence[Lane],
     cuts: DocumentCuts,
     rejected: Rejected,
-) -> Iterator[tuple[bytes, Row]]:
-    """Rows of the corpus with the hash that orders them; counts in `rejected` the calls that are not used."""
+) -> Iterator[Row]:
+    """Rows of the corpus; counts in `rejected` the calls that are not used."""
     names = {lane.key: lane.tool.name for lane in lanes}
     by_document = calls.partition_by(DOCUMENT, as_dict=True)
     for (shard, digest, text), cut in _with_cuts(documents, cuts):
         pieces = [piece for piece in cut if isinstance(piece, Segment)]
-        found = [_kept(row, names) for row in by_document[shard, digest].iter_rows(named=True)]
+        found = [_kept_call(row, names) for row in by_document[shard, digest].iter_rows(named=True)]
         for example in examples(pieces, found, list(names.values())):
             if isinstance(example, Dropped):
                 rejected[shard, example.reason] += example.calls
             else:
-                yield text_order(text), _row(shard, digest, example, split_of(text))
+                yield _row(shard, digest, text, example)
 
 
 def _with_cuts(
@@ -140,26 +208,37 @@ def _with_cuts(
         yield from zip(some, cuts.of([text for _, _, text in some]), strict=True)
 
 
-def _kept(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:
+def _kept_call(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:
     return KeptCall(row["tool"], names[row["tool"]], row["char_offset"], row["input"], row["result"], row["delta"])
 
 
-def _row(shard: str, digest: str, example: Example, split: str) -> Row:
+def _row(shard: str, digest: str, text: str, example: Example) -> Row:
     piece, tools = example.segment, sorted({call.tool for call in example.calls})
+    order = int.from_bytes(text_order(text), "big")
     texts = (piece.text, example.text_with_calls)
-    return (digest, piece.index, shard, piece.offset, *texts, tools, len(example.calls), split)
+    return (order, digest, piece.index, shard, piece.offset, *texts, tools, len(example.calls), split_of(text))
 
 
-def _table_2(lanes: Sequence[Lane], rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """Examples per lane, and texts in all."""
-    counts = Counter(tool for row in rows for tool in row[6])
-    return {"examples": {**{lane.key: counts[lane.key] for lane in lanes}, "all": len(rows)}}
-
-
+DOCUMENT_COPIES = Stage(
+    name="document_copies",
+    description="Documents with kept calls that an earlier shard has too: where their calls are merged.",
+    columns={
+        "shard": SHARD,
+        "digest": DIGEST,
+        "home": Column(pl.String(), "the first shard that has it; null where its text is another one there"),
+    },
+    key=DOCUMENT,
+    settings=lambda plan, lane: {},
+    reads=(raw_shards.NAME, "*/filtered_calls"),
+    group="training",
+    sharded=False,
+    rows=copies,
+)
 STAGE = Stage(
     name="augmented_corpus",
     description="C*: texts with their calls in them (paper, section 2); without these they are C, byte for byte.",
     columns={
+        "document_hash": Column(pl.UInt64(), "hash of the document's text, which orders C*"),
         "digest": DIGEST,
         "segment": SEGMENT,
         "shard": SHARD,
@@ -173,8 +252,10 @@ STAGE = Stage(
     key=("digest", "segment"),
     settings=settings,
     reads=(raw_shards.NAME, "*/filtered_calls"),
+    inputs=inputs,
+    inner=(DOCUMENT_COPIES,),
     group="training",
-    sharded=False,
+    select="SELECT * EXCLUDE (document_hash) FROM rows",
     kinds=frozenset({"polars", "parquet"}),
     checks={"gives_text_back": not_given_back},
     rows=rows,

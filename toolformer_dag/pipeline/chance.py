@@ -11,8 +11,7 @@ import duckdb
 import polars as pl
 
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
-from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.lake.warehouse import CHANCE, JUDGED, SCORED
+from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SCORED_DOCUMENTS, SWAPPED_PLACES
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
@@ -59,8 +58,8 @@ def kept_nothing(plan: Plan) -> list[str]:
 
     Where no lane keeps a call, a last line says that there is nothing to finetune on. Raises DamagedPart.
     """
-    filtered = {lane: plan.lake.table(f"{lane.key}/filtered_calls") for lane in plan.lanes}
-    empty = [lane for lane, table in filtered.items() if table.has(WHOLE) and not table.read(WHOLE).height]
+    filtered = {lane: plan.lake.table(f"{lane.key}/filtered_calls").pointers() for lane in plan.lanes}
+    empty = [lane for lane, parts in filtered.items() if parts and not sum(part.rows for part in parts.values())]
     lines = [f"{lane.key}: {_nothing_told(plan, lane)}" for lane in empty]
     if lines and len(lines) == len(filtered):
         lines.append(f"No call of any lane is kept: there is nothing to finetune on. {REMEDY}.")
@@ -105,7 +104,8 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
             connection.execute(f"CREATE TABLE {name} (tool VARCHAR, {column} DOUBLE)")
             connection.execute(f"INSERT INTO {name} VALUES ($tool, $value)", {"tool": lane.key, "value": value})
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
+        connection.execute(SCORED_DOCUMENTS)
         run_sql(connection, JUDGED)
         connection.execute("CREATE TABLE decisions AS FROM judged")
-        run_sql(connection, CHANCE)
+        run_sql(connection, SWAPPED_PLACES + CHANCE)
         yield connection

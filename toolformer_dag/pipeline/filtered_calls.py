@@ -7,10 +7,9 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import in_memory, run_sql, sql_text
 from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.warehouse import CHANCE, CHOSEN, JUDGED
-from toolformer_dag.pipeline.chance import chance_threshold
+from toolformer_dag.lake.queries import run_sql, scratch, sql_text
+from toolformer_dag.pipeline import filter_rule
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import SCORED, Column, PartRows, Stage, TableOutput
 from toolformer_dag.pipeline.worker import Worker
@@ -21,10 +20,7 @@ SQL = sql_text(__package__, "filtered_calls.sql")
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the scored calls: the threshold, the limit and the SQL text."""
-    made = {"examples_per_tool": plan.settings.training.examples_per_tool, "sql": fingerprint(SQL)}
-    if isinstance(lane.tau_f, ChanceThreshold):
-        return {**made, "tau_f": lane.tau_f.model_dump(), "chance": fingerprint(JUDGED + CHANCE)}
-    return {**made, "tau_f": lane.tau_f}
+    return {**filter_rule.settings(plan, lane), "sql": fingerprint(SQL)}
 
 
 def lane_reads(lane: Lane) -> tuple[str, ...]:
@@ -33,34 +29,28 @@ def lane_reads(lane: Lane) -> tuple[str, ...]:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Decide over the scored calls of all shards of a lane; see filtered_calls.sql for the rules.
+    """Decide over the scored calls of a shard; see filtered_calls.sql and filter_rule.sql for the rules.
 
     Every scored call is kept or counted: below_tau_f, no_threshold (none was certified by chance, and there is no
     fallback), not_best_at_position, duplicate_document, beyond_examples, or the reason it had in loss_deltas. Another
     tau_f that keeps the same calls gives the same data version.
     """
     lane, schema = output.lane, output.stage.schema
-    facts = _chosen(output, lane.tau_f) if isinstance(lane.tau_f, ChanceThreshold) else {}
-    tau_f = facts[CHOSEN]["tau_f"] if facts else lane.tau_f
+    rule = filter_rule.rule_of(output, part)
     scored, subset = (output.plan.lake.table(f"{lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset"))
-    files = [file for shard in scored.parts() for file in scored.files(shard)]
-    texts = [file for shard in scored.parts() for file in subset.files(shard)]
-    if not files:
-        return PartRows([schema.to_frame()], facts=facts)
-    limit = output.plan.settings.training.examples_per_tool
-    with in_memory() as connection:
-        run_sql(connection, SQL, {"files": files, "texts": texts, "tau_f": tau_f, "examples": limit})
-        kept = answer(connection, "FROM kept").with_columns(tau_f=pl.lit(tau_f, pl.Float64))
+    given = {
+        "files": scored.files(part),
+        "texts": subset.files(part),
+        "tau_f": rule.tau_f,
+        "repeated": rule.repeated,
+        "last_text": rule.last_text,
+    }
+    with scratch() as connection:
+        run_sql(connection, SQL, given)
+        kept = answer(connection, "FROM kept").with_columns(tau_f=pl.lit(rule.tau_f, pl.Float64))
         rejected = answer(connection, "FROM rejected")
     counts = Counter({(shard, reason): count for shard, reason, count in rejected.iter_rows()})
-    return PartRows([kept.select(schema.names()).cast(schema)], counts, facts=facts)
-
-
-def _chosen(output: TableOutput, rule: ChanceThreshold) -> dict[str, dict[str, Any]]:
-    """The lane's row of chance_thresholds, with the fallback as tau_f where no threshold has the rate."""
-    chosen = chance_threshold(output.plan, output.lane, rule.by_chance)
-    tau_f = rule.fallback if chosen["tau_f"] is None else chosen["tau_f"]
-    return {CHOSEN: {**chosen, "tau_f": tau_f}}
+    return PartRows([kept.select(schema.names()).cast(schema)], counts)
 
 
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
@@ -85,7 +75,8 @@ STAGE = Stage(
     reads=("loss_deltas",),
     also_reads=("heuristic_subset",),
     lane_reads=lane_reads,
-    sharded=False,
+    inputs=filter_rule.inputs,
+    inner=(filter_rule.TEXTS, filter_rule.STAGE),
     kinds=frozenset({"duckdb", "sql"}),
     volatile=("tau_f",),
     checks={"kept_at_tau_f": below_tau_f},

@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.lake.table import WHOLE, MissingPart
-from toolformer_dag.pipeline import augmented_corpus, raw_shards, removed_documents
+from toolformer_dag.pipeline import raw_shards, removed_documents
+from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.document_cuts import BATCH, Cut, DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.pipeline.plan import Plan
@@ -84,7 +85,7 @@ def heldout_texts(plan: Plan) -> HeldoutTexts:
     table = plan.lake.table(NAME)
     if not table.parts():
         raise MissingPart(NAME, WHOLE)
-    corpus = plan.lake.table(augmented_corpus.NAME).batches(WHOLE)
+    corpus = corpus_batches(plan.lake)
     trained = {text_digest(text) for batch in corpus for text in batch.filter(pl.col("split") == TRAIN)["text"]}
     texts = table.scan()
     found = texts.select("text_digest").unique().collect()["text_digest"].sort()

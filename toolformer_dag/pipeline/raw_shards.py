@@ -10,7 +10,17 @@ import polars as pl
 from toolformer_dag.lake.record import record
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import HubFile, Shard, ShardFile, stamps, write_small_web
-from toolformer_dag.pipeline.stage import DIGEST, SHARD, Column, PartRows, Rejected, Stage, TableOutput, UnusableRows
+from toolformer_dag.pipeline.stage import (
+    DIGEST,
+    SHARD,
+    Column,
+    InputsOf,
+    PartRows,
+    Rejected,
+    Stage,
+    TableOutput,
+    UnusableRows,
+)
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.columns import LATEST_DATE, Rejection
 from toolformer_dag.texts.compression import ShardFault
@@ -41,10 +51,15 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     }
 
 
-def inputs(plan: Plan, part: str) -> Mapping[str, Any]:
-    """Return size and time of change of the shard's file, and the revision of a data set of the hub."""
-    files = {part: plan.shards[part]} if part in plan.shards else {}
-    return stamps(files).get(part, {})
+def inputs(output: TableOutput) -> InputsOf:
+    """Return what tells size and time of change of a shard's file, and the revision of a data set of the hub."""
+    shards = output.plan.shards
+
+    def of(part: str) -> Mapping[str, Any]:
+        files = {part: shards[part]} if part in shards else {}
+        return stamps(files).get(part, {})
+
+    return of
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -92,7 +107,7 @@ class _Reading:
         table = output.plan.lake.table(REJECTED_LINES)
         described = pl.DataFrame(self._lines, schema=LINES, orient="row")
         name = self._shard.name
-        table.publish(name, [described], lambda: record(output.settings, output.inputs(name)))
+        table.publish(name, [described], lambda: record(output.settings, output.inputs_of()(name)))
         if not usable:
             raise UnusableRows
 

@@ -16,7 +16,7 @@ from toolformer_dag.pipeline.chunks import Ended, Task
 from toolformer_dag.pipeline.spending import Ledger, Spent
 from toolformer_dag.pipeline.stage import Work
 from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.worker_pool import ChunkServer, Failure, WorkerDied, WorkerPool
+from toolformer_dag.pipeline.worker_pool import ChunkServer, Failure, WorkerDied, WorkerNeverStarted, WorkerPool
 from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
@@ -38,9 +38,13 @@ class Share:
 
 @dataclass(eq=False)
 class RayActor:
-    """An actor with the answer that it owes; `spent`: what it has told so far."""
+    """An actor with the answer that it owes; `spent`: what it has told so far.
+
+    `started`: an answer that it gives, or fails to give, once it found a machine.
+    """
 
     handle: Any
+    started: Any
     answer: Any = None
     spent: Spent = field(default_factory=Spent)
 
@@ -83,7 +87,7 @@ class RayActors(WorkerPool[RayActor]):
         share = self._share
         options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         handle = self._ray.remote(**options)(ChunkActor).remote(self._here.plan.settings)
-        self._told.append(RayActor(handle))
+        self._told.append(RayActor(handle, handle.started.remote()))
         return self._told[-1]
 
     def _is_alive(self, worker: RayActor) -> bool:
@@ -94,13 +98,24 @@ class RayActors(WorkerPool[RayActor]):
 
     def _answered(self, busy: list[RayActor]) -> list[RayActor]:
         found, _ = self._ray.wait([worker.answer for worker in busy], timeout=1.0)
-        return [worker for worker in busy if worker.answer in found]
+        return [worker for worker in busy if worker.answer in found] or self._without_machine(busy)
+
+    def _without_machine(self, busy: list[RayActor]) -> list[RayActor]:
+        """Those that wait to start and are more than fit: a machine was lost after they were asked for."""
+        started, _ = self._ray.wait([worker.started for worker in busy], num_returns=len(busy), timeout=0)
+        waiting = [worker for worker in busy if worker.started not in started]
+        if not waiting:
+            return []
+        self._count = min(self._count, self._fitting().count)
+        return waiting[: max(0, len(busy) + len(self._idle) - self._count)]
 
     def _answer(self, worker: RayActor) -> Work | Failure:
+        if not any(self._ray.wait([worker.answer, worker.started], timeout=0)[0]):
+            raise WorkerNeverStarted
         try:
             answer, worker.spent = self._ray.get(worker.answer)
         except self._ray.exceptions.RayActorError as error:
-            self._count = min(self._count, self._fitting().count)  # an actor that fits nowhere would wait for ever
+            self._count = min(self._count, self._fitting().count)
             raise WorkerDied(" ".join(str(error).split())) from None
         found: Work | Failure = answer
         return found
@@ -114,6 +129,9 @@ class ChunkActor:
 
     def __init__(self, settings: Settings) -> None:
         self._server = ChunkServer(settings, None)
+
+    def started(self) -> None:
+        """Tell that a machine was found."""
 
     def answer(self, task: Task) -> tuple[Work | Failure, Spent]:
         """Return what the chunk cost, and what this actor has spent in all."""

@@ -17,7 +17,17 @@ from toolformer_dag.lake.queries import in_memory, quoted, run_sql, sql_text
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline import raw_shards, screened_documents
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import DIGEST, SHARD, Column, PartRows, Rejected, Stage, TableOutput, counted
+from toolformer_dag.pipeline.stage import (
+    DIGEST,
+    SHARD,
+    Column,
+    InputsOf,
+    PartRows,
+    Rejected,
+    Stage,
+    TableOutput,
+    counted,
+)
 from toolformer_dag.pipeline.worker import Worker
 
 NAME = "ccnet/removed_documents"
@@ -37,13 +47,18 @@ def reads(plan: Plan) -> tuple[str, ...]:
     return (NAME,) if chosen(plan) else ()
 
 
-def inputs(plan: Plan, shard: str) -> Mapping[str, Any]:
-    """Return the version of a shard's documents, and of what is removed of it, if anything is."""
-    raw = plan.lake.table(raw_shards.NAME).whole_pointer(shard)
-    found: dict[str, Any] = {"raw_shards": raw and raw.data_version}
-    pointer = plan.lake.table(NAME).whole_pointer(WHOLE) if chosen(plan) else None
-    removed = pointer.record[BY_SHARD].get(shard) if pointer else None
-    return found | ({"removed_documents": removed} if removed else {})
+def inputs(output: TableOutput) -> InputsOf:
+    """Return what tells the version of a shard's documents, and of what is removed of it, if anything is."""
+    plan = output.plan
+    raw, removed = plan.lake.table(raw_shards.NAME), plan.lake.table(NAME)
+    pointer = removed.whole_pointer(WHOLE) if chosen(plan) else None
+    by_shard: Mapping[str, str] = pointer.record[BY_SHARD] if pointer else {}
+
+    def of(shard: str) -> Mapping[str, Any]:
+        found = {"raw_shards": raw.part_version(shard)}
+        return found | ({"removed_documents": by_shard[shard]} if shard in by_shard else {})
+
+    return of
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:

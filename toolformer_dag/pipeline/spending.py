@@ -2,7 +2,8 @@
 
 It is written down while it is spent, so that a killed run's share is not lost:
 
-<ledger>/<random>   one file per process: tokens and calls so far
+<ledger>/<random>   one file per process: tokens and calls so far; a run's ledger has a folder of them for each process
+                    that runs steps
 
 What each step spent, also one that failed, is a row in the lake, which the warehouse shows as `costs`.
 """
@@ -51,7 +52,7 @@ def token_count(counts: Mapping[str, int]) -> int:
 
 
 class Ledger:
-    """The part of a run's ledger that this process writes; `folder` is the whole run's."""
+    """The part of a ledger that this process writes; others write into the same `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,9 +90,9 @@ class Ledger:
 
 
 def read_spent(ledger: Path) -> Spent:
-    """Return what all processes of a run have spent so far; nothing is removed."""
+    """Return what all processes that write into a ledger have spent so far; nothing is removed."""
     try:
-        return sum(map(_read, ledger.iterdir()), Spent())
+        return _sum(ledger)
     except FileNotFoundError:  # nothing yet, or taken by somebody who asked
         return Spent()
 
@@ -158,9 +159,13 @@ def take_spent(ledger: Path) -> Spent:
         ledger.rename(mine)
     except FileNotFoundError:
         return Spent()
-    total = sum(map(_read, mine.iterdir()), Spent())
+    total = _sum(mine)
     shutil.rmtree(mine)
     return total
+
+
+def _sum(ledger: Path) -> Spent:
+    return sum((_sum(path) if path.is_dir() else _read(path) for path in ledger.iterdir()), Spent())
 
 
 def _read(file: Path) -> Spent:

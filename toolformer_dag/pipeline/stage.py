@@ -103,8 +103,11 @@ class Stage:
     also_reads: tables that are read without their version counting.
     plan_reads: further tables in one part that are read where the plan asks for them; `inputs` tells their version.
     settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
-    sharded: a part per shard, else one part. by_model: asks the language model. pool: what serialises its runs.
-    inputs: replaces the versions of `reads` in the record of a part, of (plan, part).
+    sharded: a part per shard, else one part. by_model: asks the language model. pool: what serialises its runs; each
+    lane has its own of tools.
+    inputs: replaces the versions of `reads` in the record of a part; asked once for all parts of a table.
+    inner: stages of the same lane whose tables are brought up to date with this one's, before it: for what the parts of
+    a sharded table have to know of each other. They are no assets, and are not in the warehouse.
     warehouse_name, select: its table in the warehouse. beside: tables that are published with it, part for part.
 
     One of three ways to make a part: `shard_rows` (a shard is a chunk; workers publish it), `chunks` + `compute` +
@@ -126,7 +129,8 @@ class Stage:
     kinds: frozenset[str] = frozenset({"python", "parquet"})
     volatile: tuple[str, ...] = ()
     checks: Mapping[str, Check] = field(default_factory=dict)
-    inputs: Callable[[Plan, str], Mapping[str, Any]] | None = None
+    inputs: "Callable[[TableOutput], InputsOf] | None" = None
+    inner: "tuple[Stage, ...]" = ()
     beside: tuple[str, ...] = ()
     warehouse_name: str = ""
     select: str = ROWS
@@ -156,6 +160,8 @@ class Stage:
         return frame.select(self.schema.names())
 
 
+InputsOf = Callable[[str], Mapping[str, Any]]
+"""Returns the inputs in the record of a part."""
 Claimed = dict[str, list[pl.DataFrame]]
 """Keys that are being computed for shards of this run that are not published yet, in their order, by row store."""
 
@@ -217,24 +223,27 @@ class TableOutput:
         """The parts that the table should have."""
         return list(self.plan.shards) if self.stage.sharded else [WHOLE]
 
-    def inputs(self, part: str) -> Mapping[str, Any]:
-        """Versions of what a part is made from, as they are now; null for what was not made yet."""
+    @property
+    def inner(self) -> list["TableOutput"]:
+        """The tables that are brought up to date before this one, for it alone."""
+        return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
+
+    def inputs_of(self) -> InputsOf:
+        """Return what tells the versions of what a part is made from; null for what was not made yet."""
         if self.stage.inputs is not None:
-            return self.stage.inputs(self.plan, part)
+            return self.stage.inputs(self)
         tables = {_last(name) if self.stage.sharded else name: self.plan.lake.table(name) for name in self.reads}
         if self.stage.sharded:
-            return {name: _version(table, part) for name, table in tables.items()}
-        return {name: {one: _version(table, one) for one in table.parts()} for name, table in tables.items()}
-
-    def wanted(self, part: str) -> Mapping[str, Any]:
-        """The record that an up-to-date part has, as far as it is compared."""
-        return {"settings": self.settings, "inputs": self.inputs(part)}
+            return lambda part: {name: table.part_version(part) for name, table in tables.items()}
+        return lambda _: {
+            name: {one: table.part_version(one) for one in table.parts()} for name, table in tables.items()
+        }
 
     def publish(self, part: str, made: PartRows) -> Pointer:
         """Publish the rows of a part with their record. Raises WriteError."""
         keys: list[pl.DataFrame] = []
         violations: Counter[str] = Counter()
-        inputs = self.inputs(part)  # before the first row: what changes meanwhile is read again
+        inputs = self.inputs_of()(part)  # before the first row: what changes meanwhile is read again
 
         def seen() -> Iterator[pl.DataFrame]:
             for frame in made.frames:
@@ -270,6 +279,7 @@ class TableOutput:
             stage.schema,
             tuple(sources),
             stage.select,
+            by_shard=stage.sharded and "shard" in columns,
         )
 
     def _tables(self, read: str) -> tuple[str, ...]:
@@ -294,11 +304,6 @@ def _hidden(stage: Stage) -> tuple[str, ...]:
     """The columns that `SELECT * EXCLUDE (...)` leaves out of the warehouse."""
     _, _, rest = stage.select.partition("EXCLUDE (")
     return tuple(name.strip() for name in rest.partition(")")[0].split(",")) if rest else ()
-
-
-def _version(table: Table, part: str) -> str | None:
-    pointer = table.whole_pointer(part)
-    return None if pointer is None else pointer.data_version
 
 
 def _last(name: str) -> str:

@@ -12,7 +12,16 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer, behind
 from toolformer_dag.pipeline.chunks import InProcess, Progress, Task, Workers, release
-from toolformer_dag.pipeline.stage import BACKENDS, REJECTIONS, RETRY, VIOLATIONS, Claimed, TableOutput, Work
+from toolformer_dag.pipeline.stage import (
+    BACKENDS,
+    REJECTIONS,
+    RETRY,
+    VIOLATIONS,
+    Claimed,
+    InputsOf,
+    TableOutput,
+    Work,
+)
 from toolformer_dag.pipeline.worker import Worker
 
 HASH = re.compile("[0-9a-f]{16,}")
@@ -79,7 +88,8 @@ class TableReport:
     """What a table holds after an update, and what the update did.
 
     rows: per part; updated: parts computed in this run; rejections: reason -> count and violations: check -> rows that
-    break it, of the whole table; work: of this run alone; seconds of wall time.
+    break it, of the whole table; facts: the record of what is decided over all shards; work: of this run alone; seconds
+    of wall time.
     """
 
     name: str
@@ -110,10 +120,19 @@ class TableReport:
 
 
 def differences(output: TableOutput) -> Differences:
-    """Compare the record of every part with what it would be now. `stale`, `--why` and every asset ask this."""
-    wanted = output.parts
+    """Compare the record of every part with what it would be now. `stale`, `--why` and every asset ask this.
+
+    Where no part differs, return what differs in an inner table: parts may follow.
+    """
+    found = _own_differences(output)
+    inner = (differences(one) for one in output.inner)
+    return found or next((one for one in inner if one), found)
+
+
+def _own_differences(output: TableOutput) -> Differences:
     with output.plan.lake.storage.at_a_glance():
-        found = {part: difference(output, part) for part in wanted}
+        inputs_of = output.inputs_of()
+        found = {part: difference(output, part, inputs_of) for part in output.parts}
         removed = tuple(part for part in output.table.parts() if part not in found)
     return Differences({part: one for part, one in found.items() if one is not None}, removed)
 
@@ -126,8 +145,11 @@ def withdraw(outputs: Sequence[TableOutput], shard: str) -> int:
     return len(tables)
 
 
-def difference(output: TableOutput, part: str) -> Difference | None:
-    """Return why a part is out of date; None where it is not. Looks at sizes and footers, not at every byte."""
+def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Difference | None:
+    """Return why a part is out of date; None where it is not. Looks at sizes and footers, not at every byte.
+
+    `inputs_of`: that of the table, where many parts are asked for.
+    """
     try:
         made = output.table.checked(part).record
     except MissingPart:
@@ -136,7 +158,7 @@ def difference(output: TableOutput, part: str) -> Difference | None:
         return Difference(note=str(error).partition(";")[0])
     if made.get(RETRY):
         return Difference(note=str(made[RETRY]), retry=True)
-    changed = changes(made, output.wanted(part))
+    changed = changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
     return Difference(changes=tuple(changed)) if changed else None
 
 
@@ -147,7 +169,16 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     per worker. Raises StaleInput, WriteError, and what the stage raises.
     """
     began = time.monotonic()
-    found = differences(output)
+    for inner in output.inner:
+        _bring_up_to_date(worker, workers, inner, lambda done, total: None)
+    found, work = _bring_up_to_date(worker, workers, output, progress)
+    return _report(output, found, work, time.monotonic() - began)
+
+
+def _bring_up_to_date(
+    worker: Worker, workers: Workers, output: TableOutput, progress: Progress
+) -> tuple[Differences, Work]:
+    found = _own_differences(output)
     for part in found.removed:
         for table in (output.table, *map(output.plan.lake.table, output.stage.beside)):
             table.remove(part)
@@ -161,8 +192,7 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
         work = _by_chunk(worker, here, output, parts, progress)
     else:
         work = _at_once(worker, output, parts)
-    work += Work(damaged=worker.close_rows())
-    return _report(output, found, work, time.monotonic() - began)
+    return found, work + Work(damaged=worker.close_rows())
 
 
 def _by_shard(workers: Workers, output: TableOutput, parts: Sequence[str], progress: Progress) -> Work:
@@ -281,9 +311,21 @@ def _report(output: TableOutput, found: Differences, work: Work, seconds: float)
         differences=found,
         rejections=dict(sorted(rejections.items())),
         violations=dict(violations),
-        facts=next((pointer.record for pointer in pointers.values()), {}) if not output.stage.sharded else {},
+        facts=_facts(output, pointers),
         work=work,
     )
+
+
+def _facts(output: TableOutput, pointers: Mapping[str, Pointer]) -> Mapping[str, Any]:
+    """The record of the table's only part, or of its inner table that has one."""
+    if not output.stage.sharded:
+        return next((pointer.record for pointer in pointers.values()), {})
+    return {
+        name: fact
+        for inner in output.inner
+        if not inner.stage.sharded
+        for name, fact in inner.table.record(WHOLE).items()
+    }
 
 
 def _told(change: FieldChange) -> str:

@@ -24,6 +24,10 @@ class WorkerDied(Exception):
     """A worker ended before it answered; the message says how it ended."""
 
 
+class WorkerNeverStarted(Exception):
+    """A worker that was given a task found no machine to start on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception of a worker, in a form that any process can read."""
@@ -95,7 +99,7 @@ class WorkerPool(ABC, Generic[W]):
 
     @abstractmethod
     def _answer(self, worker: W) -> Work | Failure:
-        """Return what a worker answered. Raises WorkerDied."""
+        """Return what a worker answered. Raises WorkerDied, WorkerNeverStarted."""
 
     @abstractmethod
     def _kill(self, worker: W) -> None:
@@ -123,6 +127,10 @@ class WorkerPool(ABC, Generic[W]):
                     "memory is short"
                 ) from None
             again.append(_Given(given.number, given.task, given.tries + 1))
+            return
+        except WorkerNeverStarted:
+            self._kill(worker)
+            again.append(given)
             return
         self._idle.append(worker)
         if isinstance(answer, Failure):

@@ -438,6 +438,13 @@ class ExecutionSettings(SettingsTable):
         min_length=1,
         description="Address of the Ray cluster: HOST:PORT of its head, or auto for the cluster of this machine.",
     )
+    steps_at_once: Unfingerprinted[int] = Field(
+        1,
+        ge=1,
+        description="Steps of a run that go on at once, of which one may ask the model. With 1, all steps share one "
+        "process and its model. Above 1, each step has a process of its own: the tool of one lane is called while the "
+        "model works for another, and each step that asks the model loads it anew.",
+    )
     automation: Unfingerprinted[bool] = Field(
         False, description="Whether the sensor starts a run when shard files change."
     )

@@ -8,8 +8,7 @@ import polars as pl
 
 from toolformer_dag.files import StorageError, unsealed
 from toolformer_dag.lake.record import changes, record
-from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.pipeline.plan import Plan
@@ -46,8 +45,9 @@ def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
 
 def training_texts(plan: Plan, name: str) -> tuple[list[str], list[str]]:
     """Return the training texts, and the texts of C that choose the best checkpoint. Raises MissingPart."""
-    train = plan.lake.table(CORPUS).read(WHOLE).filter(pl.col("split") == TRAIN)
-    return train[CHECKPOINTS[name][0]].to_list(), heldout_texts(plan).choosing
+    column = CHECKPOINTS[name][0]
+    train = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
+    return train.collect()[column].to_list(), heldout_texts(plan).choosing
 
 
 def checkpoint_reasons(plan: Plan, name: str) -> list[str]:

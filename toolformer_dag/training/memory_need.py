@@ -1,52 +1,44 @@
 """Compute what finetuning needs on each device, before anything is annotated, and refuse what cannot fit."""
 
+import copy
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
-from toolformer_dag.model.loading import context_length, from_hub
+from toolformer_dag.model.loading import DTYPES, INCOMPATIBLE_ERRORS, context_length, from_hub
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.training.kept_activations import KeptActivations, kept_activations
 from toolformer_dag.training.launch import process_count
-from toolformer_dag.training.recipe import check_recipe
+from toolformer_dag.training.recipe import check_recipe, with_adapters
 from toolformer_dag.training.trainer import device_batch
 from toolformer_dag.training.training_run import TrainingError
 
+_log = logging.getLogger(__name__)
+
 GB = 1e9
 LAYER_VALUES = 34
-"""Values per token and unit of width that a layer keeps for its backward pass without attention scores (Korthikanti et
-al. 2022, equation 2: 34 bytes at 2 bytes, of which masks take half as much per value)."""
+"""Values per token and unit of width that a layer keeps, for a model whose pass cannot be run without values."""
 LOGIT_BYTES = 12
-"""Bytes per logit: in float32 the logits, their softmax and its gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransformerShape:
-    """The numbers of a model that memory depends on.
-
-    `inputs` and `outputs`: widths in and out, summed over linear layers but the output head. `eager_heads`: attention
-    heads whose scores are held for the backward pass (GPT-J in transformers); 0 where a fused kernel computes them
-    again.
-    """
-
-    parameters: int
-    width: int
-    layers: int
-    vocabulary: int
-    inputs: int
-    outputs: int
-    eager_heads: int = 0
+"""Bytes per logit: in float32 the softmax, the gradient of the loss and its product, or logits and softmax before."""
+KEPT_LOGIT_BYTES = 16
+"""The same with the base model's predictions, whose pass takes twice what a layer keeps (both measured)."""
+WORKING_LAYER, WORKING_ADAPTED_LAYER = 140, 130
+"""What a layer takes in its backward pass, in percent of what it keeps: all weights, or adapters (measured)."""
+SMALL_PARTS = 102
+"""Activations in percent, with masks, labels and indices."""
+STEP_BYTES = 58
+"""Bytes per value of the largest weight while it takes a step with moments of 8 bits: copies in float32 (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes on each device. `states`: weights, gradients and moments; `activations`: of one pass."""
+    """Bytes on each device. `states`: weights, gradients and moments; `activations`: the most beside them."""
 
     states: int
     activations: int
@@ -56,69 +48,79 @@ class MemoryNeed:
         return self.states + self.activations
 
 
-def model_shape(model: ModelSettings) -> TransformerShape:
-    """Read the shape from the model's config, without its weights. Raises ModelError."""
-    source = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    config: Any = from_hub(AutoConfig, model_name(model), source)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-    text = config.get_text_config()
-    linear = [
-        (module.in_features, module.out_features) if isinstance(module, nn.Linear) else (module.nx, module.nf)
-        for module in skeleton.modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not skeleton.get_output_embeddings()
-    ]
-    return TransformerShape(
-        parameters=sum(weight.numel() for weight in skeleton.parameters()),
-        width=text.hidden_size,
-        layers=text.num_hidden_layers,
-        vocabulary=text.vocab_size,
-        inputs=sum(width for width, _ in linear),
-        outputs=sum(width for _, width in linear),
-        eager_heads=text.num_attention_heads if skeleton.config._attn_implementation == "eager" else 0,
-    )
-
-
 def memory_need(
-    shape: TransformerShape, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool
+    config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool, trust_remote_code: bool
 ) -> MemoryNeed:
     """Return the bytes that a recipe takes on each device, with sequences of `length` tokens.
 
     - float32: 16 bytes per parameter (weights, gradients, two moments), divided among the processes; on a GPU also the
       bfloat16 copies of all weights in a pass, or where they are divided the gathered weights of the largest parts.
     - bfloat16 with moments of 8 bits: 6 bytes. LoRA: the frozen weights, and 16 bytes per value of the adapters.
-    - `keep_base`: the base model beside them.
-    - Activations: the input of every layer and one layer's values, or all layers' values without checkpointing; the
-      logits in float32. Where attention is eager, a layer's values hold its weights in float32 and as they are used,
-      and the layer at work holds two more copies. Adapters beside bfloat16 weights are float32, and each keeps its
-      input in float32.
+    - `keep_base`: the base model beside them, and its predictions.
+    - Activations: what the model keeps for its backward pass, with checkpointing the inputs of its layers; and the
+      logits in float32, or the layer at work. Or what a step of the optimizer takes, where that is more.
 
-    Not covered: experts, the allocator's fragments, what torch and the driver take themselves (about 1 GB).
+    Where less is taken, more is counted: gradients beside all activations also where a step takes a single pass;
+    activations of float32 also on a GPU, whose passes run in bfloat16; a step with moments of 8 bits as on a CPU,
+    where it is not compiled.
+
+    Not covered: the allocator's fragments, what torch and the driver take themselves (about 1 GB).
     """
     weight = 2 if settings.precision == "bfloat16" else 4
     computing = 2 if on_gpu or settings.precision == "bfloat16" else 4
+    text = config.get_text_config()
+    model = _skeleton(config, settings, trust_remote_code)
+    sizes = [each.numel() for each in model.parameters() if settings.lora_rank is None or not each.requires_grad]
+    parameters = sum(sizes)
+    step = 0
     if settings.lora_rank is not None:
-        states = weight * shape.parameters + 16 * settings.lora_rank * (shape.inputs + shape.outputs)
+        states = weight * parameters + 16 * sum(each.numel() for each in model.parameters() if each.requires_grad)
     elif settings.precision == "bfloat16":
-        states = 6 * shape.parameters
+        states, step = 6 * parameters, STEP_BYTES * max(sizes)
     else:
-        states = 16 * shape.parameters // processes
+        states = 16 * parameters // processes
         if processes == 1 and on_gpu:
-            states += computing * shape.parameters
+            states += computing * parameters
         if processes > 1:
-            ends = 2 * shape.vocabulary * shape.width
-            states += computing * (ends + 2 * (shape.parameters - ends) // shape.layers)
+            ends = 2 * text.vocab_size * text.hidden_size
+            states += computing * (ends + 2 * (parameters - ends) // text.num_hidden_layers)
     if settings.keep_base:
-        states += weight * shape.parameters
-    tokens = min(settings.device_batch_size, settings.batch_size // processes or 1) * length
-    kept = on_gpu if settings.gradient_checkpointing is None else settings.gradient_checkpointing
-    scores = shape.eager_heads * length
-    inner = LAYER_VALUES // 2 * computing * shape.width + scores * (4 if computing == 4 else 6)
-    if settings.lora_rank is not None and weight == 2:
-        inner += 4 * shape.inputs // shape.layers
-    layers = shape.layers * computing * shape.width + inner if kept else shape.layers * inner
-    layers += 2 * 4 * scores
-    return MemoryNeed(states, tokens * (layers + LOGIT_BYTES * shape.vocabulary))
+        states += weight * parameters
+    batch = device_batch(settings, processes)
+    checkpointing = on_gpu if settings.gradient_checkpointing is None else settings.gradient_checkpointing
+    logits = LOGIT_BYTES * batch * length * text.vocab_size
+    kept = _kept(model, batch, length)
+    if checkpointing:
+        held = kept.outside + kept.carried
+        share = WORKING_LAYER if settings.lora_rank is None else WORKING_ADAPTED_LAYER
+        working = max(logits, kept.largest * share // 100)
+    else:
+        held = kept.outside + kept.layers
+        working = max(logits, kept.largest // 2)
+    if settings.keep_base:
+        working = max(logits * KEPT_LOGIT_BYTES // LOGIT_BYTES, 2 * kept.largest)
+    return MemoryNeed(states, max((held + working) * SMALL_PARTS // 100, step))
+
+
+def _skeleton(config: Any, settings: TrainingSettings, trust_remote_code: bool) -> Any:
+    """Return the model as it is trained, on the meta device."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=DTYPES[settings.precision], trust_remote_code=trust_remote_code
+        )
+        return model if settings.lora_rank is None else with_adapters(model, settings.lora_rank)
+
+
+def _kept(model: Any, batch: int, length: int) -> KeptActivations:
+    """Return what a pass keeps; by a rule of thumb for a model whose pass depends on values, such as one of experts."""
+    try:
+        return kept_activations(model, batch, length)
+    except INCOMPATIBLE_ERRORS as error:
+        _log.info("activations of %s are estimated: %s", type(model).__name__, error)
+    text = model.config.get_text_config()
+    carried = batch * length * text.hidden_size * model.dtype.itemsize
+    layer = LAYER_VALUES * carried
+    return KeptActivations(text.num_hidden_layers * layer, layer, text.num_hidden_layers * carried, 2 * carried)
 
 
 def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> MemoryNeed:
@@ -129,13 +131,12 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> Memory
     """
     processes = process_count(model, settings)
     check_recipe(model, settings, processes)
-    device_batch(settings, processes)
-    shape = model_shape(model)
     on_gpu = model.device != "cpu" and torch.cuda.is_available()
-    config: Any = from_hub(
-        AutoConfig, model_name(model), {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    )
-    need = memory_need(shape, settings, min(settings.sequence_length, context_length(config)), processes, on_gpu=on_gpu)
+    source = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    config = from_hub(AutoConfig, model_name(model), source)
+    length = min(settings.sequence_length, context_length(config))
+    trusted = model.trust_remote_code
+    need = memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=trusted)
     there = torch.cuda.get_device_properties(0).total_memory if on_gpu else _ram() // processes
     if need.total > there:
         remedies = [

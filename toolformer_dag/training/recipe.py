@@ -78,7 +78,7 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
     fit_threads(model)
     if settings.packing:
         check_apart(model)
-    return model if settings.lora_rank is None else _with_adapters(model, settings.lora_rank)
+    return model if settings.lora_rank is None else with_adapters(model, settings.lora_rank)
 
 
 def _shares(name: str, source: dict[str, Any], world: int) -> dict[str, Any]:
@@ -102,7 +102,8 @@ def layers(config: Any, source: dict[str, Any]) -> str:
     return str(name)
 
 
-def _with_adapters(model: Any, rank: int) -> Any:
+def with_adapters(model: Any, rank: int) -> Any:
+    """Freeze the weights and add LoRA adapters of all linear layers but the output head."""
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))

@@ -34,7 +34,7 @@ function compared(conditions, preferred) {
       { title: "right", cell: row => el("div", { className: "written" }, foreign(right(row.gold ?? []))) },
       { title: one, cell: row => written(row.written, row.correct) },
       { title: other, cell: row => written(row.other_written, row.other_correct) },
-      { title: "call", cell: row => (row.called === null ? "–" : el("div", { className: "written" }, foreign(`${row.called}(${row.call_input}) → ${row.call_result ?? "no result"}`))) },
+      { title: "calls", cell: row => (row.calls?.length ? row.calls.map(call => el("div", { className: "written" }, foreign(`${call.tool}(${call.input}) → ${call.result ?? "no result"}`))) : "–") },
     ], rows));
   };
   const button = (row, which) => el("button", { type: "button", onclick: () => ask(row.benchmark, which, row[which]).catch(failed(listed)), "aria-label": `${row[which]} ${which} in ${row.benchmark}` }, count(row[which]));
@@ -89,6 +89,7 @@ function costs(rows) {
     { title: "seconds", number: true, cell: row => nats(row.seconds, 1) },
     ...["tokens", "calls", "computed", "reused"].map(name => ({ title: name, number: true, cell: row => plain(row[name]) })),
     { title: "cache hits", number: true, cell: row => (row.computed + row.reused ? percent(row.reused / (row.computed + row.reused)) : "–") },
+    { title: "ended as", cell: row => (row.failed === null ? "–" : row.failed ? el("strong", {}, "failed") : "done") },
   ], rows);
 }
 

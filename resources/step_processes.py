@@ -1,0 +1,40 @@
+"""Which steps of a run go on at once, each in a process of its own: `execution.steps_at_once`."""
+
+import dagster as dg
+
+MODEL_POOL = "gpu"
+"""The pool of the steps that ask the model."""
+POOL, BESIDE = "toolformer/pool", "toolformer/beside_the_model"
+"""Tags of a step: its pool, and, where it does not ask the model, that it runs beside those that do."""
+PRELOADED = ("toolformer_dag.definitions", "toolformer_dag.model.engine", "toolformer_dag.model.transformers_backend")
+"""Imported once, in the process that every step's process is forked from: torch and transformers take seconds."""
+
+
+def step_tags(pool: str) -> dict[str, str]:
+    """Return the tags by which `executor_of` tells the steps of a pool."""
+    return {POOL: pool} if pool == MODEL_POOL else {POOL: pool, BESIDE: "yes"}
+
+
+def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
+    """Return the executor: this process for one step at a time, else processes that are forked from a prepared one.
+
+    A step whose pool is taken within the run waits without asking Dagster's storage, which would be asked ever more
+    rarely. One place is kept for a step that asks the model.
+    """
+    if steps_at_once == 1:
+        return dg.in_process_executor
+    return dg.multiprocess_executor.configured(
+        {
+            "max_concurrent": steps_at_once,
+            "start_method": {"forkserver": {"preload_modules": list(PRELOADED)}},
+            "tag_concurrency_limits": [
+                {"key": POOL, "value": {"applyLimitPerUniqueValue": True}, "limit": 1},
+                {"key": BESIDE, "limit": steps_at_once - 1},
+            ],
+        }
+    )
+
+
+def has_own_process(context: dg.AssetExecutionContext) -> bool:
+    """Return whether this process runs a single step, and another one the run."""
+    return context.job_def.executor_def.name == dg.multiprocess_executor.name

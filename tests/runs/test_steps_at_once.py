@@ -1,0 +1,196 @@
+"""Several steps of a run at once, each in a process of its own: the same rows, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from assets import JOB
+from assets.running import Step, watched_by
+from assets.step_watch import heard
+from tests.processes import processes_with
+from tests.runs.conftest import World, assert_same
+from tests.runs.test_concurrent_runs import SPENT, undisturbed
+from tests.ui_server import launched, served
+from toolformer_dag.definitions import build_definitions, job_of
+from toolformer_dag.settings.sections import Settings
+
+THREE = "execution.steps_at_once=3"
+WITHOUT_TRAINING = ("stale", "--run")
+SLOW = '''
+"""Sums of a distant service, which goes down with its process while the file `down` is there."""
+
+import os
+import time
+from pathlib import Path
+
+from sums_tool import Sums
+
+DOWN = Path(__file__).with_name("down")
+
+
+class Slow(Sums):
+    def run(self, calls):
+        time.sleep(0.2)
+        if DOWN.exists():
+            os.abort()
+        return super().run(calls)
+'''
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def begun(world: World, *arguments: str) -> subprocess.Popen[str]:
+    """Start a command with three steps at once, in a session of its own as a terminal has it."""
+    command = [sys.executable, "-m", "toolformer_dag.cli", *arguments, "--set", THREE]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=world.folder, env=environment(), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+
+
+def slowed(world: World) -> World:
+    """Let the calls of one lane take 0.2 seconds."""
+    (world.folder / "slow_tool.py").write_text(SLOW)
+    world.edit("sums_tool:Sums", "slow_tool:Slow")
+    return world
+
+
+def wait_for_tool(world: World, run: subprocess.Popen[str]) -> dg.DagsterRun:
+    """Wait until the slow tool is being called; return the run."""
+    instance = world.project().instance
+    while run.poll() is None:
+        for found in instance.get_runs(limit=1):
+            started = instance.all_logs(found.run_id, of_type=dg.DagsterEventType.STEP_START)
+            if any(event.step_key == "sums__tool_results" for event in started):
+                return found
+        time.sleep(0.1)
+    raise AssertionError(run.communicate())
+
+
+def nothing_left(world: World) -> bool:
+    """Wait until no process works in the world's folder any more."""
+    while processes_with(str(world.folder)):
+        time.sleep(0.1)
+    return True
+
+
+def test_one_step_at_a_time_is_the_default_and_the_settings_of_a_step_are_those_of_the_run(world: World) -> None:
+    overrides = (THREE, "tools.sums.edition=2", 'paths.lake="s3://bucket/lake"', 'paths.cache="copies"')
+    settings = world.settings(*overrides)
+    assert Settings.model_validate(json.loads(settings.model_dump_json())) == settings
+    file = world.folder / "settings.json"
+    file.write_text(world.settings(THREE).model_dump_json())
+    job, usual = job_of(str(file), JOB), build_definitions(world.settings()).resolve_job_def(JOB)
+    assert (job.executor_def.name, usual.executor_def.name) == ("multiprocess", "in_process")
+    assert [job.asset_layer.get(key).code_version for key in sorted(job.asset_layer.selected_asset_keys)] == [
+        usual.asset_layer.get(key).code_version for key in sorted(usual.asset_layer.selected_asset_keys)
+    ]
+
+
+def test_what_a_step_of_another_process_tells_is_seen_as_if_it_ran_here(tmp_path: Path) -> None:
+    seen: list[Step] = []
+    with watched_by(seen.append), heard(str(tmp_path / "told")):
+        subprocess.run([sys.executable, "-c", TELLING, str(tmp_path / "told")], check=True, env=environment())
+    assert [(step.name, step.done, step.total, step.outcome) for step in seen] == [
+        ("sums/tool_results", 0, 0, None),
+        ("sums/tool_results", 3, 8, None),
+        ("sums/tool_results", 3, 8, "8 rows in 0.1 s"),
+    ]
+    assert seen[1].under_way.startswith("3 of 8 calls") and 0 < seen[1].seconds < 600
+
+
+TELLING = """
+import sys
+from assets.running import Step
+from assets.step_watch import teller
+
+step = Step("sums/tool_results")
+with teller(sys.argv[1]) as tell:
+    tell(step)
+    step.unit, step.done, step.total = "calls", 3, 8
+    tell(step)
+    step.outcome = "8 rows in 0.1 s"
+    tell(step)
+"""
+
+
+@pytest.mark.long
+def test_three_steps_at_once_make_the_tables_of_one_with_the_same_tokens_and_lines(fresh, made, monkeypatch):
+    run = begun(fresh, "run")
+    out, told = run.communicate()
+    assert run.returncode == 0, told
+    assert_same(fresh.tables(), made.tables())
+    assert fresh.stale() == []
+    spent = [int(number.replace(",", "")) for number in SPENT.search(out).groups()]
+    assert tuple(spent) == undisturbed(made, monkeypatch)
+    by_step = "select sum(tokens), sum(calls) from costs where tool is not null"
+    assert fresh.sql(by_step) == [tuple(spent)]
+    names = {line.partition(":")[0] for line in told.splitlines()}
+    assert {"sums/tool_results", "evaluation/accuracy"} <= names
+    assert all("/" in name for name in names), told  # no line of Dagster's
+    assert nothing_left(fresh)
+
+
+@pytest.mark.long
+def test_a_step_whose_process_dies_stops_what_depends_on_it_alone(fresh, made):
+    slowed(fresh)
+    (fresh.folder / "down").touch()
+    run = begun(fresh, *WITHOUT_TRAINING)
+    told = run.communicate()[1]
+    assert run.returncode == 1 and "sums/tool_results: its process was killed" in told, told
+    assert "calculator/filtered_calls" not in told.partition("some assets failed")[2]
+    assert not {name for name in fresh.stale() if name.startswith("calculator/")}
+    (fresh.folder / "down").unlink()
+    again = begun(fresh, *WITHOUT_TRAINING)
+    told = again.communicate()[1]
+    assert again.returncode == 0, told
+    assert_same(fresh.tables(), made.tables())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["Ctrl-C", "kill", "cancel"])
+def test_a_run_that_is_ended_leaves_no_process_and_the_next_goes_on(fresh, made, end):
+    run = begun(slowed(fresh), *WITHOUT_TRAINING, "--set", "execution.chunk_calls=4")
+    record = wait_for_tool(fresh, run)
+    instance = fresh.project().instance
+    if end == "Ctrl-C":
+        os.killpg(run.pid, signal.SIGINT)
+    elif end == "kill":
+        run.kill()
+    else:
+        instance.report_run_canceling(record)
+    told = run.communicate()[1]
+    assert run.returncode != 0 and "Traceback" not in told, told
+    assert nothing_left(fresh)
+    again = begun(fresh, *WITHOUT_TRAINING)
+    told = again.communicate()[1]
+    assert again.returncode == 0, told
+    ended = instance.get_run_by_id(record.run_id)
+    wanted = dg.DagsterRunStatus.CANCELED if end == "cancel" else dg.DagsterRunStatus.FAILURE
+    assert ended is not None and ended.status is wanted
+    assert_same(fresh.tables(), made.tables())
+
+
+@pytest.mark.long
+def test_a_run_of_the_ui_has_its_steps_at_once_too(fresh, made):
+    fresh.edit("[execution]\n", "[execution]\nsteps_at_once = 3\n")
+    instance = fresh.project().instance
+    with served(fresh.folder) as address:
+        run_id = launched(address, JOB)
+        while not (run := instance.get_run_by_id(run_id)).is_finished:
+            time.sleep(0.2)
+    assert run.status is dg.DagsterRunStatus.SUCCESS
+    started = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_WORKER_STARTED)
+    assert len({event.dagster_event.event_specific_data.metadata["pid"].value for event in started}) == len(started) > 9
+    rows = made.tables()
+    assert_same(fresh.tables(), {name: rows[name] for name in fresh.tables()})
+    assert nothing_left(fresh)
