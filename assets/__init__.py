@@ -65,7 +65,7 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
         description="Observes the shard files; with execution.automation it starts bring_up_to_date.",
     )
     def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        free_slots_of_ended_runs(context.instance)
+        free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
         changed = observe(context.instance, plan)
         if not plan.settings.execution.automation:
             return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")

@@ -182,6 +182,7 @@ def check_result(report: TableReport, name: str) -> dg.AssetCheckResult:
 
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
     filled = [part for part, count in report.rows.items() if count]
+    # each has a row at least, so that more are not opened
     rows = table.table.scan(filled[:PREVIEW_ROWS]) if filled else table.stage.schema.to_frame().lazy()
     more: Mapping[str, Callable[[], Mapping[str, dg.MetadataValue]]] = {
         "filtered_calls": lambda: _filtered(table, report.facts.get(CHOSEN), sum(report.rows.values())),

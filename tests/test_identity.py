@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import time_machine
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from toolformer_dag.identity import LARGE, TICK, file_hash, fingerprint
+from toolformer_dag.identity import LARGE, TICK, file_hash, fingerprint, settled
 
 SCALARS = (
     st.none()
@@ -181,6 +182,16 @@ def test_a_file_has_another_hash_exactly_when_its_content_changes(tmp_path: Path
     for number in range(30):  # faster than the clock of the file system
         one.write_bytes(bytes([number]) * size)
         assert file_hash(one) == sha256(one.read_bytes()).hexdigest()[:16]
+
+
+def test_a_file_is_settled_once_a_later_write_must_change_its_times(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    status = file.stat()
+    with time_machine.travel((status.st_ctime_ns + TICK // 2) / 1e9, tick=False):
+        assert not settled(status)
+    with time_machine.travel((status.st_ctime_ns + 2 * TICK) / 1e9, tick=False):
+        assert settled(status)
 
 
 def test_a_large_file_s_hash_is_remembered_for_other_processes_and_a_small_one_s_is_not(

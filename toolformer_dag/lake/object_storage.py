@@ -100,9 +100,8 @@ class ObjectStorage:
             self._store.list_with_delimiter(NOBODYS)
 
     def read(self, path: Path) -> tuple[bytes, Version]:
-        folder, ask = path.parent, lambda: self._read(path)
-        records = once("records", self.shown(folder), lambda: self._records(folder)) if glancing() else {}
-        content, version = records[path.name] if path.name in records else once("read", self.shown(path), ask)
+        read = self._read_in_glance if glancing() else self._read
+        content, version = once("read", self.shown(path), lambda: read(path))
         if not content:
             raise self._missing(path)
         return content, version
@@ -221,8 +220,13 @@ class ObjectStorage:
         except FileNotFoundError:
             return b"", ABSENT
 
+    def _read_in_glance(self, path: Path) -> tuple[bytes, Version]:
+        folder = path.parent
+        records = once("records", self.shown(folder), lambda: self._records(folder))
+        return records.get(path.name) or self._read(path)
+
     def _records(self, folder: Path) -> dict[str, tuple[bytes, Version]]:
-        """The small objects of a folder, asked for at once: one after another, each would wait for a distant store."""
+        """Read the small objects of a folder at once: one after another, each would wait for a distant store."""
         names = [name for name in self.names(folder) if name.endswith(".json")]
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             return dict(zip(names, pool.map(lambda name: self._read(folder / name), names), strict=True))

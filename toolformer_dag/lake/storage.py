@@ -45,6 +45,13 @@ def glancing() -> bool:
     return _seen.get() is not None
 
 
+def remember(question: str, place: str, answer: object) -> None:
+    """Note within a glance what `once` would be told, where it was learnt on the way."""
+    seen = _seen.get()
+    if seen is not None:
+        seen.setdefault((question, place), answer)
+
+
 def once(question: str, place: str, ask: Callable[[], Answer]) -> Answer:
     """Return the answer; within a glance the one that was given before."""
     seen = _seen.get()

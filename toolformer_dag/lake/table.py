@@ -25,7 +25,7 @@ from toolformer_dag.lake.object_storage import ObjectStorage, opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.storage import FolderStorage, Overtaken, Storage, Version, once
+from toolformer_dag.lake.storage import FolderStorage, Overtaken, Storage, Version, once, remember
 from toolformer_dag.settings.sections import PathSettings
 
 Answer = TypeVar("Answer")
@@ -211,7 +211,7 @@ class Table:
         path = self._pointer_path(part)
         try:
             found = decode(self.storage.read(path)[0])
-            once("version", self._place(part), lambda: found.data_version)
+            remember("version", self._place(part), found.data_version)
             return found
         except FileNotFoundError as error:
             raise MissingPart(self.name, part) from error
@@ -228,7 +228,7 @@ class Table:
                 self.storage.check(self._file_path(part, file), file.bytes)
             except UnreadableFile as error:
                 raise DamagedPart(self.name, part, file.name, str(error)) from error
-        once("whole", self._place(part), lambda: pointer.data_version)
+        remember("whole", self._place(part), pointer.data_version)
         return pointer
 
     def whole_pointer(self, part: str) -> Pointer | None:
@@ -357,7 +357,7 @@ class Table:
         return once("version", self._place(part), lambda: self.pointer(part).data_version)
 
     def _place(self, part: str) -> str:
-        """What answers about a part are remembered under."""
+        """Name a part for what is remembered of it."""
         return f"{self.storage.shown(self.folder)} {part}"
 
     def _pointer_path(self, part: str) -> Path:

@@ -406,7 +406,7 @@ def _pointers(lake: Lake, tables: Sequence[WarehouseTable]) -> Pointers:
 
 
 def _part_version(pointer: Pointer | None) -> object:
-    """What determines a shard's rows in the file: of filtered_calls also what the other shards say."""
+    """Return what determines a shard's rows in the file: of filtered_calls also what the other shards say."""
     if pointer is None:
         return None
     decided = pointer.record["stage"] == "filtered_calls"

@@ -101,7 +101,7 @@ class RayActors(WorkerPool[RayActor]):
         return [worker for worker in busy if worker.answer in found] or self._without_machine(busy)
 
     def _without_machine(self, busy: list[RayActor]) -> list[RayActor]:
-        """Those that wait to start and are more than fit: a machine was lost after they were asked for."""
+        """Return those that wait to start and are more than fit: a machine was lost after they were asked for."""
         started, _ = self._ray.wait([worker.started for worker in busy], num_returns=len(busy), timeout=0)
         waiting = [worker for worker in busy if worker.started not in started]
         if not waiting:
@@ -110,7 +110,8 @@ class RayActors(WorkerPool[RayActor]):
         return waiting[: max(0, len(busy) + len(self._idle) - self._count)]
 
     def _answer(self, worker: RayActor) -> Work | Failure:
-        if not any(self._ray.wait([worker.answer, worker.started], timeout=0)[0]):
+        begun, _ = self._ray.wait([worker.answer, worker.started], timeout=0)
+        if not begun:
             raise WorkerNeverStarted
         try:
             answer, worker.spent = self._ray.get(worker.answer)
