@@ -101,12 +101,24 @@ def looking_up(folder: Path, rows: int) -> Figures:
 
 def reading(folder: Path, documents: int) -> Figures:
     """Read one shard and choose the texts of five lanes."""
-    outputs = _project(folder, {"one": documents})
+    return _subsets(folder, documents, "")
+
+
+def sampling(folder: Path, documents: int) -> Figures:
+    """Do the same with a sample of 1,000 of the documents."""
+    figures = _subsets(folder / "sampled", documents, f"documents_per_shard = {ASKED}\n")
+    return {f"sampled, {name}": value for name, value in figures.items()}
+
+
+def _subsets(folder: Path, documents: int, corpus: str) -> Figures:
+    outputs = _project(folder, {"one": documents}, corpus=corpus)
     worker = Worker(next(iter(outputs.values())).plan)
     worker.tokens()
+    before = _memory()
     figures = {"raw_shards": _updated(worker, outputs, ["ccnet/raw_shards"])}
+    figures["raw_shards, MB"] = _memory() - before
     figures["five subsets"] = _updated(worker, outputs, [f"{lane}/heuristic_subset" for lane in LANES])
-    return figures
+    return {**figures, "five subsets, MB": _memory() - before}
 
 
 def comparing(folder: Path, files: int) -> Figures:
@@ -185,13 +197,15 @@ def _appended(store: RowStore, rows: pl.DataFrame) -> float:
 AXES: Mapping[str, tuple[Callable[[Path, int], Figures], ...]] = {
     "rows": (appending, looking_up),
     "calls": (filtering,),
-    "documents": (reading,),
+    "documents": (reading, sampling),
     "files": (comparing, running),
     "chunk": (chunk_overhead,),
 }
 
 
-def _project(folder: Path, shards: Mapping[str, int], lanes: Sequence[str] = LANES) -> dict[str, TableOutput]:
+def _project(
+    folder: Path, shards: Mapping[str, int], lanes: Sequence[str] = LANES, corpus: str = ""
+) -> dict[str, TableOutput]:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(SMALL_MODEL, folder / "model", dirs_exist_ok=True)
     (folder / "web").mkdir(exist_ok=True)
@@ -199,7 +213,7 @@ def _project(folder: Path, shards: Mapping[str, int], lanes: Sequence[str] = LAN
     for name in shards:
         shutil.copy(draft, folder / "web" / f"{name}.json.gz")
     tools = "".join(f"[tools.{lane}]\nprompt = 'embedded'\n" for lane in lanes)
-    head = "profile = 'plain'\n[profiles.plain]\n[corpus]\nshards = ['web/*.json.gz']\nsegment_tokens = 160\n"
+    head = f"profile = 'plain'\n[profiles.plain]\n[corpus]\nshards = ['web/*.json.gz']\nsegment_tokens = 160\n{corpus}"
     (folder / "toolformer.toml").write_text(f"{head}[model]\nname = 'model'\n[sampling]\nmax_call_tokens = 32\n{tools}")
     plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}, overrides=[]))
     return {output.name: output for output in table_outputs(plan)}

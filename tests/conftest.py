@@ -1,6 +1,7 @@
 """Fixtures that every room's tests share."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
     from toolformer_dag.model.loading import LanguageModel
 
+
+for name in [name for name in os.environ if name.startswith(("DAGSTER_", "TOOLFORMER_"))]:
+    del os.environ[name]  # the settings and the history of whoever runs the tests are not theirs
 
 # No test is timed: a busy machine must not make one fail.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

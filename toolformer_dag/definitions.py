@@ -1,5 +1,6 @@
 """What Dagster loads: the assets, jobs, sensor and resources of toolformer.toml."""
 
+import json
 from pathlib import Path
 
 import dagster as dg
@@ -38,7 +39,7 @@ def definitions_of(plan: Plan) -> dg.Definitions:
 
 def job_of(file: str, name: str) -> dg.JobDefinition:
     """Build a job of the settings in a JSON file, as the process of each step of a run of the command line does."""
-    return build_definitions(Settings.model_validate_json(Path(file).read_bytes())).resolve_job_def(name)
+    return build_definitions(Settings.model_validate(json.loads(Path(file).read_bytes()))).resolve_job_def(name)
 
 
 @dg.definitions

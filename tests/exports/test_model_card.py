@@ -1,5 +1,6 @@
 """The card beside a checkpoint: what it was trained on and with, its figures and limits, and none of them invented."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -19,15 +20,15 @@ NAMES = ("finetuned_checkpoint", "baseline_checkpoint")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A world in which everything ran once."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world in which everything ran once, and whose history is the one in use."""
     world = new_world(tmp_path_factory.mktemp("card"), make_model(tmp_path_factory.mktemp("model") / "a"))
     world.edit("[training]", '[export]\nmodel_license = "apache-2.0"\n[training]')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(world.folder / ".dagster"))
         world.run(training=True)
-        assert world.stale() == []
-    return world
+        assert world.reasons() == {}
+        yield world
 
 
 def folder(world: World, name: str) -> Path:
@@ -68,7 +69,7 @@ def test_figures_of_evaluation_are_added_and_replaced_and_the_checkpoint_stays_w
     assert EVALUATION not in card.read_text()
     add_evaluation(card.parent, accuracy, perplexity)
     assert card.read_text() == before
-    assert read_report(card.parent) is not None and trained.stale() == []
+    assert read_report(card.parent) is not None and trained.reasons() == {}
 
 
 def test_measurements_of_another_checkpoint_are_not_told(trained: World) -> None:
@@ -80,8 +81,7 @@ def test_measurements_of_another_checkpoint_are_not_told(trained: World) -> None
     table.publish(WHOLE, [table.read(WHOLE)], lambda: record)
 
 
-def test_a_card_that_was_changed_is_written_anew_and_nothing_is_trained(trained: World, monkeypatch) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(trained.folder / ".dagster"))
+def test_a_card_that_was_changed_is_written_anew_and_nothing_is_trained(trained: World) -> None:
     card = folder(trained, NAMES[0]) / CARD
     before = card.read_text()
     card.write_text(before.replace("One call per text", "Two calls per text"))
