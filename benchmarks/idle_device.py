@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 import dagster as dg
 
 from benchmarks.pipeline_world import PipelineWorld
-from toolformer_dag.pipeline.spending import COSTS
 
 LANES = {"calculator": "Calculator", "calendar": "Calendar", "machine_translation": "MachineTranslation"}
 STAGES = ("scored_candidates", "loss_deltas", "swapped_results")
@@ -83,7 +82,7 @@ def main() -> None:
     given = options.parse_args()
     print("| steps at once | calls at once | run, s | from first to last model step, s | waited, s | share |")
     print("|---|---|---|---|---|---|")
-    reference = {}
+    reference: PipelineWorld | None = None
     with TemporaryDirectory() as scratch:
         for steps, calls in [(n, c) for c in dict.fromkeys((1, given.concurrency)) for n in (1, given.steps)]:
             folder = Path(scratch) / f"{steps} {calls}"
@@ -95,10 +94,8 @@ def main() -> None:
                 f"| {steps} | {calls} | {cost.seconds:.1f} | {span:.1f} | {without:.1f} | {without / span:.0%} |",
                 flush=True,
             )
-            tables = {name: rows for name, rows in world.tables().items() if not name.startswith(COSTS)}
-            reference = reference or tables
-            others = [name for name, rows in reference.items() if not rows.equals(tables[name])]
-            assert not others, f"other rows: {others}"
+            reference = reference or world
+            world.must_equal(reference)
     print(f"{cost.tokens:,} tokens, {cost.calls:,} calls in each; the same rows")
 
 

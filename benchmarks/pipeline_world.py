@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from toolformer_dag.cli.project import Project
-from toolformer_dag.lake.table import Lake
+from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
 from toolformer_dag.synthetic.web import write_shards
@@ -75,14 +75,16 @@ class PipelineWorld:
         os.environ["DAGSTER_HOME"] = str(self.folder / ".dagster")
         return Project.of(load_settings(self.folder / "toolformer.toml", environment={}, overrides=overrides))
 
-    def tables(self) -> dict[str, pl.DataFrame]:
+    def tables(self, *overrides: str) -> dict[str, pl.DataFrame]:
         """Return the rows of every part of every table, without columns that measure time."""
-        lake = Lake(self.folder / "lake")
-        names = [
-            str(path.parent.relative_to(self.folder / "lake")) for path in (self.folder / "lake").glob("*/*/files")
-        ]
         return {
-            f"{name}[{part}]": lake.table(name).read(part).drop(MEASURED, strict=False)
-            for name in names
-            for part in lake.table(name).parts()
+            f"{output.name}[{part}]": output.table.read(part).drop(MEASURED, strict=False)
+            for output in table_outputs(self.project(*overrides).plan)
+            for part in output.table.parts()
         }
+
+    def must_equal(self, other: "PipelineWorld", *overrides: str) -> None:
+        """Fail where another world has other rows. `overrides`: those with which this one ran."""
+        rows, expected = self.tables(*overrides), other.tables()
+        others = [name for name in expected if not expected[name].equals(rows[name])]
+        assert not others and rows.keys() == expected.keys(), f"other rows: {others}"

@@ -1,11 +1,11 @@
 """Measure how cost grows with stored rows, documents and shard files, and what a chunk costs beside its rows.
 
-    python -m benchmarks.scale [--rows 7] [--calls 7] [--documents 6] [--files 4] [--work FOLDER] [AXIS ...]
+    python -m benchmarks.scale [--rows 7] [--calls 7] [--documents 6] [--files 4] [--workers 3] [AXIS ...]
 
-The numbers are the largest powers of ten; AXIS is one of rows, calls, documents, files and chunk. Every size is
-measured in a fresh process, in CPU-seconds; the exponent is the slope of a line through the logarithms of the last
-three sizes (1: linear, 0: does not grow). Files are copies of one document, so that the model's work does not grow with
-them. Two workers, Ray and object stores are not covered: `benchmarks.object_lake` has the latter.
+The numbers are the largest powers of ten; AXIS is one of rows, calls, documents, files, workers and chunk. Every size
+is measured in a fresh process, in CPU-seconds, and workers on the clock (`benchmarks.engines`); the exponent is the
+slope of a line through the logarithms of the last three sizes (1: linear, 0: does not grow). Files are copies of one
+document, so that the model's work does not grow with them. `--work`: where lakes are made.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 
+from benchmarks.engines import lines
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.chunks import InProcess
@@ -199,6 +200,7 @@ AXES: Mapping[str, tuple[Callable[[Path, int], Figures], ...]] = {
     "calls": (filtering,),
     "documents": (reading, sampling),
     "files": (comparing, running),
+    "workers": (lines,),
     "chunk": (chunk_overhead,),
 }
 
@@ -252,7 +254,7 @@ def main() -> None:
     """Print a table per axis."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    for axis, default in (("rows", 6), ("calls", 5), ("documents", 3), ("files", 3)):
+    for axis, default in (("rows", 6), ("calls", 5), ("documents", 3), ("files", 3), ("workers", 2)):
         parser.add_argument(f"--{axis}", type=int, default=default)
     parser.add_argument("--work", type=Path)
     parser.add_argument("axes", nargs="*")
@@ -261,7 +263,7 @@ def main() -> None:
         axis, part, size, folder = given.one
         print(json.dumps(AXES[axis][int(part)](Path(folder), int(size))))
         return
-    least = {"rows": 4, "calls": 4, "documents": 1, "files": 1}
+    least = {"rows": 4, "calls": 4, "documents": 1, "files": 1, "workers": 1}
     for axis in [one for one in least if one in (given.axes or least)]:
         sizes = [10**power for power in range(least[axis], getattr(given, axis) + 1)]
         found = list(measured(axis, sizes, given.work))

@@ -4,73 +4,18 @@ Arguments: what to do (`killed`, `unnoticed`, `cancelled` or `orphaned`), the fo
 namespace: Ray listens on every address.
 """
 
-import fcntl
 import json
-import logging
-import os
-import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import ray
-
+from benchmarks.ray_cluster import HEAD, Machine, cluster, kill
 from tests.pipeline.conftest import Line
 from toolformer_dag.pipeline.execution import workers_of
 from toolformer_dag.pipeline.ray_actors import RayActors, Share
-
-HEAD = "127.0.0.1:6379"
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0"}
-EVERY_MACHINE = ("--node-ip-address=127.0.0.1", "--object-store-memory=100000000")
-IFF_UP, SIOCSIFFLAGS = 1, 0x8914
-
-
-def raise_loopback() -> None:
-    """Bring up `lo`, which is down in a new namespace."""
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
-
-
-@contextmanager
-def node(*options: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """Run a machine of the cluster as processes of a session of their own; killed at the end."""
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *EVERY_MACHINE, *options]
-    machine = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield machine
-    finally:
-        kill(machine)
-
-
-def kill(machine: "subprocess.Popen[bytes]") -> None:
-    """Kill every process of a machine, as a loss of power would."""
-    sessions = (path for path in Path("/proc").glob("[0-9]*/stat"))
-    for path in sessions:
-        try:
-            pid, session = int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[3])
-        except (OSError, ValueError):
-            continue
-        if session == machine.pid:
-            os.kill(pid, signal.SIGKILL)
-    machine.wait()
-
-
-def connect(machines: int) -> None:
-    """Wait until so many machines are there."""
-    while not ray.is_initialized():
-        try:
-            ray.init(address=HEAD, log_to_driver=False, logging_level=logging.CRITICAL)
-        except (ConnectionError, RuntimeError):
-            time.sleep(0.5)
-    while sum(one["Alive"] for one in ray.nodes()) < machines:
-        time.sleep(0.2)
 
 
 def alive() -> int:
@@ -91,7 +36,7 @@ def until(count: int) -> int:
     return alive()
 
 
-def lose_a_machine(line: Line, machines: "list[subprocess.Popen[bytes]]") -> dict[str, object]:
+def lose_a_machine(line: Line, machines: list[Machine]) -> dict[str, object]:
     """Kill one of two machines while positions and samples are computed there; then run the rest of the line."""
     lost: list[int] = []
 
@@ -109,14 +54,15 @@ def lose_a_machine(line: Line, machines: "list[subprocess.Popen[bytes]]") -> dic
 
 
 def lose_unnoticed(line: Line) -> dict[str, object]:
-    """Run a line that takes a lost machine for alive at first, as Ray does for some seconds."""
-    fitting, late = RayActors._fitting, [1]
+    """Run a line whose every stage takes a lost machine for alive at first, as Ray does for some seconds."""
+    fitting = RayActors._fitting
 
     def believed(self: RayActors) -> Share:
         found = fitting(self)
-        return replace(found, count=found.count + (late.pop() if late else 0))
+        return found if hasattr(self, "_share") else replace(found, count=found.count + 1)
 
     RayActors._fitting = believed  # type: ignore[method-assign]
+    line.set(execution__workers="2", execution__chunk_texts="1")  # so that each of three gets a chunk at once
     for stage in line.outputs():
         line.update(stage, workers=workers_of)
     return {"actors": until(0)}
@@ -154,20 +100,7 @@ def main(what: str, line: Line) -> dict[str, object]:
     if what == "run":
         line.update("scored_candidates", workers=workers_of, progress=lambda done, total: print(done, flush=True))  # noqa: T201
         return {}
-    raise_loopback()
-    os.environ |= QUIET
-    with ExitStack() as cluster:
-        temporary = cluster.enter_context(TemporaryDirectory(dir="/tmp", prefix="r"))  # sockets allow no long path
-        cluster.enter_context(
-            node("--head", "--num-cpus=0", "--port=6379", "--include-dashboard=false", f"--temp-dir={temporary}")
-        )
-        connect(1)
-        machines = []
-        for ports in (20000, 21000):  # of one address, so that two machines would take each other's
-            of_worker = [f"--min-worker-port={ports}", f"--max-worker-port={ports + 99}"]
-            machines.append(cluster.enter_context(node(f"--address={HEAD}", "--num-cpus=1", *of_worker)))
-            connect(1 + len(machines))
-        ray.shutdown()
+    with cluster(2) as machines:
         return (
             lose_a_machine(line, machines)
             if what == "killed"

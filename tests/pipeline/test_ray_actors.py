@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from benchmarks.ray_cluster import SPACE, why_no_namespace
 from tests.pipeline.conftest import Line, NewLine, assert_same
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.execution import workers_of
@@ -18,18 +18,7 @@ from toolformer_dag.settings.sections import Settings
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 ROOT = Path(__file__).parents[2]
-SPACE = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-"""Runs a command in a network of its own, since Ray listens on every address, and ends what it leaves behind."""
 GPUS = [{"CPU": 16.0}, {"CPU": 32.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}]
-
-
-@cache
-def why_no_namespace() -> str:
-    try:
-        done = subprocess.run([*SPACE, "true"], capture_output=True, text=True)
-    except FileNotFoundError:
-        return "unshare is not installed"
-    return done.stderr.strip()
 
 
 def in_cluster(what: str, line: Line) -> dict[str, object]:
