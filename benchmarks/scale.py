@@ -17,7 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -211,7 +213,8 @@ def _project(
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(SMALL_MODEL, folder / "model", dirs_exist_ok=True)
     (folder / "web").mkdir(exist_ok=True)
-    [draft] = write_shards(folder / "drafts", 1, max(shards.values()), seed=1)
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:  # its memory is not that of what is measured
+        [draft] = other.submit(write_shards, folder / "drafts", 1, max(shards.values()), seed=1).result()
     for name in shards:
         shutil.copy(draft, folder / "web" / f"{name}.json.gz")
     tools = "".join(f"[tools.{lane}]\nprompt = 'embedded'\n" for lane in lanes)

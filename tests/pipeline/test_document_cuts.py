@@ -14,6 +14,7 @@ from toolformer_dag.texts.segments import segments
 
 SUBSET = "heuristic_subset"
 TEXTS = ["one two three four five six seven", "", "eight " + "x" * 50 + " nine", "ten\neleven twelve 😀\n" * 9]
+DOCUMENTS = [("shard/0", text) for text in TEXTS] + [("shard/1", TEXTS[0])]
 
 
 def letters(texts: Sequence[str]) -> list[int]:
@@ -24,10 +25,10 @@ def letters(texts: Sequence[str]) -> list[int]:
 def test_stored_cuts_are_those_of_segments_and_no_token_is_counted_twice(new_line: NewLine) -> None:
     worker = Worker(new_line("one").plan())
     for most in (30, 12):
-        expected = [segments(text, most, letters) for text in TEXTS]
+        expected = [segments(text, most, letters) for _, text in DOCUMENTS]
         count = Mock(side_effect=letters)
-        assert list(DocumentCuts(worker, Cut(most, count)).of(TEXTS)) == expected
-        assert list(DocumentCuts(worker, Cut(most, Mock(side_effect=AssertionError))).of(TEXTS)) == expected
+        assert list(DocumentCuts(worker, Cut(most, count)).of(DOCUMENTS)) == expected
+        assert list(DocumentCuts(worker, Cut(most, Mock(side_effect=AssertionError))).of(DOCUMENTS)) == expected
     assert list(DocumentCuts(worker, Cut(30, Mock(side_effect=AssertionError))).of([])) == []
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.table import WHOLE, Lake, MissingPart, Table
+from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.document_cuts import BATCH, Cut, DocumentCuts, Pieces, cutting
+from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, Pieces, cutting
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -76,10 +76,10 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`). Memory: kept calls and
     texts of the shard. Raises StaleInput where a document is gone.
     """
-    raw, rejected = output.plan.lake.table(raw_shards.NAME), Rejected()
+    rejected = Rejected()
     calls = _calls_at_home(output.plan, part, rejected)
     cuts = DocumentCuts(worker, Cut(output.plan.settings.corpus.segment_tokens, worker.tokens().count))
-    found = list(_rows(_documents(raw, calls), calls, output.plan.lanes, cuts, rejected))
+    found = list(_rows(_documents(output.plan, calls), calls, output.plan.lanes, cuts, rejected))
     table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
     return PartRows([table], rejected, [cuts.name])
 
@@ -139,8 +139,7 @@ def copies(worker: Worker, output: TableOutput, part: str) -> PartRows:
     empty = schema.to_frame().lazy().select(DOCUMENT)
     shards = pl.concat([empty, *scans]).group_by("digest").agg(pl.col("shard").unique())
     several = shards.filter(pl.col("shard").list.len() > 1).explode("shard").collect(engine="streaming")
-    raw = plan.lake.table(raw_shards.NAME)
-    texts = [(shard, digest, fingerprint(text)) for shard, digest, text in _documents(raw, several)]
+    texts = [(shard, digest, fingerprint(text)) for shard, digest, _, text in _documents(plan, several)]
     found = pl.DataFrame(texts, schema=[*DOCUMENT, "text"], orient="row").sort(DOCUMENT)
     first = found.group_by("digest", maintain_order=True).first().rename({"shard": "home", "text": "first"})
     others = found.join(first, on="digest", maintain_order="left").filter(pl.col("shard") != pl.col("home"))
@@ -161,26 +160,26 @@ def _by_shard(plan: Plan, copies: pl.DataFrame) -> dict[str, str]:
     return {shard: fingerprint(concerning) for shard, concerning in found.items()}
 
 
-def _documents(raw: Table, calls: pl.DataFrame) -> Iterator[tuple[str, str, str]]:
-    """(shard, digest, text) of the documents that have calls."""
+def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str, str]]:
+    """(shard, digest, place, text) of the documents that have calls."""
     wanted, found = calls.select(DOCUMENT).unique(), 0
-    for batch in (batch for shard in _shards(raw, calls) for batch in raw.batches(shard)):
+    for batch in (batch for shard in _shards(plan, calls) for batch in raw_shards.documents(plan, shard)):
         documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
         found += documents.height
-        yield from documents.select(*DOCUMENT, "text").iter_rows()
+        yield from documents.select(*DOCUMENT, "place", "text").iter_rows()
     if found < wanted.height:
         gone = f"calls of {wanted.height - found} documents that are gone"
         raise StaleInput(NAME, WHOLE, gone, "every tool's filtered_calls")
 
 
-def _shards(raw: Table, calls: pl.DataFrame) -> list[str]:
+def _shards(plan: Plan, calls: pl.DataFrame) -> list[str]:
     """The shards that hold a document with calls; the others are not read."""
     wanted = set(calls["shard"])
-    return [shard for shard in raw.parts() if shard in wanted]
+    return [shard for shard in plan.lake.table(raw_shards.NAME).parts() if shard in wanted]
 
 
 def _rows(
-    documents: Iterable[tuple[str, str, str]],
+    documents: Iterable[tuple[str, str, str, str]],
     calls: pl.DataFrame,
     lanes: Sequence[Lane],
     cuts: DocumentCuts,
@@ -189,7 +188,7 @@ def _rows(
     """Rows of the corpus; counts in `rejected` the calls that are not used."""
     names = {lane.key: lane.tool.name for lane in lanes}
     by_document = calls.partition_by(DOCUMENT, as_dict=True)
-    for (shard, digest, text), cut in _with_cuts(documents, cuts):
+    for (shard, digest, _, text), cut in _with_cuts(documents, cuts):
         pieces = [piece for piece in cut if isinstance(piece, Segment)]
         found = [_kept_call(row, names) for row in by_document[shard, digest].iter_rows(named=True)]
         for example in examples(pieces, found, list(names.values())):
@@ -200,12 +199,12 @@ def _rows(
 
 
 def _with_cuts(
-    documents: Iterable[tuple[str, str, str]], cuts: DocumentCuts
-) -> Iterator[tuple[tuple[str, str, str], Pieces]]:
+    documents: Iterable[tuple[str, str, str, str]], cuts: DocumentCuts
+) -> Iterator[tuple[tuple[str, str, str, str], Pieces]]:
     """Each document with its pieces."""
     waiting = iter(documents)
-    while some := list(islice(waiting, BATCH)):
-        yield from zip(some, cuts.of([text for _, _, text in some]), strict=True)
+    while some := list(islice(waiting, raw_shards.BATCH)):
+        yield from zip(some, cuts.of([(place, text) for _, _, place, text in some]), strict=True)
 
 
 def _kept_call(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:

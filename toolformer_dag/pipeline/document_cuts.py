@@ -1,4 +1,9 @@
-"""Documents are cut into texts once, for all lanes and C*: where they are cut is stored by the hash of the document."""
+"""Documents are cut into texts once, for all lanes and C*: where they are cut is stored by the hash of the document.
+
+The first column of the key is the document's place (see `raw_shards.documents`), by which rows are sorted: documents
+that follow each other are looked up in one or two row groups, however many there are. Of equal documents in several
+places each is cut.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +15,10 @@ from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.segments import CUTTING, Segment, Unfit, segments, text_digest
 
-KEY = ("document", "max_tokens")
+KEY = ("place", "document", "max_tokens")
 CUTS = pl.Schema(
     {
+        "place": pl.String(),
         "document": pl.String(),
         "max_tokens": pl.Int32(),
         "offsets": pl.List(pl.Int64()),
@@ -21,9 +27,9 @@ CUTS = pl.Schema(
     }
 )
 """`offsets` and `lengths`: of the pieces, in characters; `unfit_tokens`: null for a text, the tokens of an Unfit."""
-BATCH = 500
-"""Documents that are cut and looked up together."""
 Pieces = list[Segment | Unfit]
+Placed = tuple[str, str]
+"""Place and text of a document."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +49,7 @@ class DocumentCuts:
     """The stored cuts under one model's tokenizer; lanes whose texts may be equally long share them."""
 
     def __init__(self, worker: Worker, cut: Cut) -> None:
-        identity = {"cutting": CUTTING, "model": dict(worker.plan.model)}
+        identity = {"cutting": CUTTING, "model": dict(worker.plan.model), "key": KEY}
         self._store = worker.rows("ccnet/cuts", identity, KEY, CUTS)
         self._cut = cut
 
@@ -52,32 +58,32 @@ class DocumentCuts:
         """Name of the row store, for the records of what is made with it."""
         return self._store.name
 
-    def of(self, texts: Sequence[str]) -> Iterator[Pieces]:
+    def of(self, documents: Sequence[Placed]) -> Iterator[Pieces]:
         """Yield the pieces of each document, as `segments` cuts it; those that are not stored are cut and stored.
 
-        Call it with BATCH documents at a time. Raises WriteError.
+        `documents`: (place, text), BATCH at a time. Raises WriteError.
         """
-        digests = [text_digest(text) for text in texts]
+        digests = [(place, text_digest(text)) for place, text in documents]
         most = pl.lit(self._cut.max_tokens, pl.Int32()).alias("max_tokens")
-        keys = pl.DataFrame({"document": digests}, schema={"document": pl.String()}).with_columns(most)
+        keys = pl.DataFrame(digests, schema=CUTS.to_frame().select(KEY[:2]).schema, orient="row").with_columns(most)
         stored = self._store.stored(keys)
-        known = {digest: places for digest, _, *places in stored.iter_rows()}
-        lacking = {digest: text for digest, text in zip(digests, texts, strict=True) if digest not in known}
-        cut = {digest: list(_places(self._pieces(text))) for digest, text in lacking.items()}
-        fresh = [(digest, self._cut.max_tokens, *_columns(places)) for digest, places in cut.items()]
+        known = {(place, digest): pieces for place, digest, _, *pieces in stored.iter_rows()}
+        lacking = {key: text for key, (_, text) in zip(digests, documents, strict=True) if key not in known}
+        cut = {key: list(_offsets(self._pieces(text))) for key, text in lacking.items()}
+        fresh = [(*key, self._cut.max_tokens, *_columns(pieces)) for key, pieces in cut.items()]
         self._store.append(pl.DataFrame(fresh, schema=CUTS, orient="row"))
-        for digest, text in zip(digests, texts, strict=True):
-            places = cut[digest] if digest in cut else zip(*known[digest], strict=True)
-            yield list(_cut_at(text, places))
+        for key, (_, text) in zip(digests, documents, strict=True):
+            yield list(_cut_at(text, cut[key] if key in cut else zip(*known[key], strict=True)))
 
     def _pieces(self, text: str) -> Pieces:
         return segments(text, self._cut.max_tokens, self._cut.count_tokens)
 
 
-Place = tuple[int, int, int | None]
+Offsets = tuple[int, int, int | None]
+"""Offset and length of a piece, and the tokens of an Unfit."""
 
 
-def _places(pieces: Pieces) -> Iterator[Place]:
+def _offsets(pieces: Pieces) -> Iterator[Offsets]:
     for piece in pieces:
         if isinstance(piece, Unfit):
             yield piece.offset, piece.length, piece.tokens
@@ -85,13 +91,13 @@ def _places(pieces: Pieces) -> Iterator[Place]:
             yield piece.offset, len(piece.text), None
 
 
-def _columns(places: Sequence[Place]) -> tuple[list[int], list[int], list[int | None]]:
-    return [place[0] for place in places], [place[1] for place in places], [place[2] for place in places]
+def _columns(pieces: Sequence[Offsets]) -> tuple[list[int], list[int], list[int | None]]:
+    return [piece[0] for piece in pieces], [piece[1] for piece in pieces], [piece[2] for piece in pieces]
 
 
-def _cut_at(text: str, places: Iterator[Place] | Sequence[Place]) -> Iterator[Segment | Unfit]:
+def _cut_at(text: str, pieces: Iterator[Offsets] | Sequence[Offsets]) -> Iterator[Segment | Unfit]:
     index = 0
-    for offset, length, unfit_tokens in places:
+    for offset, length, unfit_tokens in pieces:
         if unfit_tokens is None:
             yield Segment(index, offset, text[offset : offset + length])
             index += 1

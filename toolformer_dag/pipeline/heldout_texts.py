@@ -9,7 +9,7 @@ import polars as pl
 from toolformer_dag.lake.table import WHOLE, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import BATCH, Cut, DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import (
@@ -51,10 +51,10 @@ def _frames(
 ) -> Iterator[pl.DataFrame]:
     yield schema.to_frame()
     for documents in removed_documents.documents(plan, shard):
-        held = [row for row in documents.select("digest", "text").iter_rows() if split_of(row[1]) == HELDOUT]
-        for at in range(0, len(held), BATCH):
-            some, found = held[at : at + BATCH], []
-            for (digest, _), pieces in zip(some, cuts.of([text for _, text in some]), strict=True):
+        held = [row for row in documents.select("digest", "place", "text").iter_rows() if split_of(row[2]) == HELDOUT]
+        for at in range(0, len(held), raw_shards.BATCH):
+            some, found = held[at : at + raw_shards.BATCH], []
+            for (digest, *_), pieces in zip(some, cuts.of([(place, text) for _, place, text in some]), strict=True):
                 for piece in pieces:
                     if isinstance(piece, Segment):
                         found.append((shard, digest, piece.index, piece.offset, piece.text, text_digest(piece.text)))

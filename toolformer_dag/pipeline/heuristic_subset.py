@@ -9,7 +9,7 @@ import polars as pl
 
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.document_cuts import BATCH, Cut, DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, cutting
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     DIGEST,
@@ -92,7 +92,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     cuts = DocumentCuts(worker, cut_of(worker, output.lane))
     choice, corpus = _Choice(output, cuts), worker.plan.settings.corpus
     documents = _documents(worker.plan, shard, corpus.documents_per_shard, choice.rejected)
-    frames = (choice.texts(rows[at : at + BATCH]) for rows in documents for at in range(0, rows.height, BATCH))
+    frames = (choice.texts(some) for rows in documents for some in rows.iter_slices(raw_shards.BATCH))
     sampled = _sampled(frames, output.stage.schema, corpus.texts_per_shard, choice.rejected)
     return PartRows(sampled, choice.rejected, [cuts.name])
 
@@ -124,10 +124,11 @@ class _Choice:
         """Return the wanted texts of a batch of documents."""
         if self._tool.asks_language:
             documents = self._with_language(documents)
-        read = (Document(**values) for values in documents.iter_rows(named=True))
-        wanted = [document for document in read if self._ruled("wants_document", document, NOT_WANTED, document)]
-        cut = self._cuts.of([document.text for document in wanted])
-        rows = [row for document, pieces in zip(wanted, cut, strict=True) for row in self._of(document, pieces)]
+        read = (Document(**values) for values in documents.drop("place").iter_rows(named=True))
+        asked = zip(documents["place"], read, strict=True)
+        wanted = [one for one in asked if self._ruled("wants_document", one[1], NOT_WANTED, one[1])]
+        cut = self._cuts.of([(place, document.text) for place, document in wanted])
+        rows = [row for (_, document), pieces in zip(wanted, cut, strict=True) for row in self._of(document, pieces)]
         return pl.DataFrame(rows, schema=self._schema, orient="row")
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:

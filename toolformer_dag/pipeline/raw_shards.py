@@ -35,6 +35,8 @@ LINES_KEPT = 1000
 """Rejected lines that are described, per shard; all are counted."""
 UNREADABLE, CONTENT, FORMAT = "unreadable", "content", "format"
 NAME = "ccnet/raw_shards"
+BATCH = 500
+"""Documents that lie in one place: what is computed of them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
 LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
 """`line`: line or row from 1; 0 for the file as a whole. `detail`: what was found there."""
@@ -63,7 +65,7 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read a shard in one pass. Memory: about 300 MB, whatever the size of the shard.
+    """Read a shard in one pass. Memory: at most 600 MB, whatever the size of the shard.
 
     A malformed line is counted and described, and the rest of its shard goes through. Of a shard that is damaged no
     document is used, as its checksums tell at its end; it is one rejection and stops no other shard. So is a file that
@@ -74,6 +76,18 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         write_small_web(worker.plan.settings)
     reading = _Reading(worker.plan.shards[shard], _choice(worker.plan))
     return PartRows(reading.frames(output), reading.rejected, facts=reading.facts, retry=lambda: reading.retry)
+
+
+def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
+    """Yield the documents of a shard in order, with their `place`: the same for BATCH documents in a row.
+
+    Raises MissingPart, DamagedPart.
+    """
+    begin = 0
+    for rows in plan.lake.table(NAME).batches(shard):
+        number = (pl.int_range(pl.len()) + begin) // BATCH
+        yield rows.with_columns(place=pl.format("{}/{}", pl.lit(shard), number))
+        begin += rows.height
 
 
 def _choice(plan: Plan) -> FormatChoice:

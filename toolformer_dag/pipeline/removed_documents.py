@@ -62,8 +62,8 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the documents of a shard that stay, in order, with the columns of raw_shards. Raises MissingPart."""
-    batches = plan.lake.table(raw_shards.NAME).batches(shard)
+    """Yield the documents of a shard that stay, as `raw_shards.documents` does. Raises MissingPart."""
+    batches = raw_shards.documents(plan, shard)
     if not chosen(plan):
         yield from batches
         return

@@ -241,13 +241,13 @@ class TableOutput:
 
     def publish(self, part: str, made: PartRows) -> Pointer:
         """Publish the rows of a part with their record. Raises WriteError."""
-        keys: list[pl.DataFrame] = []
+        keys: list[pl.Series] = []  # 64 bits each: those of a million rows take 8 MB
         violations: Counter[str] = Counter()
         inputs = self.inputs_of()(part)  # before the first row: what changes meanwhile is read again
 
         def seen() -> Iterator[pl.DataFrame]:
             for frame in made.frames:
-                keys.append(frame.select(self.stage.key))
+                keys.append(frame.select(self.stage.key).hash_rows())
                 violations.update({name: check(frame, self) for name, check in self.stage.checks.items()})
                 yield frame
 
@@ -264,7 +264,7 @@ class TableOutput:
         try:
             return self.table.publish(part, seen(), made_from, self.stage.volatile)
         except UnusableRows:
-            keys[:] = [self.stage.schema.to_frame().select(self.stage.key)]
+            keys[:] = [pl.Series(dtype=pl.UInt64)]
             violations.clear()
             return self.table.publish(part, [self.stage.schema.to_frame()], made_from, self.stage.volatile)
 
