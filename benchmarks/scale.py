@@ -269,8 +269,9 @@ def main() -> None:
     least = {"rows": 4, "calls": 4, "documents": 1, "files": 1, "workers": 1}
     for axis in [one for one in least if one in (given.axes or least)]:
         sizes = [10**power for power in range(least[axis], getattr(given, axis) + 1)]
-        found = list(measured(axis, sizes, given.work))
-        for size, figures in found:
+        found: list[tuple[int, Figures]] = []
+        for size, figures in measured(axis, sizes, given.work):
+            found.append((size, figures))
             print(
                 f"{axis} {size:>10,}  " + "  ".join(f"{name} {value:.3g}" for name, value in figures.items()),
                 flush=True,
