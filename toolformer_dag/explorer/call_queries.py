@@ -15,6 +15,7 @@ TOOLS = """
 SELECT lanes.tool, lanes.name, lanes.tau_f, by_chance, verdict, exact_above, places, sampled, swaps, swapped,
        (SELECT count(*) FROM filtered_calls WHERE filtered_calls.tool = lanes.tool) AS kept
 FROM lanes LEFT JOIN filter_rules USING (tool) LEFT JOIN loss_floors USING (tool) LEFT JOIN control_sizes USING (tool)
+ORDER BY lanes.rowid
 """
 STATISTICS = (
     "scored",
@@ -52,7 +53,7 @@ rowid AS row, tool, shard, digest, segment, position, sample, domain, date, char
 input[:{SHORT}] AS input, length(input) AS input_length, result[:{SHORT}] AS result, length(result) AS result_length,
 p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta, delta_is_bound, eligible, best, kept, reason
 """
-SIDES = (("delta >= $tau", "delta"), ("NOT delta >= $tau", "delta DESC"), ("delta IS NULL", "rowid"))
+SIDES = (("delta >= $tau", "delta, rowid"), ("NOT delta >= $tau", "delta DESC, rowid"), ("delta IS NULL", "rowid"))
 KEY = ("tool", "shard", "digest", "segment", "position", "sample")
 EXCERPTS = f"""
 SELECT decisions.rowid AS row,
