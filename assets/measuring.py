@@ -47,12 +47,16 @@ def measurement_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
         compute.release()
         if skipped := _unchanged(context, output):
             return skipped
+        for checkpoint in CHECKPOINTS:  # those of another machine too
+            checkpoint_files(plan.settings, checkpoint).receive()
         began = time.monotonic()
         found = MEASURES[name](plan, progress(context, "rounds of questions" if name == ACCURACY else "models"))
         note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens, found.calls))
         for checkpoint in CHECKPOINTS:
+            files = checkpoint_files(plan.settings, checkpoint)
+            files.receive()  # one that was trained elsewhere meanwhile stays
             add_evaluation(checkpoint_folder(plan.settings, checkpoint), *measured_on(plan, checkpoint))
-            checkpoint_files(plan.settings, checkpoint).send()
+            files.send()
         shown = _of_accuracy(lake, found) if name == ACCURACY else _of_perplexity(context, found)
         return dg.MaterializeResult(
             data_version=dg.DataVersion(found.version), metadata={**_metadata(name, found), **shown}

@@ -91,7 +91,7 @@ TEXT = ("digest", "segment")
 def unfiltered_texts(lake: Lake, lanes: Sequence[Lane], seed: int) -> list[str]:
     """Return training texts with one call each, as many per tool as the filtered corpus has.
 
-    Raises MissingPartition where the pipeline has not run.
+    Raises MissingPart where the pipeline has not run.
     """
     corpus = corpus_rows(lake, ["tools", "split"]).filter(pl.col("split") == TRAIN).collect()
     random, found = Random(f"unfiltered {seed}"), []

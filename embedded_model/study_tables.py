@@ -67,7 +67,7 @@ def scaling_table(studies: Sequence[Path]) -> pl.DataFrame:
     """Return parameters, tool, condition, n, and accuracy, low, high in percent, a row per size, tool and condition.
 
     `low` to `high` is the 95 % interval over all seeds of a study. Raises UserError for a folder without runs,
-    MissingPartition for a run that has not finished.
+    MissingPart for a run that has not finished.
     """
     outcomes = pl.concat([_outcomes(line) for study in studies for line in _lines(study)])
     counts = outcomes.group_by(*GROUPS).agg(hits=pl.col("correct").sum(), n=pl.len()).sort(*GROUPS)

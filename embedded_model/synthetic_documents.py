@@ -28,6 +28,7 @@ from toolformer_dag.texts.calls import Call
 
 LARGEST_SHARE = 0.3  # of a text's plain words
 LARGEST_SHARE_OF_SUMS = 0.5
+LARGEST_SHARE_OF_QUESTIONS = 0.8  # whose words the call repeats, whatever they ask
 CONTRACTED = re.compile(r"(?<=what|here)'s\b|(?<=who)'s\b", re.IGNORECASE)
 PLAIN_WORD = re.compile(r"(?<![\w'\"])[a-z]{2,}(?![\w'])")
 KEPT = frozenset(("answer", "is"))  # "The answer is" ends the questions of evaluation too
@@ -43,27 +44,41 @@ def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
 
     Names, numbers and, for translation, the foreign words stay.
     """
-    share = random.random() * (LARGEST_SHARE_OF_SUMS if gold.tool == "calculator" else LARGEST_SHARE)
     asked = gold.input.strip('"')
+    quoted = repeats_question(gold)
+    largest = LARGEST_SHARE_OF_QUESTIONS if quoted else LARGEST_SHARE
+    share = random.random() * (LARGEST_SHARE_OF_SUMS if gold.tool == "calculator" else largest)
     own = {"machine_translation": set(asked.split()), "calendar": DATE_WORDS}
     if random.random() < KEPT_SUMS:
         own["calculator"] = set(word_list("calculator", "operation_words"))
     kept = KEPT | own.get(gold.tool, set())
     words = [word for word in dict.fromkeys(PLAIN_WORD.findall(gold.before)) if word not in kept]
-    others = {word: random.choice(_words()) for word in words if random.random() < share}
+    known = _words_of_questions() if quoted else _words()
+    others = {word: random.choice(known) for word in words if random.random() < share}
 
     def exchanged(text: str) -> str:
         return PLAIN_WORD.sub(lambda hit: others.get(hit[0], hit[0]), text)
 
-    quoted = gold.tool == "question_answering" and asked in gold.before
     changed = f'"{exchanged(asked)}"' if quoted else gold.input
     return replace(gold, before=exchanged(gold.before), input=changed)
+
+
+def repeats_question(gold: Phenomenon) -> bool:
+    """Return whether the call repeats a question of the text."""
+    return gold.tool == "question_answering" and gold.input.strip('"') in gold.before
 
 
 @cache
 def _words() -> tuple[str, ...]:
     texts = [text for name in FILLER_LISTS for text in word_list("filler", name)]
     return tuple(sorted({word for text in texts for word in PLAIN_WORD.findall(text)}))
+
+
+@cache
+def _words_of_questions() -> tuple[str, ...]:
+    """Return plain words, and those of questions about all relations: the call repeats whatever is asked."""
+    asked = [question for kind in KINDS for relation in relations(kind) for question in relation.questions]
+    return tuple(sorted({*_words(), *(word for text in asked for word in PLAIN_WORD.findall(text.replace("{e}", "")))}))
 
 
 def wrong_input(random: Random, gold: Phenomenon) -> str:
@@ -116,7 +131,7 @@ SIBLING_SHARE = 0.7  # of the texts without a place for such a tool
 PLACE_SHARE = 0.7  # of the texts shown in a demonstration
 WRONG_INPUT = 0.12
 BLURRED_SHARE = 0.25
-BLURRED_SUMS = 0.45  # their numbers are to be found whatever the words are
+BLURRED_SUMS = 0.45  # their numbers are to be found, and questions to be repeated, whatever the words are
 TOLD_SHARE, WRONG_SHARE = 0.8, 0.1  # of the texts in a row of them; the rest have no note
 ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
 
@@ -124,7 +139,7 @@ ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that c
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
     """Draw a phenomenon of a tool, or of any tool."""
     gold = phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
-    share = BLURRED_SUMS if gold.tool == "calculator" else BLURRED_SHARE
+    share = BLURRED_SUMS if gold.tool == "calculator" or repeats_question(gold) else BLURRED_SHARE
     return blurred(random, gold) if random.random() < share else gold
 
 

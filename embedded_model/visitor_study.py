@@ -23,7 +23,7 @@ from toolformer_dag.synthetic.today import date_text, day_of
 from toolformer_dag.synthetic.wordings import Numbers, Operation
 from toolformer_dag.synthetic.world import the_world
 
-Split = Literal["guide", "measured"]
+Split = Literal["guide", "measured", "fresh"]
 SKILLS = ("calculator", "calendar", "machine_translation", "facts")
 ANSWER_LEAD = " The answer is"
 

@@ -24,7 +24,7 @@ from toolformer_dag.settings.settings_file import load_settings
 
 PAGE = (ROOT / "docs" / "howto" / "ask-in-sql.md").read_text("utf-8")
 [PYTHON] = (block for language, block in FENCE.findall(PAGE) if language == "python")
-[DUCKDB] = re.findall(r"^duckdb (.*) \"(.*)\"$", PAGE, re.MULTILINE)
+[DUCKDB] = re.findall(r"^\.venv/bin/duckdb (.*) \"(.*)\"$", PAGE, re.MULTILINE)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document, date_from_url
 from toolformer_dag.texts.shard_reader import read_documents
 
-PAGES = "cc9edb905106b05c"
+PAGES = "3a39c5edf5fe3651"
 
 
 @pytest.fixture(scope="module")

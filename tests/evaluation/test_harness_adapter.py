@@ -1,8 +1,9 @@
 """lm-evaluation-harness with a model that calls its tools gives our own figures."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import load_identified, load_model
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.texts.calls import take_out
+from toolformer_dag.tools.built_in.calculator import Calculator
+from toolformer_dag.tools.tool import ToolCall, ToolResult
 
 SUMS = [(2, 3), (4, 4), (1, 7), (5, 2), (6, 1), (3, 3)]
 
@@ -67,7 +70,7 @@ def test_the_harness_gives_our_figure_of_svamp(line: Line, tmp_path: Path) -> No
         )
         return benchmark, asked.outcomes
 
-    numbers = [predicted_number(take_out(one.text, ["Calculator"])) for one in ours()[1]]
+    numbers = [predicted_number(take_out(one.written, ["Calculator"])) for one in ours()[1]]
     assert any(number is not None for number in numbers)
     right = [float(number) if number is not None and at % 2 == 0 else -77.0 for at, number in enumerate(numbers)]
     write_svamp(file, right)
@@ -80,7 +83,7 @@ def test_the_harness_gives_our_figure_of_svamp(line: Line, tmp_path: Path) -> No
     assert found["results"]["svamp_with_tools"]["acc,none"] == pytest.approx(figure.accuracy)
     samples = sorted(found["samples"]["svamp_with_tools"], key=lambda sample: sample["doc_id"])
     assert [bool(sample["acc"]) for sample in samples] == [one.correct for one in outcomes]
-    plain = [take_out(one.text, ["Calculator"]) for one in outcomes]
+    plain = [take_out(one.written, ["Calculator"]) for one in outcomes]
     assert [sample["resps"][0][0] for sample in samples] == plain
 
 
@@ -102,6 +105,31 @@ def test_what_is_written_ends_at_the_task_s_limit_and_stop_string(line: Line) ->
 def test_a_withheld_tool_is_not_called(line: Line) -> None:
     asked = [request("generate_until", "2 and 3 make", {"until": []})]
     assert model_of(line, withheld="Calculator").generate_until(asked) == model_of(line, k=0).generate_until(asked)
+
+
+class LaterCalculator(Calculator):
+    """Answers a finetuned model; notes what it was asked."""
+
+    asked: ClassVar[list[str]] = []
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        self.asked.extend(call.input for call in calls)
+        return super().run(calls)
+
+
+def test_the_tools_of_inference_answer_as_many_calls_as_decoding_allows(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Calculator, "at_inference", lambda it: LaterCalculator(it.key, it.options, it.prompt))
+    several = line.folder / "several.toml"
+    several.write_text((line.folder / "toolformer.toml").read_text() + "[decoding]\ncalls = 3\n")
+    found = []
+    for file in (line.folder / "toolformer.toml", several):
+        LaterCalculator.asked.clear()
+        model = HarnessModel(config=str(file), max_new_tokens=40, k=60)
+        model.generate_until([request("generate_until", f"{a} and {b} make", {"until": []}) for a, b in SUMS])
+        found.append(len(LaterCalculator.asked))
+    assert 0 < found[0] < found[1]
 
 
 def test_log_probabilities_are_those_of_the_model(line: Line) -> None:

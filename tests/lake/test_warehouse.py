@@ -140,6 +140,11 @@ def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path
         found = {column: comments[table.name, column] for name, column in comments if name == table.name}
         assert found == dict(table.columns)
     assert {place for place, comment in comments.items() if not comment} == set()
+    lists = query(
+        database, "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal AND data_type LIKE '%[]'"
+    ).rows()
+    assert ("answers", "calls") in lists
+    assert {place for place in lists if comments[place].startswith("number of")} == set()
     told = query(database, "describe")
     assert told["comment"].null_count() == 0
     declared = {table.name: table.comment for table in (*tables, *OWN_TABLES)}

@@ -83,10 +83,11 @@ def test_shards_that_come_change_and_go_are_named_and_the_command_line_says_it(w
 
 
 def test_a_shard_is_made_anew_when_a_person_says_so(world, config):
-    refused = cli("stale", "--again", "nowhere", *config)
-    assert refused.returncode == 0  # nothing is run, so nothing is withdrawn
+    refused = cli("stale", "--again", "two", *config)
+    assert refused.returncode == 1 and "write `stale --run --again two`" in refused.stderr
+    assert world.stale() == []  # nothing was withdrawn
     refused = cli("stale", "--run", "--again", "nowhere", *config)
-    assert refused.returncode == 1 and "--again nowhere: there is no such shard" in refused.stderr
+    assert refused.returncode == 1 and "--again nowhere: no such shard" in refused.stderr
     done = cli("stale", "--run", "--again", "two", *config)
     assert done.returncode == 0, done.stderr
     assert {"ran ccnet/raw_shards", "ran calculator/loss_deltas", "ran sums/swapped_results"} <= set(

@@ -4,7 +4,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -129,15 +129,14 @@ def evaluate(
 def visitor(
     model: ModelName = None,
     each: Annotated[int, typer.Option(min=1, help="Questions per wording.")] = 4,
-    guide: Annotated[
-        bool, typer.Option("--guide", help="The wordings that may guide the small web, not those for measuring alone.")
-    ] = False,
+    wordings: Annotated[Literal["measured", "fresh", "guide"], typer.Option(help="The part of the file.")] = "measured",
     config: Config = None,
     set: Set = None,
 ) -> None:
-    """Ask a checkpoint what a visitor would type, in wordings that no training text has.
+    """Ask a checkpoint what a visitor would type.
 
-    Each question is asked as it is typed, and led: with `The answer is` behind it.
+    No training text has the wordings `measured`. `fresh` was written without a look at them; some are like old ones.
+    `guide` may guide the small web. Each question is asked as it is typed, and led: with `The answer is` behind it.
 
     Example: toolformer-dag embedded visitor --each 4
     """
@@ -148,7 +147,7 @@ def visitor(
 
     settings = settings_of(config, "embedded", set)
     asked = load_identified(settings.model, model or finetuned_or_base(settings))
-    typer.echo(markdown(visitor_table(visitor_outcomes(settings, asked, "guide" if guide else "measured", each))))
+    typer.echo(markdown(visitor_table(visitor_outcomes(settings, asked, wordings, each))))
 
 
 @app.command()

@@ -117,6 +117,7 @@ def generate(
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
         _complete_text(text, context, decode, one.k, trace)
+        del decode  # one model at a time is in memory
 
 
 def _exists(text: str) -> bool:
@@ -324,6 +325,7 @@ def _complete_file(
         kept = batches if models == 1 else list(batches)  # the standard input can be read only once
         for one, decode in decoders:
             _complete_lines(kept, decode, {"model": one.name} if one.name else {}, context, trace, bad)
+            del decode  # one model at a time is in memory
 
 
 def _complete_lines(

@@ -65,6 +65,8 @@ def stale(
 
     Example: toolformer-dag stale --why
     """
+    if again and not run:
+        raise UserError(f"--again {again[0]}: only --run makes a shard anew; write `stale --run --again {again[0]}`")
     project = _project(config, profile, shards, set, first)
     if run:
         _run(project, again or (), training=False, ran=lambda name: typer.echo(f"ran {name}")).raise_for_failures()
@@ -98,7 +100,8 @@ def _run(
 
     for shard in again:
         if shard not in project.plan.shards:
-            raise UserError(f"--again {shard}: there is no such shard; `select shard from documents` lists them")
+            raise UserError(f"--again {shard}: no such shard; `select distinct shard from documents` names them")
+    for shard in again:
         withdraw(table_outputs(project.plan), shard)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)

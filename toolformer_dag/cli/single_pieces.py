@@ -1,7 +1,6 @@
 """Single pieces of the method: `tool` and `score`."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,7 +37,7 @@ def tool(
     from toolformer_dag.tools.tool import ToolCall
 
     lane = lane_named(settings_of(config, profile, set), name)
-    inputs = [line.rstrip("\r\n") for line in sys.stdin] if input == "-" else [input]
+    inputs = _lines() if input == "-" else [input]
     results = run_calls(lane.tool, [ToolCall(text, context) for text in inputs], lane.limits)
     if input == "-":
         for text, answer in zip(inputs, results, strict=True):
@@ -50,6 +49,17 @@ def tool(
         raise typer.Exit(1)
     else:
         typer.echo(results[0].result)
+
+
+def _lines() -> list[str]:
+    """The lines of the standard input. Raises UserError for one that is no text."""
+    lines = []
+    for number, line in enumerate(open_lines("-"), 1):
+        try:
+            lines.append(line.decode().rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"line {number}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
+    return lines
 
 
 FIELDS: Mapping[str, type] = {"text": str, "offset": int, "tool": str, "input": str, "result": str}

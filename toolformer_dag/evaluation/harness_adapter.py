@@ -31,7 +31,7 @@ METRIC = "acc"
 
 @register_model(NAME)
 class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed where types are checked
-    """A checkpoint that calls its tools where the harness lets it write; greedy, with at most one call per prompt.
+    """A checkpoint that calls its tools where the harness lets it write; greedy, at most `decoding.calls` per prompt.
 
     Tasks that compare log-probabilities of given answers make no calls: nothing is written there.
     """
@@ -56,7 +56,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         """
         super().__init__()
         self._settings = load_settings(Path(config) if config else None)
-        self._lanes = lanes(self._settings)
+        self._lanes = [lane.at_inference() for lane in lanes(self._settings)]
         self._model = load_model(self._settings.model, model or finetuned_or_base(self._settings))
         self._k = self._settings.decoding.k if k is None else int(k)
         self._withheld = frozenset(filter(None, withheld.split("+")))
@@ -88,6 +88,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
             [request.args[0] for request in requests],
             {lane.tool.name: lane.tool for lane in self._lanes},
             k=self._k,
+            calls=self._settings.decoding.calls,
             withheld=self._withheld & {lane.tool.name for lane in self._lanes},
             max_new_tokens=max_new_tokens,
             max_call_tokens=self._settings.sampling.max_call_tokens,

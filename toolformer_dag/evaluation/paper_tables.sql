@@ -30,6 +30,7 @@ SELECT paper_table_of(benchmark) AS paper_table, replace(benchmark, ', all En)',
 FROM outcomes;
 COMMENT ON VIEW answers IS 'outcomes as the tables of the paper see them: questions of MLQA in English are conditions of their own (All En). published: whether the benchmark is one of the paper''s and not of the synthetic world.';
 COMMENT ON COLUMN answers.paper_table IS 'number of the table of the paper in which the benchmark stands, 3 to 7; null in none';
+COMMENT ON COLUMN answers.calls IS 'all calls in order: tool, input, result, and why there is none';
 COMMENT ON COLUMN answers.published IS 'whether the benchmark is one of the paper''s; else it is of the synthetic world';
 COMMENT ON COLUMN answers.place IS 'place among the rows of a table: the paper''s four, further models, what needs no model';
 
@@ -277,6 +278,7 @@ COMMENT ON COLUMN won_and_lost.k IS 'k of decoding of the answer with tools';
 COMMENT ON COLUMN won_and_lost.outcome IS 'won: right with tools only; lost: right without them only';
 COMMENT ON COLUMN won_and_lost.written_without IS 'what was written without tools';
 COMMENT ON COLUMN won_and_lost.written_with IS 'what was written with them, calls included';
+COMMENT ON COLUMN won_and_lost.calls IS 'all calls of that text in order: tool, input, result, and why there is none';
 
 CREATE VIEW questions_in_corpus AS
 SELECT benchmark, condition, count(*) AS n, count(*) FILTER (in_corpus) AS n_in, count(*) FILTER (in_corpus IS NULL) AS too_short,

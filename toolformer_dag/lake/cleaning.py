@@ -82,7 +82,7 @@ def _named(lake: Lake, folders: Iterable[Path], old: float) -> tuple[dict[Path, 
 
     Folders whose pointer changed since `old` are left out: what it replaced may still be read.
     """
-    contents = {folder: contents_in_use(lake.storage, folder) for folder in folders}
+    contents = {folder: contents_in_use(lake.storage, folder, old) for folder in folders}
     named = {folder: names for folder, names in contents.items() if names is not None}
     stores: set[str] | None = set()
     for folder in (folder for folder in folders if folder.parent.name == "files"):

@@ -48,8 +48,8 @@ class LocalOutput:
             except (FileNotFoundError, ValueError, KeyError):  # never sent, or damaged: sent again by the next run
                 return
             here = self._files()
-            if self._last() == manifest and here.keys() >= wanted.keys():
-                return
+            if self._last() == manifest and (here == wanted or not here.items() <= wanted.items()):
+                return  # nothing new there, and what differs here was not sent yet
             try:
                 for name, digest in wanted.items():
                     if here.get(name) != digest:
@@ -112,12 +112,16 @@ class LocalOutput:
         return self.storage.root / LOCAL_OUTPUTS / self.name / name
 
 
-def contents_in_use(storage: Storage, folder: Path) -> set[str] | None:
-    """Return the names of the objects in the `folder` of an output that its manifest names; None for other folders."""
+def contents_in_use(storage: Storage, folder: Path, old: float) -> set[str] | None:
+    """Return the names of the objects in the `folder` of an output that its manifest names.
+
+    None for other folders, and where the manifest changed since `old`: what it replaced may still be read.
+    """
     if folder.relative_to(storage.root).parts[:1] != (LOCAL_OUTPUTS,):
         return None
     try:
-        return set(unsealed(storage.read(folder / MANIFEST)[0])[FILES].values())
+        found = set(unsealed(storage.read(folder / MANIFEST)[0])[FILES].values())
+        return found if storage.changed(folder / MANIFEST) < old else None
     except (FileNotFoundError, ValueError, KeyError):
         return None
 

@@ -90,10 +90,13 @@ class RowStore:
         return [file.bytes for file in self._listed() if file.level == 0]
 
     def damaged_files(self, since: int = 0) -> list[tuple[Path, str]]:
-        """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside."""
+        """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside.
+
+        A file that is gone meanwhile was merged into another.
+        """
         files = [(self._path(file), file) for file in self._listed()]
         found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
-        return [(path, reason) for path, reason in found if reason is not None]
+        return [(path, reason) for path, reason in found if reason is not None and self.storage.exists(path)]
 
     def _looked_up(self, keys: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows found, and the keys that are not stored: each key is taken from the oldest file that has it."""

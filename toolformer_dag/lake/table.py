@@ -145,14 +145,15 @@ class Table:
         files: list[PartFile] = []
         try:
             files.extend(self._write(part, piece, content) for piece in parquet.pieces(frames))
+            if not files:
+                raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
+            pointer = Pointer(tuple(files), content.hexdigest(), record())
+            encoded = pointer.encode(self.name)
         except BaseException:  # no pointer will name them
             self._remove_files(part, files)
             raise
-        if not files:
-            raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
-        pointer = Pointer(tuple(files), content.hexdigest(), record())
         try:
-            self.storage.replace(path, pointer.encode(self.name), before)
+            self.storage.replace(path, encoded, before)
         except Overtaken as error:
             return self._winner(part, pointer, error)
         return pointer

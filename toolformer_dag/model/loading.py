@@ -19,12 +19,14 @@ from toolformer_dag.model.sentencepieces import check_sentencepiece
 from toolformer_dag.model.weights import SMALL, ModelError, check_model, model_dtype, model_identity, model_name
 from toolformer_dag.settings.sections import ModelSettings
 
+THREADS = torch.get_num_threads()
+"""What torch was started with."""
+
 
 def fit_threads(model: Any) -> None:
-    """Set torch to one thread, for the whole process, where a small model runs on a CPU."""
+    """Set torch, for the whole process, to one thread where a small model runs on a CPU, else to what it began with."""
     parameters = sum(weight.numel() for weight in model.parameters())
-    if model.device.type == "cpu" and parameters < SMALL:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1 if model.device.type == "cpu" and parameters < SMALL else THREADS)
 
 
 def fast_dtype() -> torch.dtype:

@@ -1,5 +1,6 @@
 """The shards of the corpus: files that the settings name, those of a data set of the hub, or of the small web."""
 
+import logging
 import os
 import re
 from collections import Counter
@@ -16,6 +17,8 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, expanded, printable, rooted
 from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.hub import HubSplit, resolve
+
+log = logging.getLogger(__name__)
 
 LONGEST_NAME = 240  # bytes; file systems take 255, and `.json.damaged` comes on top
 SUFFIXES = (".zst", ".zstd", ".gz", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -142,8 +145,15 @@ def _pinned(settings: Settings) -> HubSplit:
         content, version = storage.read(file)
         found = unsealed(content)
         return HubSplit(**{**found["resolved"], "files": tuple(found["resolved"]["files"])})
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:  # the first use
         pass
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning(
+            "%s is damaged (%s): %s is resolved anew, and may be another commit than before; corpus.revision fixes one",
+            storage.shown(file),
+            error,
+            corpus.hub,
+        )
     split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
     storage.replace(file, sealed("corpus.hub", {"asked": asked, "resolved": split.as_dict()}), version)
     return split

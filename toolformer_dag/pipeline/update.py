@@ -183,8 +183,9 @@ def _bring_up_to_date(
         for table in (output.table, *map(output.plan.lake.table, output.stage.beside)):
             table.remove(part)
     stage, parts = output.stage, list(found.parts)
-    for part in parts:
-        _check_inputs(output, part)
+    with output.plan.lake.storage.at_a_glance():
+        for part in parts:
+            _check_inputs(output, part)
     here = InProcess(worker, {output.name: output}) if stage.pool == "tools" else workers
     if stage.shard_rows is not None:
         work = _by_shard(here, output, parts, progress)

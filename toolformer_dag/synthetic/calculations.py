@@ -93,7 +93,7 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
 
 def plain_sum(random: Random, part: WorldPart) -> Phenomenon:
     """Ask for a calculation in a single template, or state it."""
-    operation = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 5, 3))[0]
+    operation = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 6, 4))[0]
     own = [found for found in sums() if found.operation == operation]
     found = random.choices(own, [len(each.questions) + len(each.statements) for each in own])[0]
     a, b = operands(random, part, found.operation, found.numbers)

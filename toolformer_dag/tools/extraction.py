@@ -25,6 +25,7 @@ MONTHS = word_set("""january february march april may june july august september
 NUMBER_WORDS = word_set(
     """one two three four five six seven eight nine ten eleven twelve hundred thousand million billion"""
 )
+UNITS = word_set("acres degrees feet hours inches kilometers kilometres km m meters metres miles minutes tons years")
 NAME_CONNECTORS = frozenset({"of", "the", "de", "von", "van", "der", "and", "&"})
 MAX_ANSWER_WORDS = 6
 
@@ -70,7 +71,7 @@ def _is_date_part(word: StemmedWord) -> bool:
 
 
 def _numbers(sentence: list[StemmedWord], asked: set[str]) -> Iterator[CandidateSpan]:
-    """Yield numbers, each with the unit after it unless the question names the unit."""
+    """Yield numbers with the unit after each; what was counted (`people`) is left out where the question names it."""
     for at, word in enumerate(sentence):
         if not (word.text[0].isdigit() or word.text.lower() in NUMBER_WORDS):
             continue
@@ -78,13 +79,13 @@ def _numbers(sentence: list[StemmedWord], asked: set[str]) -> Iterator[Candidate
         while last + 1 < len(sentence) and sentence[last + 1].text.lower() in NUMBER_WORDS:
             last += 1
         after = sentence[last + 1] if last + 1 < len(sentence) else None
-        unit = (
-            after is not None
-            and after.text.isalpha()
-            and after.stem not in asked
-            and after.text.lower() not in STOP_WORDS
-        )
-        yield CandidateSpan(at, last + unit)
+        yield CandidateSpan(at, last + (after is not None and _is_unit(after, asked)))
+
+
+def _is_unit(word: StemmedWord, asked: set[str]) -> bool:
+    if not word.text.isalpha() or word.text.lower() in STOP_WORDS:
+        return False
+    return word.text.lower() in UNITS or word.stem not in asked
 
 
 def _runs(sentence: list[StemmedWord], asked: set[str], named: bool) -> Iterator[CandidateSpan]:

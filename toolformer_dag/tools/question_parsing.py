@@ -16,20 +16,20 @@ _WORD = re.compile(r"\d+(?:[.,]\d+)*%?|[^\W\d_]+(?:['’\-.][^\W_]+)*|\w+|[^\w\s
 
 # Families of English words with related meaning: a question and a sentence may use different words of a family.
 _FAMILIES = """
-birth birthplace born native comes
-home live lives lived reside resided residence
-job profession occupation work worked career living
-teach taught teacher tutor lessons pupil
-found founded founder founding established establish started created
-name named called nickname
-make makes made maker product products wares sell sells produce manufacture known famous
+birth birthplace born native comes originally hometown hail hails
+home live lives lived reside resided residence resident dwell dwells address settled
+job profession occupation work worked works working career living trade employed employment earn earns
+teach taught teacher tutor lessons pupil student mentor trained instructed apprentice
+found founded founder founding establish established establishment creator created create creates
+name named called nickname nicknamed
+make made maker product wares sell produce manufacture known famous buy goods offer deals specialty export factory
 head lead leads led leader
-base based office headquarters
+base based office headquarters seat headquartered
 open opened opening opens
 play plays played instrument
-flow flows end ends reach reaches empty empties
-rise rises source spring begin begins originate originates
-long length
+flow flows end ends reach reaches empty empties pour pours drain drains mouth
+rise rises source spring begin begins originate originates start starts origin
+long length longer
 tall height high
 lie lies located situated country
 die died death dead
@@ -117,16 +117,18 @@ PLACES = word_set(
     """area city capital continent country county district island nation place province region river sea state town
     village"""
 )
-MEASURES = frozenset({"age", "area", "depth", "height", "length", "number", "population", "size", "weight", "width"})
+ASKED_PLACES = PLACES | {"address", "birthplace", "headquarters", "home", "hometown", "land", "location"}
+MEASURES = word_set("age area depth distance height length number population size weight width")
 PEOPLE = word_set(
-    """actor actress artist author composer director founder inventor king leader mayor painter person player poet
-    president queen singer teacher woman man writer"""
+    """actor actress artist author boss composer director founder inventor king leader mayor mentor painter person
+    player poet president queen singer teacher tutor woman man writer"""
 )
 RARITY_SHARE = 0.1
-QUESTION_WORDS = frozenset({"who", "whom", "whose", "where", "when", "how", "what", "which", "why"})
+QUESTION_WORDS = frozenset({"who", "whom", "whose", "where", "whereabouts", "when", "how", "what", "which", "why"})
 SCAFFOLD = STOP_WORDS | QUESTION_WORDS | {"one", "name", "does", "did", "tell", "firm", "person", "year"}
 
-_KNOWN_BY = re.compile(r"\bknown (?:by|as)\b")
+_KNOWN = re.compile(r"\bknown\b(?! for\b)(?: by\b| as\b)?")
+_OTHER_NAME = re.compile(r"\b(?:other|another|pet|popular|second) name\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def parse_question(text: str, rarity: Callable[[str], float]) -> ParsedQuestion:
 
     `rarity` returns the weight of a word; rare words weigh more.
     """
-    text = _KNOWN_BY.sub("called", text)
+    text = _OTHER_NAME.sub("nickname", _KNOWN.sub("called", text))
     tokens = [word for word in words(text) if word.alphanumeric]
     lower = [word.text.lower() for word in tokens]
     content = [word for n, word in enumerate(tokens) if (n and word.capital) or lower[n] not in SCAFFOLD] or tokens
@@ -158,34 +160,52 @@ def parse_question(text: str, rarity: Callable[[str], float]) -> ParsedQuestion:
 
 def _kind(lower: list[str]) -> tuple[AnswerKind, str | None]:
     place = next((n for n, word in enumerate(lower) if word in QUESTION_WORDS), None)
-    if place is None:
-        return "thing", None
+    if place is None:  # a request: "tell me the country of", "the birthplace of"
+        return _first_kind(lower)
     word, rest = lower[place], lower[place + 1 :]
     if word in {"who", "whom", "whose"}:
         return "person", None
-    if word in {"where", "when"}:
-        return "place" if word == "where" else "date", None
+    if word == "when":
+        return "date", None
+    if word in {"where", "whereabouts"}:
+        return "place", None
     if word == "how":
         return "number" if rest[:1] and rest[0] in _AMOUNTS else "thing", None
-    at_end = rest in ([], ["one"])
-    return _noun_kind(lower[:place] if at_end else rest)
+    if all(other in STOP_WORDS | _NO_NOUNS for other in rest):  # "in which town?", "a river; what is it called?"
+        return _first_kind(lower[:place])
+    return _noun_kind(rest)
+
+
+_NO_NOUNS = frozenset({"called", "one"})
 
 
 _AMOUNTS = frozenset({"big", "deep", "far", "heavy", "high", "large", "long", "many", "much", "old", "tall", "wide"})
 
 
+_KINDS: tuple[tuple[frozenset[str], AnswerKind], ...] = (
+    (frozenset({"year"}), "year"),
+    (frozenset({"date", "day", "month"}), "date"),
+    (MEASURES, "number"),
+    (PEOPLE, "person"),
+    (ASKED_PLACES, "place"),
+)
+
+
 def _noun_kind(rest: list[str]) -> tuple[AnswerKind, str | None]:
-    """Return the kind after `what` or `which`: of the next noun, the noun after `is the`, or the first noun."""
-    nouns = [word for word in rest if word not in STOP_WORDS][:2] if rest[:1] and rest[0] in STOP_WORDS else rest[:1]
-    kinds: tuple[tuple[frozenset[str], AnswerKind], ...] = (
-        (frozenset({"year"}), "year"),
-        (frozenset({"date", "day", "month"}), "date"),
-        (MEASURES, "number"),
-        (PEOPLE, "person"),
-        (PLACES, "place"),
-    )
+    """Return the kind after `what` or `which`: of the next noun, or of the noun after `is the` or a genitive."""
+    if not (rest[:1] and rest[0] in STOP_WORDS):
+        return _first_kind(rest[:1])
+    nouns = [word for word in rest if word not in STOP_WORDS]
+    owner = next((n for n, word in enumerate(nouns[:3]) if word.endswith(("'s", "’s"))), -1)
+    return _first_kind(nouns[owner + 1 : owner + 3])
+
+
+def _first_kind(nouns: list[str]) -> tuple[AnswerKind, str | None]:
+    """Return the kind of the first noun that has one, and the noun where it is a class of places."""
     for noun in nouns:
-        for known, kind in kinds:
-            if noun in known or noun.removesuffix("s") in known:
-                return kind, noun
+        for known, kind in _KINDS:
+            if found := next(
+                (one for one in (noun, noun.removesuffix("s"), noun.removesuffix("'s")) if one in known), None
+            ):
+                return kind, None if found in ASKED_PLACES - PLACES else noun
     return "thing", None

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -55,7 +54,9 @@ def train(
     if finished := finished_run(fingerprint(run_identity(base, texts, heldout, settings)), out):
         return finished
     out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{out.name}.job-", dir=out.parent))
+    folder = out.with_name(f"{out.name}.job")
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(mode=0o700)
     try:
         job = {"base": base.model_dump(), "settings": settings.model_dump(), "out": str(out), "parent": os.getpid()}
         for name, content in ((TEXTS, list(texts)), (HELDOUT, list(heldout)), (JOB, job)):

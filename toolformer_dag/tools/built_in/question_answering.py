@@ -13,7 +13,7 @@ from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
 
 ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
-READER_RULES = 2  # raise this when the reader without weights would answer a question in another way
+READER_RULES = 3  # raise this when the reader without weights would answer a question in another way
 
 
 class InferenceReader(BaseModel):
