@@ -55,6 +55,8 @@ def test_tool_without_a_result_says_why():
 
 
 def test_tool_reads_a_line_per_input():
+    refused = cli("tool", "calculator", "-", stdin="1+1\n\udcff\n")
+    assert refused.returncode == 1 and "line 2: is no text in UTF-8" in refused.stderr and not refused.stdout
     done = cli("tool", "calculator", "-", stdin="1+1\nwords\n3*4\n")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["result"] for answer in answers] == ["2", None, "12"]

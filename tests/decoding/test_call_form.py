@@ -47,6 +47,7 @@ def test_every_beginning_of_a_call_may_go_on(call: Call) -> None:
 
 
 @given(st.sampled_from(NAMES), st.text(st.sampled_from("a1 ()[]->\n\u2028"), max_size=12))
+@example("Calculator", ")\u2028 ->")
 def test_what_may_stand_before_the_arrow_is_a_call_and_nothing_else(name: str, rest: str) -> None:
     written, arrow, _ = f"{name}({rest}) ->".partition("->")
     try:

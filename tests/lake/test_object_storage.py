@@ -212,6 +212,32 @@ def test_files_of_a_machine_are_sent_once_and_received_elsewhere(machine, s3, tm
     assert len(gone) == 2 and len(s3.objects(machine("one"))) == 2
 
 
+def test_new_files_under_fewer_names_stay_until_they_are_sent_and_a_lost_one_comes_back(machine, tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in "abc":
+        (here / name).write_bytes(name.encode())
+    one = output(machine("one"), here)
+    one.send()
+    (here / "a").unlink()
+    one.receive()
+    assert (here / "a").read_bytes() == b"a"
+    for name in "abc":
+        (here / name).unlink()
+    (here / "whole").write_bytes(b"trained anew")
+    one.receive()
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == {"whole": b"trained anew"} and one.unsent()
+
+
+def test_what_a_manifest_replaced_stays_for_the_grace(machine, s3, tmp_path):
+    (tmp_path / "here").mkdir()
+    one = output(machine("one"), tmp_path / "here")
+    for content in (b"1", b"2"):
+        (tmp_path / "here" / "a").write_bytes(content)
+        one.send()
+    assert clean(machine("one"), timedelta(hours=1), dry_run=False) == [] and len(s3.objects(machine("one"))) == 3
+
+
 UPLOAD = """
 import sys
 from pathlib import Path

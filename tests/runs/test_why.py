@@ -88,6 +88,8 @@ def test_a_shard_is_made_anew_when_a_person_says_so(world, config):
     assert world.stale() == []  # nothing was withdrawn
     refused = cli("stale", "--run", "--again", "nowhere", *config)
     assert refused.returncode == 1 and "--again nowhere: no such shard" in refused.stderr
+    assert cli("stale", "--run", "--again", "two", "--again", "nowhere", *config).returncode == 1
+    assert world.stale() == []
     done = cli("stale", "--run", "--again", "two", *config)
     assert done.returncode == 0, done.stderr
     assert {"ran ccnet/raw_shards", "ran calculator/loss_deltas", "ran sums/swapped_results"} <= set(

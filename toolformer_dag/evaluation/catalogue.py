@@ -34,7 +34,7 @@ READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
 }
 """Readers by name: `lama`, `mawps` and `mlqa` read a folder, `dateset` ignores its path, the others read a file."""
 GENERATED = ("dateset",)
-READING = 6  # raise this when the same files would give other questions, or the same output another judgement
+READING = 7  # raise this when the same files would give other questions, or the same output another judgement
 
 
 def read_benchmark(name: str, path: Path) -> list[Benchmark]:

@@ -84,7 +84,7 @@ def continues_call(body: str, tools: Collection[str]) -> bool:
         return not arrow and any(f"{name}(".startswith(call) for name in tools)
     input = call[len(opening) :]
     if arrow:
-        if not input.rstrip().endswith(")"):
+        if not input.rstrip().endswith(")") or len(call.splitlines()) > 1:
             return False
         input = input.rstrip()[:-1]
     return fault(Call(opening[:-1], input)) is None and not OPENING.search(input)
