@@ -53,6 +53,14 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
         ("What is Ghana known for?", "thing"),
         ("why is the sky blue", "thing"),
         ("Ghana", "thing"),
+        ("Tell me the capital of Ghana.", "place"),
+        ("Ghana's capital, please?", "place"),
+        ("What is Kwame Nkrumah's birthplace?", "place"),
+        ("There's a lake in Ghana and a river; what is it called?", "place"),
+        ("Could you name the president of Ghana?", "person"),
+        ("Whereabouts was Kwame Nkrumah born?", "place"),
+        ("What is the color of Ghana?", "thing"),
+        ("Tell me more.", "thing"),
     ],
 )
 def test_the_question_word_tells_the_kind_of_the_answer(question: str, kind: str) -> None:
@@ -210,3 +218,12 @@ def test_real_questions_are_answered_sometimes(shared: Path, tmp_path: Path, mon
     results = tool.run([ToolCall(one["question"]) for one in asked])
     exact = sum((result.result or "") in one["answer"] for result, one in zip(results, asked, strict=True))
     assert exact >= 2  # benchmarks/qa.py measures it on all of them
+
+
+def test_a_unit_of_measure_stays_where_the_question_names_it_and_what_was_counted_does_not() -> None:
+    passage = Passage("1", "Haley", "", "The river Haley is 612 miles long. Along the Haley live 12 families.")
+    answers = [
+        extract(asked, [passage], even)
+        for asked in ("How many miles long is the Haley?", "How many families live along the Haley?")
+    ]
+    assert [answer.text for answer in answers if answer] == ["612 miles", "12"]
