@@ -84,7 +84,7 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_the_command_runs_the_line_and_prints_every_table_and_the_figure(tmp_path: Path) -> None:
-    few = ["--seeds", "1", "--documents", "40", "--questions", "1", "--texts", "2"]
+    few = ["--seeds", "1", "--documents", "80", "--questions", "1", "--texts", "2"]
     done = command("evaluate", str(tmp_path), *few, "--model", str(SMALL_MODEL))
     tables = [block for block in done.stdout.split("\n\n") if block.startswith("|")]
     asked = next(table for table in tables if "unfiltered corpus" in table)
