@@ -77,11 +77,12 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
         if last and last[0].status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
             return dg.SkipReason("the last run did not succeed, and nothing changed since")
         with plan.lake.storage.at_a_glance():
-            stale = [one for one in stale_assets(graph, context.instance) if wants_run(one)]
+            stale = [one for one in stale_assets(graph) if wants_run(one)]
         if not stale:
             return dg.SkipReason("nothing is out of date")
-        wanted = {one.name: [list(one.reasons.lines), one.since] for one in stale}
-        return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted]))], cursor=state)
+        wanted = {one.name: list(one.reasons.lines) for one in stale}
+        again = last[0].run_id if last else ""  # the same rows may be lost twice
+        return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, again]))], cursor=state)
 
     return notice
 

@@ -1,10 +1,11 @@
-"""A step while it runs: its progress for the terminal and the log, its end when the run is cancelled, its tags."""
+"""A step while it runs: its progress for whoever watches and for the log, its cost, its tags."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,53 +13,43 @@ from typing import Any
 import dagster as dg
 
 from assets.metadata import ROWS, TOKENS, UNCHANGED
-from toolformer_dag.files import UserError, locked
+from resources.live_runs import run_folder
+from toolformer_dag.files import UserError, WriteError, file_name, locked, write_whole
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.spending import Spent, StepCost, add_cost, read_spent
+from toolformer_dag.pipeline.spending import Spent, StepCost, add_cost
 
-LOG_EVERY_SECONDS, LOOK_EVERY_SECONDS = 15.0, 1.0
+LOG_EVERY_SECONDS, WRITE_EVERY_SECONDS = 15.0, 0.3
 CHANGED = "toolformer/changed"
 """The tag of a run that says which settings changed: `calculator.tau_f 0.5 -> 0.8`."""
-CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 
 @dataclass
 class Step:
     """An asset that is being made. `done` of `total` units; a total of 0 is unknown.
 
-    `outcome`: what came of it, once it has ended; `ran`: whether it made something, and did not find it made.
+    `tokens`, `calls`: what was spent so far; `outcome`: what came of it, once it has ended; `ran`: whether it made
+    something, and did not find it made.
     """
 
     name: str
     unit: str = ""
-    ledger: Path | None = None
     done: int = 0
     total: int = 0
+    tokens: int = 0
+    calls: int = 0
     outcome: str | None = None
     ran: bool = False
-    _began: float = field(default_factory=time.monotonic)
-    _before: Spent = field(default_factory=Spent)
-
-    def measure(self, unit: str, ledger: Path | None) -> None:
-        """Count in `unit` from now on, and the tokens that a run writes into its ledger."""
-        self.unit, self.ledger = unit, ledger
-        self._before = self._spent()
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the step began."""
-        return time.monotonic() - self._began
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens that went through the model so far, in all processes."""
-        return self._spent().tokens - self._before.tokens
+        """Return the seconds since the step began; the clock is the machine's."""
+        return time.monotonic() - self.began
 
     @property
     def cost(self) -> StepCost:
         """Return what the step cost so far."""
-        spent = self._spent()
-        return StepCost(self.seconds, spent.tokens - self._before.tokens, spent.calls - self._before.calls)
+        return StepCost(self.seconds, self.tokens, self.calls)
 
     @property
     def under_way(self) -> str:
@@ -84,41 +75,36 @@ class Step:
         rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
         self.outcome = f"{told}{rate}" if self.ran else "unchanged"
 
-    def _spent(self) -> Spent:
-        return read_spent(self.ledger) if self.ledger is not None else Spent()
+
+class Running(Step):
+    """A step of this process, written down for whoever watches the run; `file`: None where nobody does."""
+
+    file: Path | None = None
+    spent: Callable[[], Spent] = Spent
+    before = Spent()
+
+    def measure(self, unit: str, spent: Callable[[], Spent]) -> None:
+        """Count in `unit` from now on, and what is spent."""
+        self.unit, self.spent, self.before = unit, spent, spent()
+
+    def write(self) -> None:
+        """Tell how the step gets on."""
+        spent = self.spent() - self.before
+        self.tokens, self.calls = spent.tokens, spent.calls
+        if self.file is not None:
+            with suppress(WriteError):  # the disk is full: the figures of before stay
+                write_whole(self.file, json.dumps(asdict(self)).encode())
 
 
-Sink = Callable[[Step], None]
-"""Called whenever a step got on, and once when it has ended."""
-
-
-def _silent(step: Step) -> None:
-    """Nobody is watching."""
-
-
-_sink: ContextVar[Sink] = ContextVar("sink", default=_silent)
-_current: ContextVar[Step] = ContextVar("current")
-
-
-@contextmanager
-def watched_by(sink: Sink) -> Iterator[None]:
-    """Send the progress of every step to `sink` inside the block."""
-    token = _sink.set(sink)
-    try:
-        yield
-    finally:
-        _sink.reset(token)
-
-
-def current_sink() -> Sink:
-    """Return the sink of the `watched_by` around this."""
-    return _sink.get()
+_current: ContextVar[Running] = ContextVar("current")
 
 
 @contextmanager
-def step(name: str) -> Iterator[Step]:
-    """Tell the watcher of a step that runs inside the block, and of its end."""
-    made, show = Step(name), _sink.get()
+def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
+    """Write down the step that runs inside the block, and its end."""
+    made = Running(name)
+    if not context.instance.is_ephemeral:
+        made.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
     token = _current.set(made)
     try:
         yield made
@@ -127,31 +113,26 @@ def step(name: str) -> Iterator[Step]:
         raise
     finally:
         _current.reset(token)
-        if made.outcome is not None:  # none where the run was interrupted
-            show(made)
+        made.write()
 
 
 def progress(
-    context: dg.AssetExecutionContext, unit: str = "", ledger: Path | None = None
+    context: dg.AssetExecutionContext, unit: str = "", spent: Callable[[], Spent] = Spent
 ) -> Callable[[int, int], None]:
     """Return what a stage calls with the units done and the units there are; 0 where nobody knows how many.
 
-    `ledger`: of the run, which says how many tokens went through the model. The log of the run gets a line every
-    LOG_EVERY_SECONDS. Raises KeyboardInterrupt when the run was cancelled, whoever started it: a run of the command
-    line gets no signal from the UI.
+    `spent`: what went through the model and the tools so far. The log of the run gets a line every LOG_EVERY_SECONDS.
     """
-    made, show = _current.get(), _sink.get()
-    made.measure(unit, ledger)
-    logged = looked = time.monotonic()
+    made = _current.get()
+    made.measure(unit, spent)
+    logged, written = time.monotonic(), 0.0
 
     def advance(done: int, total: int) -> None:
-        nonlocal logged, looked
+        nonlocal logged, written
         made.done, made.total = done, total
-        show(made)
-        now = time.monotonic()
-        if now - looked > LOOK_EVERY_SECONDS:
-            looked = now
-            _end_if_cancelled(context)
+        if (now := time.monotonic()) - written > WRITE_EVERY_SECONDS:
+            written = now
+            made.write()
         if now - logged > LOG_EVERY_SECONDS:
             logged = now
             context.log.info(made.under_way)
@@ -159,19 +140,14 @@ def progress(
     return advance
 
 
-def _end_if_cancelled(context: dg.AssetExecutionContext) -> None:
-    run = context.instance.get_run_by_id(context.run.run_id)
-    if run is not None and run.status in CANCELLED:
-        raise KeyboardInterrupt
-
-
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
     """Add a row to the lake's table of costs. Raises WriteError."""
     add_cost(lake, context.run.run_id, context.asset_key.to_user_string(), cost)
 
 
-def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Step) -> None:
+def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:
     """Add what a step cost that failed or was interrupted; a warning in the log where that cannot be written."""
+    failed.write()  # what was spent since it told
     try:
         note_cost(context, lake, replace(failed.cost, failed=True))
     except UserError as error:  # the disk may be what failed

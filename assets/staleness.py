@@ -1,6 +1,6 @@
-"""What is out of date: by the records in the lake, and by Dagster's own rules over its last materializations."""
+"""What is out of date, by the records in the lake alone: Dagster's history may be of another lake, and is told."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
@@ -14,11 +14,10 @@ VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/i
 
 @dataclass(frozen=True, slots=True)
 class StaleAsset:
-    """An asset that is missing or out of date, and why. `since`: the event of its last materialization, 0 for none."""
+    """An asset that is missing or out of date, and why."""
 
     name: str
     reasons: Reasons
-    since: int
 
     @property
     def by_hand(self) -> bool:
@@ -26,53 +25,42 @@ class StaleAsset:
         return self.name in BY_HAND
 
 
-def stale_assets(outputs: Sequence[Output], instance: dg.DagsterInstance) -> list[StaleAsset]:
+def stale_assets(outputs: Sequence[Output]) -> list[StaleAsset]:
     """Return every missing or stale asset, upstream first.
 
-    An asset whose inputs alone are stale counts as fresh until they land with other content, as in the UI. The lake is
-    asked too: it may have lost rows, or hold rows of another instance.
+    An asset whose inputs alone are stale counts as fresh until they land with other content, as in the UI.
     """
-    last = {output.name: _last(instance, output.name) for output in outputs}
-    found = []
+    found = (StaleAsset(output.name, output.reasons()) for output in outputs)
+    return [one for one in found if one.reasons]
+
+
+def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> None:
+    """Let the UI show what the lake holds, where another instance made it, or a run over another lake came since."""
+    versions = {output.name: output.version() for output in outputs}
     for output in outputs:
-        since, tags = last[output.name]
-        reasons = output.reasons() or Reasons(tuple(_by_dagster(output, tags, last)))
-        if reasons:
-            found.append(StaleAsset(output.name, reasons, since))
-    return found
+        event = instance.get_latest_materialization_event(asset_key(output.name))
+        known = (event.asset_materialization.tags if event and event.asset_materialization else None) or {}
+        told = {VERSION: versions[output.name] or "", CODE: output.code_version}
+        if not told[VERSION] or output.reasons() or {name: known.get(name) for name in told} == told:
+            continue
+        read = {f"{READ}{name}": versions.get(name) or "" for name in output.depends_on}
+        made = dg.AssetMaterialization(
+            asset_key(output.name), tags=told | {name: one for name, one in read.items() if one}
+        )
+        instance.report_runless_asset_event(made)
 
 
 def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[str]:
-    """Return `names` and everything that depends on them, in order."""
+    """Return `names` and everything that depends on them, in order, and the prepared tools that they call."""
     chosen = set(names)
     for output in outputs:  # in order: what a name depends on stands before it
         if chosen & set(output.depends_on):
             chosen.add(output.name)
-    return [output.name for output in outputs if output.name in chosen]
-
-
-Tags = Mapping[str, str]
-
-
-def _last(instance: dg.DagsterInstance, name: str) -> tuple[int, Tags]:
-    """The last materialization: number of its event, and tags."""
-    records = instance.fetch_materializations(asset_key(name), limit=1).records
-    if not records or (made := records[0].asset_materialization) is None:
-        return 0, {}
-    return records[0].storage_id, made.tags or {}
-
-
-def _by_dagster(output: Output, tags: Tags, last: Mapping[str, tuple[int, Tags]]) -> Iterator[str]:
-    """Why the UI shows an asset as unsynced although its record in the lake says otherwise."""
-    if not tags:
-        yield "never materialized in this Dagster instance"
-        return
-    if tags.get(CODE) != output.code_version:
-        yield "has a new code version"
-    stored = output.version()
-    if stored is not None and tags.get(VERSION) != stored:
-        yield "the lake holds other rows than the last run made"
-    for name in output.depends_on:
-        read, now = tags.get(READ + name), last[name][1].get(VERSION) if name in last else None
-        if now is not None and read != now:
-            yield f"has a new version of {name}"
+    called = {
+        name
+        for output in outputs
+        if output.name in chosen
+        for name in output.depends_on
+        if name.endswith("/prepared_tool")
+    }
+    return [output.name for output in outputs if output.name in chosen | called]

@@ -25,9 +25,8 @@ from assets.metadata import (
 from assets.outputs import Output
 from assets.running import note_cost, note_failure, progress, step, tag_changes
 from assets.small_plots import chance_curves, delta_histogram
-from assets.step_watch import told_elsewhere
 from resources import Compute, WarehouseResource
-from resources.step_processes import step_tags
+from resources.step_processes import has_own_process, step_tags
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.exports.corpus_export import asset_files, asset_folder, export_corpus, tells_the_same
 from toolformer_dag.exports.dataset_folder import read_exported
@@ -41,6 +40,7 @@ from toolformer_dag.pipeline.spending import StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
+from toolformer_dag.pipeline.workers import end_with_parent
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
@@ -94,7 +94,9 @@ def asset_of(
     def told(function: Callable[..., dg.MaterializeResult]) -> dg.AssetsDefinition:
         @wraps(function)  # Dagster reads the parameters from it
         def watched(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
-            with told_elsewhere(context), step(output.name) as made:
+            if has_own_process(context):
+                end_with_parent()
+            with step(context, output.name) as made:
                 try:
                     result: dg.MaterializeResult = function(context, *arguments, **resources)
                 except BaseException:
@@ -133,7 +135,7 @@ def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
         before = output.version()
-        advance = progress(context, stage.unit, compute.ledger)
+        advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[table.name], advance)
         for note in report.work.damaged:
             context.log.warning(note)

@@ -5,14 +5,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from uuid import uuid4
 
 import dagster as dg
 
-from resources.live_runs import HOME, alive, home_name, ledger
+from resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import WarehouseTable, build, warehouse_files
-from toolformer_dag.pipeline.chunks import Workers
 from toolformer_dag.pipeline.execution import OnDemand
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import TableOutput
@@ -36,9 +34,11 @@ class LakeResource(dg.ConfigurableResource[Lake]):
         if context.instance is None or context.run is None:
             yield self._lake()
             return
-        with nullcontext() if self.steps_apart else alive(context.instance, context.run.run_id):
-            if HOME not in context.run.tags and not context.instance.is_ephemeral:
-                context.instance.add_run_tags(context.run.run_id, {HOME: home_name(context.instance)})
+        instance, run = context.instance, context.run
+        others = self.steps_apart or FOLDER in run.tags or instance.is_ephemeral  # a command holds the lock itself
+        with nullcontext() if others else alive(run_folder(instance, run)):
+            if HOME not in run.tags and not instance.is_ephemeral:
+                instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
             yield self._lake()
 
     def _lake(self) -> Lake:
@@ -63,17 +63,13 @@ class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
 
 @dataclass(frozen=True)
 class Compute:
-    """`worker`: the means of this process; `workers`: where chunks are computed, started on first use.
-
-    `ledger`: where they write down what they spend, and nobody else.
-    """
+    """`worker`: the means of this process; `workers`: where chunks are computed, started on first use."""
 
     plan: Plan
-    ledger: Path | None = None
 
     @cached_property
     def worker(self) -> Worker:
-        return Worker(self.plan, self.ledger)
+        return Worker(self.plan)
 
     @cached_property
     def tables(self) -> Mapping[str, TableOutput]:
@@ -81,7 +77,7 @@ class Compute:
         return {output.name: output for output in table_outputs(self.plan)}
 
     @cached_property
-    def workers(self) -> Workers:
+    def workers(self) -> OnDemand:
         return OnDemand(self.worker, self.tables)
 
     def release(self) -> None:
@@ -93,18 +89,11 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
     """Return the resource `compute`, whose workers live as long as a run."""
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
-    def compute(context: dg.InitResourceContext) -> Iterator[Compute]:
-        instance, run = context.instance, context.run
-        kept = None if instance is None or run is None or instance.is_ephemeral else _own(ledger(instance, run.run_id))
-        made = Compute(plan, kept)
+    def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
+        made = Compute(plan)
         try:
             yield made
         finally:
             made.release()
 
     return compute
-
-
-def _own(ledger: Path) -> Path:
-    """A part of a run's ledger for one process that runs steps, and for its workers."""
-    return ledger / uuid4().hex

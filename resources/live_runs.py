@@ -1,17 +1,20 @@
-"""Which runs are alive, and what the dead ones had spent.
+"""What files tell of a run: whether it is alive, how each of its steps gets on, and what the dead ones had spent.
 
-A killed run must not hold a pool's slot, or look as if it went on, forever. Every run locks a file that is named after
-it, from before its first step to its end. The kernel releases the lock when the process ends, however it ends. A run
-that ends well removes its file before it releases the lock, so a file that nobody locks is a killed run's. A run that
-was re-executed has another id, and so another file. A run that was killed before it had a file is told by the process
-that Dagster noted in its log. Where several machines share Dagster's storage, each looks after the runs that carry the
-name of its own DAGSTER_HOME; runs of other machines are left alone.
+    <DAGSTER_HOME>/live_runs/<run>/lock         held from before the first step to the end of the run
+    <DAGSTER_HOME>/live_runs/<run>/<step>.json  how a step gets on, replaced as a whole while it runs
+
+A killed run must not hold a pool's slot, or look as if it went on, forever. The kernel releases the lock when the
+process ends, however it ends. A run that ends well removes the lock file before it releases the lock, so one that
+nobody holds is a killed run's. A run that was killed before it had a file is told by the process that Dagster noted in
+its log. Where several machines share Dagster's storage, each looks after the runs that carry the name of its own
+DAGSTER_HOME.
 """
 
-import fcntl
+import json
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -19,44 +22,45 @@ from uuid import uuid4
 import dagster as dg
 
 from toolformer_dag.files import beside, locked, write_whole
-from toolformer_dag.pipeline.spending import Spent, take_spent
+from toolformer_dag.pipeline.spending import Spent
 
 UNFINISHED = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-HOME = ".dagster/toolformer_home"
-"""The tag of a run that names the DAGSTER_HOME whose lock files tell whether it is alive; the UI shows no such tag."""
+HOME, FOLDER = ".dagster/toolformer_home", ".dagster/toolformer_folder"
+"""Tags of a run, which the UI does not show: the DAGSTER_HOME that looks after it, and the name of its folder where it
+is not the run's id: a command locks the folder before Dagster has named the run."""
 NEVER_BEGUN = timedelta(minutes=10)
 """How long a run may be starting without a process of its own."""
+LOCK = "lock"
+
+
+def run_folder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Path:
+    """Return the folder of a run, which may not be there."""
+    return run_folders(instance) / run.tags.get(FOLDER, run.run_id)
+
+
+def run_folders(instance: dg.DagsterInstance) -> Path:
+    """Return where the folders of runs lie."""
+    return Path(instance.root_directory) / "live_runs"
 
 
 @contextmanager
-def alive(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """Hold the run's lock inside the block; within such a block of the same run do nothing."""
-    file = _file(instance, run_id)
-    if instance.is_ephemeral or file in _held:
-        yield
-        return
-    fresh = beside(file)
+def alive(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder inside the block."""
+    fresh = beside(folder / LOCK)
     with locked(fresh):
-        fresh.rename(file)  # locked before anybody can see it
-        _held.add(file)
+        fresh.rename(folder / LOCK)  # locked before anybody can see it
         try:
             yield
         finally:
-            file.unlink(missing_ok=True)
-            _held.discard(file)
-
-
-_held: set[Path] = set()
-"""The files that this process has locked."""
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def home_name(instance: dg.DagsterInstance) -> str:
     """Return the name of this DAGSTER_HOME, which it keeps when it moves; made on first use."""
     file = Path(instance.root_directory) / "home_name"
-    if not file.exists():
-        with locked(file.with_suffix(".lock")):
-            if not file.exists():
-                write_whole(file, uuid4().hex.encode())
+    with locked(file.with_suffix(".lock")):
+        if not file.exists():
+            write_whole(file, uuid4().hex.encode())
     return file.read_text("ascii")
 
 
@@ -64,14 +68,14 @@ def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs as failed whose process is gone, and free the slots that they hold; return their ids."""
     dead, home = [], home_name(instance)
     for record in instance.get_run_records(dg.RunsFilter(statuses=UNFINISHED)):
-        run, file = record.dagster_run, _file(instance, record.dagster_run.run_id)
-        if run.tags.get(HOME, home) != home:
-            continue
-        if _left_behind(file) if file.exists() else _without_process(instance, record):
+        run = record.dagster_run
+        lock = run_folder(instance, run) / LOCK
+        if run.tags.get(HOME, home) == home and (
+            _is_free(lock) if lock.exists() else _without_process(instance, record)
+        ):
             instance.report_run_failed(run, "its process was killed; what it had committed is kept")
-            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+            lock.unlink(missing_ok=True)
             dead.append(run.run_id)
-            file.unlink(missing_ok=True)
     free_slots_of_ended_runs(instance)
     return dead
 
@@ -86,9 +90,14 @@ def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
                 storage.free_concurrency_slots_for_run(run_id)
 
 
-def ledger(instance: dg.DagsterInstance, run_id: str) -> Path:
-    """Return the folder in which a run writes down what it spends."""
-    return Path(instance.root_directory) / "spending" / run_id
+def take_spent(folder: Path) -> Spent:
+    """Return what the steps of a run spent, and remove its folder: of several who ask, one gets it."""
+    mine = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    with suppress(FileNotFoundError):
+        folder.rename(mine)
+    told = [json.loads(file.read_bytes()) for file in mine.glob("[!.]*.json")]
+    shutil.rmtree(mine, ignore_errors=True)
+    return sum((Spent(one["tokens"], one["calls"]) for one in told), Spent())
 
 
 def take_unfinished(instance: dg.DagsterInstance) -> Spent:
@@ -96,13 +105,12 @@ def take_unfinished(instance: dg.DagsterInstance) -> Spent:
 
     What a run spent that succeeded stands in the metadata of its assets, and is forgotten here.
     """
-    folder = ledger(instance, "")
-    found = sorted(path.name for path in folder.glob("[!.]*")) if folder.is_dir() else []
     total = Spent()
-    for run_id in found:
-        run = instance.get_run_by_id(run_id)
-        if (run is None or run.is_finished) and not _file(instance, run_id).exists():
-            spent = take_spent(folder / run_id)
+    for folder in run_folders(instance).glob("[!.]*"):
+        named = instance.get_run_by_id(folder.name)
+        run = named or next(iter(instance.get_runs(dg.RunsFilter(tags={FOLDER: folder.name}))), None)
+        if (run is None or run.is_finished) and not (folder / LOCK).exists():
+            spent = take_spent(folder)
             total += Spent() if run is None or run.is_success else spent
     return total
 
@@ -125,26 +133,12 @@ def _without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool
 def _exists(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
 
 
-def _left_behind(file: Path) -> bool:
+def _is_free(lock: Path) -> bool:
     """Whether the lock file is there and nobody holds its lock."""
-    try:
-        stream = file.open("rb")
-    except FileNotFoundError:
-        return False
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return file.exists()
-
-
-def _file(instance: dg.DagsterInstance, run_id: str) -> Path:
-    return Path(instance.root_directory) / "live_runs" / run_id
+    with locked(lock, wait=False) as mine:
+        return mine and lock.exists()

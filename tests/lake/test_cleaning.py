@@ -10,7 +10,6 @@ import pytest
 
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.record import STORES
-from toolformer_dag.lake.row_files import CHUNK, new_row_file
 from toolformer_dag.lake.table import Lake
 
 DAY = timedelta(days=1)
@@ -63,7 +62,7 @@ def test_unfinished_and_damaged_files_go(lake: Lake, tmp_path: Path) -> None:
     store.append(frame(1))
     (store.folder / UNFINISHED).write_bytes(b"x")
     (store.folder / f"{UNFINISHED}.duckdb").write_bytes(b"x")
-    (store.folder / f"{new_row_file(CHUNK, b'x').name}.damaged").write_bytes(b"x")
+    (store.folder / f"{0:016x}-{0:032x}-1.parquet.damaged").write_bytes(b"x")
     age(tmp_path)
     lake.rows("r", {"model": 1}, ("a",), SCHEMA)
     assert sorted(file.reason for file in clean(lake, DAY, dry_run=False)) == ["damaged", "unfinished", "unfinished"]

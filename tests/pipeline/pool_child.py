@@ -7,8 +7,8 @@ from pathlib import Path
 if __name__ == "__main__":  # the workers import this module again
     from tests.pipeline.conftest import Line
     from toolformer_dag.pipeline.chunks import Task
-    from toolformer_dag.pipeline.process_pool import LocalProcesses
     from toolformer_dag.pipeline.worker import Worker
+    from toolformer_dag.pipeline.workers import LocalProcesses
 
     output = Line(Path(sys.argv[1])).output("raw_shards")
     pool = LocalProcesses(Worker(output.plan), 2)

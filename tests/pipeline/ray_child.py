@@ -14,8 +14,10 @@ from pathlib import Path
 
 from benchmarks.ray_cluster import HEAD, Machine, cluster, kill
 from tests.pipeline.conftest import Line
+from toolformer_dag.pipeline import ray_actors
 from toolformer_dag.pipeline.execution import workers_of
-from toolformer_dag.pipeline.ray_actors import RayActors, Share
+from toolformer_dag.pipeline.ray_actors import Share
+from toolformer_dag.settings.sections import Settings
 
 
 def alive() -> int:
@@ -23,7 +25,7 @@ def alive() -> int:
     found = 0
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found += command.read_bytes().startswith(b"ray::ChunkActor")
+            found += command.read_bytes().startswith(b"ray::ChunkServer")
     return found
 
 
@@ -55,14 +57,14 @@ def lose_a_machine(line: Line, machines: list[Machine]) -> dict[str, object]:
 
 def lose_unnoticed(line: Line) -> dict[str, object]:
     """Run a line whose every stage takes a lost machine for alive at first, as Ray does for some seconds."""
-    fitting = RayActors._fitting
+    share_of = ray_actors.share_of
 
-    def believed(self: RayActors) -> Share:
-        found = fitting(self)
-        return found if hasattr(self, "_share") else replace(found, count=found.count + 1)
+    def believed(nodes: list[dict[str, float]], settings: Settings) -> Share:
+        found = share_of(nodes, settings)
+        return replace(found, count=found.count + 1)
 
-    RayActors._fitting = believed  # type: ignore[method-assign]
-    line.set(execution__workers="2", execution__chunk_texts="1")  # so that each of three gets a chunk at once
+    ray_actors.share_of = believed  # type: ignore[assignment]
+    line.set(execution__chunk_texts="1")  # so that each of three gets a chunk at once
     for stage in line.outputs():
         line.update(stage, workers=workers_of)
     return {"actors": until(0)}

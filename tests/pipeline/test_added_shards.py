@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 
 from tests.pipeline.conftest import hand_made, publish, update_one
 from toolformer_dag.lake.warehouse import build, out_of_date, query
-from toolformer_dag.lake.warehouse_filling import refill
+from toolformer_dag.lake.warehouse_filling import fill
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches, corpus_rows
 from toolformer_dag.pipeline.merging import text_order
 from toolformer_dag.pipeline.stage import TableOutput
@@ -244,10 +244,11 @@ def test_the_rows_of_changed_shards_alone_are_replaced(
     replaced: list[Collection[str]] = []
 
     def spied(*arguments: Any) -> dict[str, int]:
-        replaced.append(arguments[-1])
-        return refill(*arguments)
+        if arguments[-1] is not None:
+            replaced.append(arguments[-1])
+        return fill(*arguments)
 
-    monkeypatch.setattr("toolformer_dag.lake.warehouse.refill", spied)
+    monkeypatch.setattr("toolformer_dag.lake.warehouse.fill", spied)
     for now in (held, {**held, **change}):
         outputs = lake(tmp_path, model_folder, now)
         judged(outputs)

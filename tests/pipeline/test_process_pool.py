@@ -15,9 +15,9 @@ from tests.processes import wait_until_ended
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.chunks import InProcess, Tables, Task, WorkerError
 from toolformer_dag.pipeline.execution import worker_count, workers_of
-from toolformer_dag.pipeline.process_pool import LocalProcesses
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import LocalProcesses
 
 ROOT = Path(__file__).parents[2]
 RAW = "raw_shards"

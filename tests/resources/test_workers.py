@@ -24,7 +24,7 @@ sys.stdin.read()
 PARENT = """
 import time
 from multiprocessing import get_context
-from toolformer_dag.pipeline.process_pool import end_with_parent
+from toolformer_dag.pipeline.workers import end_with_parent
 
 def child(line):
     end_with_parent()

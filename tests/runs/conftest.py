@@ -109,9 +109,9 @@ class World:
         """Return why each stale asset is stale, as `stale --why` prints it."""
         return {one.name: one.reasons.lines for one in self.project(*overrides).stale()}
 
-    def run(self, *overrides: str, training: bool = False) -> RunReport:
+    def run(self, *overrides: str, training: bool = False, sink=lambda step: None) -> RunReport:
         """Bring everything up to date; fail where an asset fails."""
-        report = self.project(*overrides).run(training)
+        report = self.project(*overrides).run(training, sink)
         report.raise_for_failures()
         return report
 

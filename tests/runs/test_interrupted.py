@@ -1,5 +1,6 @@
 """A run that somebody ends, and workers that die: what was committed stays, and the next run gives the same tables."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -13,8 +14,8 @@ import dagster as dg
 import pytest
 
 import assets.running
-from assets.running import Step, watched_by
-from resources.live_runs import ledger
+from assets.running import Step
+from resources.live_runs import run_folder
 from tests.runs.conftest import assert_same
 
 pytestmark = pytest.mark.long
@@ -24,7 +25,7 @@ SPENT = re.compile(r"([\d,]+) tokens went through the model")
 
 
 def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_later(world, made, monkeypatch):
-    monkeypatch.setattr(assets.running, "LOOK_EVERY_SECONDS", -1)
+    monkeypatch.setattr(assets.running, "WRITE_EVERY_SECONDS", -1)
     change = ("tools.sums.k=3", "execution.chunk_texts=1")
     project, seen = world.project(*change), []
 
@@ -34,8 +35,8 @@ def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_
         if step.name == "sums/scored_candidates" and run.status is dg.DagsterRunStatus.STARTED:
             project.instance.report_run_canceling(run)
 
-    with watched_by(cancel), pytest.raises(KeyboardInterrupt):
-        project.run(training=False)
+    with pytest.raises(KeyboardInterrupt):
+        project.run(training=False, sink=cancel)
     name, done, total = seen[-1]
     assert name == "sums/scored_candidates" and done < total
     [run] = project.instance.get_runs(limit=1)
@@ -56,8 +57,7 @@ def test_a_worker_that_is_killed_loses_its_chunk_and_two_workers_make_the_rows_o
             worker.kill()
             killed.append(worker.pid)
 
-    with watched_by(kill_the_first):
-        report = fresh.run(TWO)
+    report = fresh.run(TWO, sink=kill_the_first)
     assert killed and report.tokens > 0
     assert {"calculator/loss_deltas", "sums/scored_candidates"} <= set(told)
     assert_same(fresh.tables(), made.tables())
@@ -77,7 +77,7 @@ def test_what_killed_runs_spent_is_reported_by_the_next_run(fresh, workers):
             time.sleep(0.01)
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-        seen += sum(int(file.read_text().split()[0]) for file in newest(instance).glob("*/*"))
+        seen += sum(json.loads(file.read_text())["tokens"] for file in newest(instance).glob("[!.]*.json"))
     done = subprocess.run(command, cwd=fresh.folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [before], [now] = ([int(n.replace(",", "")) for n in SPENT.findall(text)] for text in (done.stderr, done.stdout))
@@ -94,4 +94,4 @@ STORES = {"scored_candidates": "positions", "loss_deltas": "losses"}
 def newest(instance: dg.DagsterInstance) -> Path:
     """Return the ledger of the newest run."""
     [run] = instance.get_runs(limit=1)
-    return ledger(instance, run.run_id)
+    return run_folder(instance, run)

@@ -6,14 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from assets import JOB
-from assets.running import Step, watched_by
-from assets.step_watch import heard
 from tests.processes import processes_with
 from tests.runs.conftest import World, assert_same
 from tests.runs.test_concurrent_runs import SPENT, undisturbed
@@ -94,33 +91,6 @@ def test_one_step_at_a_time_is_the_default_and_the_settings_of_a_step_are_those_
     assert [job.asset_layer.get(key).code_version for key in sorted(job.asset_layer.selected_asset_keys)] == [
         usual.asset_layer.get(key).code_version for key in sorted(usual.asset_layer.selected_asset_keys)
     ]
-
-
-def test_what_a_step_of_another_process_tells_is_seen_as_if_it_ran_here(tmp_path: Path) -> None:
-    seen: list[Step] = []
-    with watched_by(seen.append), heard(str(tmp_path / "told")):
-        subprocess.run([sys.executable, "-c", TELLING, str(tmp_path / "told")], check=True, env=environment())
-    assert [(step.name, step.done, step.total, step.outcome) for step in seen] == [
-        ("sums/tool_results", 0, 0, None),
-        ("sums/tool_results", 3, 8, None),
-        ("sums/tool_results", 3, 8, "8 rows in 0.1 s"),
-    ]
-    assert seen[1].under_way.startswith("3 of 8 calls") and 0 < seen[1].seconds < 600
-
-
-TELLING = """
-import sys
-from assets.running import Step
-from assets.step_watch import teller
-
-step = Step("sums/tool_results")
-with teller(sys.argv[1]) as tell:
-    tell(step)
-    step.unit, step.done, step.total = "calls", 3, 8
-    tell(step)
-    step.outcome = "8 rows in 0.1 s"
-    tell(step)
-"""
 
 
 @pytest.mark.long

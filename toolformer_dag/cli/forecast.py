@@ -1,7 +1,7 @@
 """`run --estimate`: what annotating will cost, by lane, with 95 % intervals."""
 
-from functools import reduce
-from operator import add
+from collections.abc import Callable, Iterable
+from datetime import timedelta
 
 from rich.filesize import decimal
 
@@ -11,7 +11,6 @@ from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.worker import Worker
 
-NOTHING = Range(0, 0, 0)
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
 
 
@@ -24,53 +23,40 @@ def forecast(plan: Plan) -> str:
         lanes = estimate(worker, workers, outputs, lambda done, total: None)
     finally:
         workers.close()
-    return "\n".join(_lines(lanes, worker_count(plan.settings)))
-
-
-def _lines(lanes: list[LaneForecast], workers: int) -> list[str]:
-    seconds = reduce(add, (lane.seconds for lane in lanes), NOTHING)
     total = LaneForecast(
-        lane="all",
-        texts=sum(lane.texts for lane in lanes),
-        sampled=sum(lane.sampled for lane in lanes),
-        tokens=reduce(add, (lane.tokens for lane in lanes), NOTHING),
-        bytes=reduce(add, (lane.bytes for lane in lanes), NOTHING),
-        seconds=seconds,
-        spent=sum(lane.spent for lane in lanes),
+        "all",
+        sum(lane.texts for lane in lanes),
+        sum(lane.sampled for lane in lanes),
+        _sum(lane.tokens for lane in lanes),
+        _sum(lane.bytes for lane in lanes),
+        _sum(lane.seconds for lane in lanes),
+        sum(lane.spent for lane in lanes),
     )
     if not total.texts:
-        return ["Nothing is left to annotate."]
-    head = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}{'storage still to take':<30}"
+        return "Nothing is left to annotate."
+    head = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
     rows = [
-        f"{one.lane:<22}{one.texts:>12,}{one.sampled:>9,}  {_tokens(one):<36}{_size(one.bytes):<30}".rstrip()
+        f"{one.lane:<22}{one.texts:>12,}{one.sampled:>9,}  {_tokens(one):<36}{_told(one.bytes, _size)}"
         for one in (*lanes, total)
     ]
-    divided = Range(seconds.value / workers, seconds.low / workers, seconds.high / workers)
-    return [
-        head.rstrip(),
-        *rows,
-        f"Time on {workers} {'worker' if workers == 1 else 'workers'}: {_time(divided)}",
-        f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses.",
-        NOT_COVERED,
-    ]
+    count = worker_count(plan.settings)
+    time = _told(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
+    spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
+    return "\n".join((head, *rows, f"Time on {count} worker{'s' * (count > 1)}: {time}", spent, NOT_COVERED))
+
+
+def _sum(ranges: Iterable[Range]) -> Range:
+    """The intervals are added, as if all erred to the same side."""
+    return Range(*map(sum, zip(*ranges, strict=True)))
 
 
 def _tokens(lane: LaneForecast) -> str:
-    if lane.texts and not lane.sampled:
-        return "too few texts to tell"
-    return f"{lane.tokens.value:,.0f} ({lane.tokens.low:,.0f} - {lane.tokens.high:,.0f})"
+    return "too few texts to tell" if lane.texts and not lane.sampled else _told(lane.tokens, "{:,.0f}".format)
 
 
-def _size(one: Range) -> str:
-    return f"{decimal(int(one.value))} ({decimal(int(one.low))} - {decimal(int(one.high))})"
+def _size(count: float) -> str:
+    return decimal(int(count))
 
 
-def _time(one: Range) -> str:
-    return f"{_span(one.value)} ({_span(one.low)} - {_span(one.high)})"
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
+def _told(one: Range, unit: Callable[[float], str]) -> str:
+    return f"{unit(one.value)} ({unit(one.low)} - {unit(one.high)})"

@@ -1,67 +1,69 @@
-"""Running a job to its end: its steps in this process, or several at once in processes of their own."""
+"""Running a job to its end, and watching it: steps in this process, or several at once in processes of their own."""
 
+import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
 
-from assets.running import CANCELLED
-from assets.step_watch import TOLD_TO, heard
-from resources.live_runs import HOME, alive, free_slots_of_ended_runs, home_name
+from assets.running import Step
+from resources.live_runs import FOLDER, HOME, alive, free_slots_of_ended_runs, home_name, run_folders
 from resources.step_processes import PRELOADED
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline.plan import Plan
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
-LOOK_EVERY_SECONDS = 1.0
+CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+LOOK_EVERY_SECONDS = 0.25
 Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
+Sink = Callable[[Step], None]
+"""Called whenever a step got on, and once when it has ended."""
 
 
 @contextmanager
-def completed(plan: Plan, instance: dg.DagsterInstance, name: str, assets: Sequence[dg.AssetKey]) -> Iterator[Result]:
-    """Run a job for these assets, whatever fails; others see the run as alive until the block has ended."""
-    if plan.settings.execution.steps_at_once > 1:
-        yield from _in_processes(plan, instance, name, assets)
-        return
-    job, run_id = definitions_of(plan).resolve_job_def(name), str(uuid4())
-    with alive(instance, run_id):
-        yield job.execute_in_process(
-            instance=instance,
-            asset_selection=assets,
-            raise_on_error=False,
-            run_config=QUIET,
-            tags={HOME: home_name(instance)},
-            run_id=run_id,
-        )
+def completed(
+    plan: Plan, instance: dg.DagsterInstance, name: str, assets: Sequence[dg.AssetKey], sink: Sink
+) -> Iterator[tuple[Result, Path]]:
+    """Run a job for these assets, whatever fails; yield what came of it, and the folder with what its steps spent.
+
+    Others see the run as alive until the block has ended.
+    """
+    folder = run_folders(instance) / uuid4().hex
+    asked: dict[str, Any] = {
+        "instance": instance,
+        "asset_selection": assets,
+        "run_config": QUIET,
+        "raise_on_error": False,
+    }
+    asked["tags"] = {HOME: home_name(instance), FOLDER: folder.name}
+    with alive(folder):
+        with _watched(instance, folder, sink):
+            if plan.settings.execution.steps_at_once == 1:
+                result: Result = definitions_of(plan).resolve_job_def(name).execute_in_process(**asked)
+            else:
+                result = _in_processes(plan, name, asked)
+        yield result, folder
 
 
-def _in_processes(
-    plan: Plan, instance: dg.DagsterInstance, name: str, assets: Sequence[dg.AssetKey]
-) -> Iterator[Result]:
+def _in_processes(plan: Plan, name: str, asked: dict[str, Any]) -> Result:
     _prepare_processes()
     with TemporaryDirectory() as folder:  # nobody else may read it: an option of a tool may be a secret
-        settings, address = Path(folder, "settings.json"), str(Path(folder, "told"))
+        settings = Path(folder, "settings.json")
         settings.write_text(plan.settings.model_dump_json())
         job = dg.build_reconstructable_job("toolformer_dag.definitions", "job_of", (str(settings), name))  # type: ignore[arg-type]
         try:
-            with heard(address), _kept_alive(instance, address):
-                yield dg.execute_job(
-                    job,
-                    instance=instance,
-                    asset_selection=assets,
-                    run_config=QUIET,
-                    tags={HOME: home_name(instance), TOLD_TO: address},
-                )
+            return dg.execute_job(job, **asked)
         finally:
-            free_slots_of_ended_runs(instance)
+            free_slots_of_ended_runs(asked["instance"])
 
 
 def _prepare_processes() -> None:
@@ -81,22 +83,33 @@ def _prepare_processes() -> None:
 
 
 @contextmanager
-def _kept_alive(instance: dg.DagsterInstance, address: str) -> Iterator[None]:
-    """Mark the run that has the address as alive, as soon as there is one, and interrupt it where it was cancelled."""
-    ended = threading.Event()
+def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
+    """Pass on how the steps of a run get on, and interrupt it as Ctrl-C does where the UI cancelled it.
+
+    Raises what the sink raised, when the block has ended.
+    """
+    ended, seen, failed = threading.Event(), dict[Path, bytes](), list[BaseException]()
+
+    def look() -> None:
+        with suppress(FileNotFoundError):  # replaced meanwhile: seen the next time
+            for file in sorted(folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
+                if (told := file.read_bytes()) != seen.get(file):
+                    seen[file] = told
+                    sink(Step(**json.loads(told)))
 
     def watch() -> None:
-        runs: Sequence[dg.DagsterRun] = []
-        while not runs and not ended.wait(LOOK_EVERY_SECONDS / 4):
-            runs = instance.get_runs(dg.RunsFilter(tags={TOLD_TO: address}))
-        for run in runs:
-            with alive(instance, run.run_id):
-                while not ended.wait(LOOK_EVERY_SECONDS):
-                    now = instance.get_run_by_id(run.run_id)
-                    if now is not None and now.status in CANCELLED:
-                        os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: Dagster ends the steps
-                        break
-                ended.wait()
+        over = cancelled = False
+        while not over:
+            over = ended.wait(LOOK_EVERY_SECONDS)
+            try:
+                look()
+            except BaseException as error:  # noqa: BLE001 - such as a closed pipe: told by the other thread
+                failed.append(error)
+                return
+            runs = () if over or cancelled else instance.get_runs(dg.RunsFilter(tags={FOLDER: folder.name}))
+            if any(run.status in CANCELLED for run in runs):
+                cancelled = True
+                os.kill(os.getpid(), signal.SIGINT)
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
@@ -105,6 +118,8 @@ def _kept_alive(instance: dg.DagsterInstance, address: str) -> Iterator[None]:
     finally:
         ended.set()
         watching.join()
+    if failed:
+        raise failed[0]
 
 
 def was_interrupted(result: Result) -> bool:

@@ -14,17 +14,18 @@ from assets import JOB, TRAINING_JOB
 from assets.metadata import UNCHANGED
 from assets.outputs import BY_HAND, IN_BOTH_JOBS, SHARD_LIST, SHOWN, outputs
 from assets.paper import STEP
+from assets.running import Step
 from assets.shard_list import observe
-from assets.staleness import StaleAsset, stale_assets, with_descendants
+from assets.staleness import StaleAsset, stale_assets, tell_dagster, with_descendants
 from assets.tables import asset_key
-from resources.live_runs import UNFINISHED, end_dead_runs, ledger, take_unfinished
-from toolformer_dag.cli.job_runs import Result, completed, was_interrupted
+from resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
+from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.table import DamagedPart
 from toolformer_dag.lake.verification import DamagedFile
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
-from toolformer_dag.pipeline.spending import Spent, take_spent
+from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
@@ -48,6 +49,10 @@ CHECKPOINT_NAMES = {f"training/{name}" for name in CHECKPOINTS}
 NOT_RUN = "not run: an asset before it failed"
 REPAIRS = 10
 """How often the job starts again because it met a damaged file, which is set aside then."""
+
+
+def _unwatched(step: Step) -> None:
+    """Nobody is watching."""
 
 
 class RunError(UserError):
@@ -101,18 +106,19 @@ class Project:
     def stale(self) -> list[StaleAsset]:
         """Return missing and stale assets, upstream first."""
         with self.plan.lake.storage.at_a_glance():
-            return stale_assets(outputs(self.plan), self.instance)
+            return stale_assets(outputs(self.plan))
 
     def others(self) -> list[str]:
         """Return the names of other runs that are going on; steps that would compute the same rows wait for them."""
         end_dead_runs(self.instance)
         return [run.job_name for run in self.instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))]
 
-    def run(self, training: bool) -> RunReport:
+    def run(self, training: bool, sink: Sink = _unwatched) -> RunReport:
         """Run the job that brings everything up to date; with `training` also the one that finetunes and evaluates.
 
         Both end before this returns, and show in the UI. A failed asset stops what depends on it and nothing else.
-        Raises TrainingError before anything runs where finetuning cannot run or fit into memory.
+        `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning cannot run or
+        fit into memory.
         """
         if training and CHECKPOINT_NAMES & {one.name for one in self.stale()}:
             from toolformer_dag.training.memory_need import check_finetuning
@@ -123,15 +129,16 @@ class Project:
         report = RunReport(set_aside=set_aside(self.plan))
         for _ in range(REPAIRS):
             report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
-            self._run_job(JOB, [one.name for one in self.stale() if not one.by_hand], report)
+            self._run_job(JOB, [one.name for one in self.stale() if not one.by_hand], report, sink)
             if not report.damaged:
                 break
         if training and not report.failed:
-            self._run_job(TRAINING_JOB, [one.name for one in self.stale() if one.by_hand], report)
+            self._run_job(TRAINING_JOB, [one.name for one in self.stale() if one.by_hand], report, sink)
+        tell_dagster(outputs(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)
         return report
 
-    def _run_job(self, name: str, stale: Sequence[str], report: RunReport) -> None:
+    def _run_job(self, name: str, stale: Sequence[str], report: RunReport, sink: Sink) -> None:
         """Run what is stale and what depends on it; its steps skip themselves where nothing changed."""
         everything = with_descendants(outputs(self.plan), stale)
         chosen = [one for one in everything if one in IN_BOTH_JOBS or (one in BY_HAND) == (name == TRAINING_JOB)]
@@ -139,8 +146,8 @@ class Project:
             return
         if RAW_SHARDS in chosen:
             chosen.insert(0, SHARD_LIST)
-        with completed(self.plan, self.instance, name, list(map(asset_key, chosen))) as result:
-            report.spent += take_spent(ledger(self.instance, result.run_id))
+        with completed(self.plan, self.instance, name, list(map(asset_key, chosen)), sink) as (result, folder):
+            report.spent += take_spent(folder)
         _add(report, chosen, result)
 
 

@@ -105,8 +105,8 @@ def _run(
         withdraw(table_outputs(project.plan), shard)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
-    with shown(ran):
-        report = project.run(training)
+    with shown(ran) as sink:
+        report = project.run(training, sink)
     for damaged in report.set_aside:
         typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)
     if report.unfinished != Spent():

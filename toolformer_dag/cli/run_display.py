@@ -3,13 +3,13 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from assets.running import Step, watched_by
+from assets.running import Step
 
 REFRESHED_PER_SECOND = 4
 
@@ -19,14 +19,14 @@ def _nothing(name: str) -> None:
 
 
 @contextmanager
-def shown(ran: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Show the progress of every run inside the block on the standard error.
+def shown(ran: Callable[[str], None] | None = None) -> Iterator[Callable[[Step], None]]:
+    """Yield what shows the progress of runs inside the block on the standard error.
 
     `ran` is called with the name of each asset as soon as it was made; where its output goes to the same terminal,
     nothing else is printed of an asset that has ended.
     """
-    with _console() as console, _watched(console, ran):
-        yield
+    with _console() as console, _watched(console, ran) as watch:
+        yield watch
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def _console() -> Iterator[Console]:
 
 
 @contextmanager
-def _watched(console: Console, ran: Callable[[str], None] | None) -> Iterator[None]:
+def _watched(console: Console, ran: Callable[[str], None] | None) -> Iterator[Callable[[Step], None]]:
     with_lines = ran is None or not sys.stdout.isatty()
     now: dict[str, Step] = {}
     names: set[str] = set()
@@ -69,9 +69,5 @@ def _watched(console: Console, ran: Callable[[str], None] | None) -> Iterator[No
         transient=True,
         redirect_stdout=sys.stdout.isatty(),
     )
-    with watched_by(watch):
-        if not console.is_terminal:
-            yield
-            return
-        with live:
-            yield
+    with live if console.is_terminal else nullcontext():
+        yield watch

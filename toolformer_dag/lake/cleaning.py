@@ -10,8 +10,7 @@ from pathlib import Path
 from toolformer_dag.files import TEMPORARY, plain_name
 from toolformer_dag.lake.local_outputs import contents_in_use
 from toolformer_dag.lake.record import STORES
-from toolformer_dag.lake.row_files import parse_row_file
-from toolformer_dag.lake.row_store import IDENTITY, LOCK
+from toolformer_dag.lake.row_store import IDENTITY, LOCK, parse_row_file
 from toolformer_dag.lake.storage import DAMAGED, StoredFile
 from toolformer_dag.lake.table import FILE_NAME, DamagedPart, Lake, MissingPart
 

@@ -1,6 +1,6 @@
 """Parquet files of the lake: encoding, checking, reading, and the hash of the rows they hold."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from polars.exceptions import PanicException, PolarsError
 from xxhash import xxh3_128
 
 from toolformer_dag.files import ReadError
-from toolformer_dag.identity import content_hash, fingerprint, settled, stream_hash
+from toolformer_dag.identity import fingerprint, settled, stream_hash
 
 MAGIC = b"PAR1"
 DAMAGED = "is damaged: its content is not what was written"
@@ -89,30 +88,6 @@ def verify(path: Path, size: int, digest: str) -> None:
         raise ReadError(path, error) from error
     if settled(status):
         _verified.add(known)
-
-
-def read(path: Path, size: int, digest: str, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """Return the rows of a file whose content has the hash `digest`, all columns or those named.
-
-    Raises UnreadableFile, ReadError.
-    """
-    check(path, size)
-    content = _content(path)
-    if content_hash(content) != digest:
-        raise UnreadableFile(DAMAGED)
-    try:
-        return pl.read_parquet(BytesIO(content), columns=list(columns) if columns is not None else None)
-    except (OSError, PolarsError, PanicException) as error:
-        raise UnreadableFile(f"cannot be read: {error}") from error
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise UnreadableFile(error.strerror or str(error)) from error
-    except OSError as error:
-        raise ReadError(path, error) from error
 
 
 def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[pl.DataFrame]:

@@ -1,229 +1,157 @@
 """Rows that are computed once: append-only Parquet files under one fingerprint, looked up by key.
 
     <rows>/<fingerprint>/identity.json   what determines the values
-    <rows>/<fingerprint>/<file>.parquet  one per committed chunk, and the runs into which chunks are merged
+    <rows>/<fingerprint>/<file>.parquet  the rows of a commit, or of many
 
-A log-structured merge tree: 64 chunks become a run of level 1, eight runs of a level one of the next, so the number of
-files that can hold a key grows with the logarithm of the rows. A lookup reads the row groups that can hold the keys it
-is asked for, and no list of all keys is ever kept.
+A file is named by when it was written, the hash of its content and its size. 64 small files are put into one; full ones
+stay. A lookup scans the first key column of every file; a file's hash is compared once per process.
 
 A killed writer loses what it had not appended. Two writers may compute the same row: the older file counts. A damaged
-file is set aside (`.damaged`), and its rows count as missing. A file is deleted only after files with all its rows are
-on the disk, so a reader that misses a file finds its rows under another name. Two processes that merge the same files
-write the same names; the lock only saves work.
+file is set aside (`.damaged`), and its rows count as missing. A file is deleted only after one with all its rows is on
+the disk, so a reader that misses a file finds its rows under another name.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
 
 import polars as pl
 
+from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.row_files import (
-    BLOCKS_READ,
-    CHUNK,
-    HASH,
-    HASHES,
-    RUN,
-    Blocks,
-    RowFile,
-    blocks_of,
-    encode_run,
-    hashed,
-    new_row_file,
-    parse_row_file,
-    read_blocks,
-)
 from toolformer_dag.lake.storage import Storage
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
-
-IDENTITY = "identity.json"
-LOCK = ".merge.lock"
+IDENTITY, LOCK = "identity.json", ".merge.lock"
 MERGE_AT = 64
-"""Chunks that are merged into a run."""
-RUNS_AT = 8
-"""Runs of a level that are merged into one of the next."""
-RUN_BYTES = 2**22
-"""About how large a file of a run is: what a merge holds in memory at a time, and what a damaged file costs."""
+"""Small files that are put into one."""
+FULL_BYTES = 2**24
+"""A file of this size is not merged any more. A merge takes the oldest files up to there: less than twice as much."""
+NAME = re.compile(r"([0-9a-f]{16})-(?:(?:chunk|merged|run[1-9][0-9]*)-)?([0-9a-f]{32})-([0-9]+)\.parquet")
+"""Earlier releases named the kind of a file too."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowFile:
+    """A file by its age in nanoseconds since 1970, the hash of its content and its size. Files sort by age."""
+
+    written: int
+    hash: str
+    bytes: int
+    name: str
+
+
+def parse_row_file(name: str) -> RowFile | None:
+    """Read the name of a file of rows; None for any other file."""
+    match = NAME.fullmatch(name)
+    return RowFile(int(match[1], 16), match[2], int(match[3]), name) if match else None
 
 
 class RowStore:
     """The rows of one fingerprint. `name`: their path in the lake; `damaged`: what this object set aside, and why."""
 
     def __init__(self, storage: Storage, name: str, key: Sequence[str], schema: pl.Schema) -> None:
-        self.storage = storage
-        self.folder = storage.root / name
-        self.name = name
-        self.key = list(key)
-        self.schema = schema
+        self.storage, self.folder, self.name = storage, storage.root / name, name
+        self.key, self.schema = list(key), schema
         self.damaged: list[str] = []
-        self._blocks: dict[RowFile, Blocks] = {}
 
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return those of `keys` (at least the key columns) that are not stored, in their order, each once."""
-        _, left = self._looked_up(keys, self.key)
-        return left
+        asked = keys.select(self.key).unique(maintain_order=True)
+        return asked.join(self._found(asked, self.key), on=self.key, how="anti", maintain_order="left")
 
     def stored(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows stored under `keys`, one per key, in no particular order."""
-        found, _ = self._looked_up(keys, self.schema.names())
-        return found
+        return self._found(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
         """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema."""
         if rows.schema != self.schema:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")
-        if rows.is_empty():
-            return
-        self._write(CHUNK, parquet.encode(rows))
-        if self._mergeable():
-            self._merge()
+        if not rows.is_empty():
+            self._write(rows, time.time_ns())
+            if len(self._small()) >= MERGE_AT:
+                self._merge()
 
-    def chunks(self) -> list[int]:
-        """Return the bytes of each chunk that is not merged yet."""
-        return [file.bytes for file in self._listed() if file.level == 0]
+    def files(self) -> list[RowFile]:
+        """Return the files that are there, the oldest first."""
+        return sorted(filter(None, map(parse_row_file, self.storage.names(self.folder))))
 
     def damaged_files(self, since: int = 0) -> list[tuple[Path, str]]:
         """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside.
 
         A file that is gone meanwhile was merged into another.
         """
-        files = [(self._path(file), file) for file in self._listed()]
+        files = [(self.folder / file.name, file) for file in self.files()]
         found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None and self.storage.exists(path)]
 
-    def _looked_up(self, keys: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The rows found, and the keys that are not stored: each key is taken from the oldest file that has it."""
-        asked = keys.select(self.key).unique(maintain_order=True)
+    def _found(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+        """The rows under `keys`, of each key the oldest."""
+        first, empty = self.key[0], self.schema.to_frame().lazy().select(columns)
+        asked = pl.col(first).is_in(keys[first].unique().implode())
         while True:
-            left, found = hashed(asked, self.key[0]), [self.schema.to_frame().select(columns)]
-            wanted = left[HASH].unique().sort().to_numpy()
             try:
-                for file, blocks in self._known():
-                    held = blocks.holding(wanted)
-                    for rows in self._held(file, held, left, columns):
-                        found.append(rows)
-                        left = left.join(rows, on=self.key, how="anti", maintain_order="left")
-                    if held:
-                        wanted = left[HASH].unique().sort().to_numpy()
+                paths = [self._opened(file) for file in self._all_files()]
             except UnreadableFile:  # merged away by another process, or set aside: look again
                 continue
-            return pl.concat(found), left.drop(HASH)
-
-    def _held(
-        self, file: RowFile, blocks: Sequence[int], keys: pl.DataFrame, columns: Sequence[str]
-    ) -> Iterator[pl.DataFrame]:
-        """The rows under `keys` in these blocks. Raises UnreadableFile, after setting a damaged file aside."""
-        for some in _portions(file, blocks):
-            rows = self._read(file, partial(read_blocks, blocks=some, columns=columns))
-            rows = rows.join(keys, on=self.key, how="semi", maintain_order="left")
-            yield rows.unique(self.key, keep="first", maintain_order=True)
-
-    def _known(self) -> list[tuple[RowFile, Blocks]]:
-        """All files, the oldest first. Raises UnreadableFile for one that went after it was listed, or is damaged."""
-        places = partial(blocks_of, column=self.key[0])
-        there = self._all_listed()
-        self._blocks = {file: blocks for file, blocks in self._blocks.items() if file in there}
-        for file in there:
-            if file not in self._blocks:
-                self._blocks[file] = self._read(file, places)
-        return [(file, self._blocks[file]) for file in there]
-
-    def _write(self, kind: str, content: bytes, written: int | None = None) -> None:
-        file = new_row_file(kind, content, written)
-        self.storage.add(self._path(file), content)
-
-    def _read(self, file: RowFile, read: Callable[[RowFile, Path], Answer]) -> Answer:
-        path = self._path(file)
-        try:
-            return read(file, self.storage.fetch(path, file.bytes, file.hash))
-        except UnreadableFile as error:
-            if self.storage.exists(path):
-                self._set_aside(path, str(error))
-            raise
-
-    def _set_aside(self, path: Path, reason: str) -> None:
-        note = f"{self.storage.shown(path)} {reason}; set aside, its rows are computed again"
-        log.warning(note)
-        self.damaged.append(note)
-        self.storage.set_aside(path)
-
-    def _path(self, file: RowFile) -> Path:
-        return self.folder / file.name
-
-    def _listed(self) -> list[RowFile]:
-        """The files that are there, the oldest first."""
-        files = map(parse_row_file, self.storage.names(self.folder))
-        return sorted(file for file in files if file is not None)
-
-    def _all_listed(self) -> list[RowFile]:
-        """The same, listed until two listings agree.
-
-        A folder is read in pieces: where a merge ends between two of them, one listing may have neither the run, which
-        is too new, nor the files in whose place it was put.
-        """
-        before, there = None, self._listed()
-        while there != before:
-            before, there = there, self._listed()
-        return there
-
-    def _mergeable(self) -> list[RowFile]:
-        """The files of the lowest level that has too many."""
-        levels: dict[int, list[RowFile]] = {}
-        for file in self._listed():
-            levels.setdefault(file.level, []).append(file)
-        for level, files in sorted(levels.items()):
-            if len({file.written for file in files}) >= (RUNS_AT if level else MERGE_AT):
-                return files
-        return []
+            scans = [pl.scan_parquet(path, glob=False).select(columns).filter(asked) for path in paths]
+            try:
+                found = pl.concat([empty, *scans]).collect(engine="streaming")
+            except FileNotFoundError:  # merged away since
+                continue
+            rows = found.join(keys, on=self.key, how="semi", maintain_order="left")
+            return rows.unique(self.key, keep="first", maintain_order=True)
 
     def _merge(self) -> None:
-        """Put one run in the place of many files, as often as there are too many; one process at a time."""
+        """Put one file in the place of many small ones; one process at a time."""
         with self.storage.alone(self.folder / LOCK, wait=False) as mine:
-            while mine and (files := self._mergeable()):
-                try:
-                    self._write_run(files)
-                except UnreadableFile:  # damaged, and set aside by now
-                    return
-                for file in files:
-                    self.storage.remove(self._path(file))
+            files = self._small() if mine else []
+            if len(files) < MERGE_AT:
+                return
+            sizes = accumulate(file.bytes for file in files)
+            files = [file for file, size in zip(files, sizes, strict=True) if size - file.bytes < FULL_BYTES]
+            try:
+                rows = pl.concat(pl.read_parquet(self._opened(file), columns=self.schema.names()) for file in files)
+            except (UnreadableFile, FileNotFoundError):  # damaged, and set aside by now
+                return
+            merged = self._write(rows.unique(self.key, keep="first", maintain_order=True), files[0].written)
+            for file in files:
+                if file.name != merged:  # as where the others only repeat its rows
+                    self.storage.remove(self.folder / file.name)
 
-    def _write_run(self, files: Sequence[RowFile]) -> None:
-        """Write the rows of `files`, a range of hashes at a time, so that memory holds the rows of one file."""
-        kind, written = f"{RUN}{files[0].level + 1}", files[0].written
-        blocks = [self._read(file, partial(blocks_of, column=self.key[0])) for file in files]
-        ranges = -(-sum(file.bytes for file in files) // RUN_BYTES)
-        for number in range(ranges):
-            begin, end = HASHES * number // ranges, HASHES * (number + 1) // ranges
-            frames = [
-                rows
-                for file, its in zip(files, blocks, strict=True)
-                for some in _portions(file, its.between(begin, end))
-                for rows in [self._range(file, some, begin, end)]
-            ]
-            rows = pl.concat([self._hashed_schema().to_frame(), *frames])
-            if not rows.is_empty():
-                rows = rows.unique(self.key, keep="first", maintain_order=True).sort(HASH, *self.key)
-                self._write(kind, encode_run(rows), written)
+    def _write(self, rows: pl.DataFrame, written: int) -> str:
+        content = parquet.encode(rows)
+        name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
+        self.storage.add(self.folder / name, content)
+        return name
 
-    def _range(self, file: RowFile, blocks: Sequence[int], begin: int, end: int) -> pl.DataFrame:
-        """The rows of these blocks whose hashes lie in [begin, end)."""
-        columns = self._hashed_schema().names() if file.level else self.schema.names()
-        rows = self._read(file, partial(read_blocks, blocks=blocks, columns=columns))
-        rows = rows if file.level else hashed(rows, self.key[0])
-        return rows.select(self._hashed_schema().names()).filter(pl.col(HASH).is_between(begin, end - 1))
+    def _opened(self, file: RowFile) -> Path:
+        """Return a file to scan. Raises UnreadableFile, after setting it aside where it is damaged."""
+        path = self.folder / file.name
+        try:
+            path = self.storage.fetch(path, file.bytes, file.hash)
+            parquet.verify(path, file.bytes, file.hash)
+        except UnreadableFile as error:
+            if self.storage.exists(path):
+                note = f"{self.storage.shown(path)} {error}; set aside, its rows are computed again"
+                log.warning(note)
+                self.damaged.append(note)
+                self.storage.set_aside(path)
+            raise
+        return path
 
-    def _hashed_schema(self) -> pl.Schema:
-        return pl.Schema({HASH: pl.UInt64(), **self.schema})
+    def _small(self) -> list[RowFile]:
+        return [file for file in self.files() if file.bytes < FULL_BYTES]
 
-
-def _portions(file: RowFile, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The blocks to read at a time; a chunk is read as a whole."""
-    size = BLOCKS_READ if file.level else max(1, len(blocks))
-    return (blocks[at : at + size] for at in range(0, len(blocks), size))
+    def _all_files(self) -> list[RowFile]:
+        """The same as `files`, listed until two listings agree: a merge may end while a folder is read."""
+        before, there = None, self.files()
+        while there != before:
+            before, there = there, self.files()
+        return there

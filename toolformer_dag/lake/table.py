@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import polars as pl
@@ -28,7 +28,6 @@ from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.storage import FolderStorage, Overtaken, Storage, Version, once, remember
 from toolformer_dag.settings.sections import PathSettings
 
-Answer = TypeVar("Answer")
 ATTEMPTS = 3
 LAYOUT = 2
 FILE_NAME = re.compile(r"[0-9a-f]{32}\.parquet")
@@ -182,15 +181,27 @@ class Table:
 
     def read(self, part: str) -> pl.DataFrame:
         """Return all rows of a part, in the order in which they were published. Raises MissingPart, DamagedPart."""
-        return self._retry(part, lambda pointer: pl.concat(list(self._frames(part, pointer))))
+        return pl.concat(self.batches(part))
 
     def batches(self, part: str) -> Iterator[pl.DataFrame]:
         """Yield the same rows, a file at a time, for parts larger than memory."""
-        yield from self._frames(part, self.pointer(part))
+        yield from (pl.read_parquet(file, glob=False) for file in self.files(part))
 
     def files(self, part: str) -> list[str]:
         """Return the verified paths of a part's files, for DuckDB's read_parquet. Raises MissingPart, DamagedPart."""
-        return self._retry(part, lambda pointer: list(map(str, self._verified(part, pointer))))
+        pointer = self.pointer(part)
+        for _ in range(ATTEMPTS):
+            try:
+                return list(map(str, self._verified(part, pointer)))
+            except DamagedPart as error:  # its files may have been replaced and cleaned away before they were opened
+                try:
+                    current = self.pointer(part)
+                except MissingPart:  # set aside
+                    raise error from error.__cause__
+                if current == pointer:
+                    raise
+                pointer = current
+        return list(map(str, self._verified(part, pointer)))
 
     def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
         """Scan the rows of these parts, or of all; at least one. Raises as `files`."""
@@ -311,14 +322,6 @@ class Table:
             raise LostRace(self.name, part, winner, changed) from error
         return winner
 
-    def _frames(self, part: str, pointer: Pointer) -> Iterator[pl.DataFrame]:
-        for file in pointer.files:
-            try:
-                path = self.storage.fetch(self._file_path(part, file), file.bytes, file.hash)
-                yield parquet.read(path, file.bytes, file.hash)
-            except UnreadableFile as error:
-                raise self._set_aside(part, pointer, file, error) from error
-
     def _verified(self, part: str, pointer: Pointer) -> Iterator[Path]:
         for file in pointer.files:
             try:
@@ -337,22 +340,6 @@ class Table:
                 self.storage.withdraw(path, version)
                 self.storage.set_aside(self._file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
-
-    def _retry(self, part: str, read: Callable[[Pointer], Answer]) -> Answer:
-        """Read the pointer again where its files were replaced and cleaned away before they were opened."""
-        pointer = self.pointer(part)
-        for _ in range(ATTEMPTS):
-            try:
-                return read(pointer)
-            except DamagedPart as error:
-                try:
-                    current = self.pointer(part)
-                except MissingPart:  # set aside
-                    raise error from error.__cause__
-                if current == pointer:
-                    raise
-                pointer = current
-        return read(pointer)
 
     def _version(self, part: str) -> str:
         return once("version", self._place(part), lambda: self.pointer(part).data_version)

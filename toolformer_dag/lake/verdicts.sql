@@ -9,16 +9,10 @@ SELECT texts.tool, shard, digest, segment, texts."offset", domain, date, documen
 FROM texts SEMI JOIN (SELECT DISTINCT shard FROM scored) AS judged_shards USING (shard)
 LEFT JOIN documents USING (shard, digest);
 
--- The reasons are those of filtered_calls, in the same order.
 CREATE TEMP VIEW verdicts AS
 SELECT judged.* EXCLUDE (row, repeated, eligible, best) REPLACE (
-           CASE WHEN kept_calls.row IS NOT NULL THEN NULL
-                WHEN repeated THEN 'duplicate_document'
-                WHEN judged.reason IS NOT NULL THEN judged.reason
-                WHEN tau_f IS NULL THEN 'no_threshold'
-                WHEN NOT delta >= tau_f THEN 'below_tau_f'
-                WHEN NOT best THEN 'not_best_at_position'
-                ELSE 'beyond_examples'
+           CASE WHEN kept_calls.row IS NULL
+                THEN coalesce(why_not(repeated, judged.reason, best, delta, tau_f), 'beyond_examples')
            END AS reason),
        judged.reason AS unfit, eligible, best, kept_calls.row IS NOT NULL AS kept, tau_f, delta - tau_f AS distance,
        char_offset - "offset" AS text_offset, domain, date, document

@@ -11,8 +11,7 @@ import polars as pl
 
 from toolformer_dag.files import plain_name, write_whole
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.row_files import parse_row_file
-from toolformer_dag.lake.row_store import IDENTITY, RowStore
+from toolformer_dag.lake.row_store import IDENTITY, RowStore, parse_row_file
 from toolformer_dag.lake.storage import FolderStorage
 from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
 

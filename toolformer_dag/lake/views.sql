@@ -24,10 +24,12 @@ COMMENT ON COLUMN calls.after IS 'up to 80 characters of the document after the 
 COMMENT ON COLUMN calls.url IS 'address of the document';
 COMMENT ON COLUMN calls.title IS 'title of the document';
 
+COMMENT ON MACRO why_not IS 'Why a call would not stay at a threshold tau, the first reason that applies; NULL where it would.';
+
 CREATE MACRO kept_at(tau) AS TABLE
 SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) REPLACE (unfit AS reason)
 FROM decisions
-WHERE CASE WHEN NOT (best AND delta >= tau) THEN false
+WHERE CASE WHEN NOT best OR why_not(false, NULL, best, delta, tau) IS NOT NULL THEN false
            WHEN delta_is_bound THEN error(format('{} has calls without L(c) at this tau: lower filtering.loss_floor', tool))
            ELSE true END;
 COMMENT ON MACRO TABLE kept_at IS 'The calls that would stay at another threshold: SELECT tool, count(*) FROM kept_at(0.8) GROUP BY tool.';

@@ -30,11 +30,11 @@ from toolformer_dag.lake.warehouse_filling import (
     DECISIONS,
     DOCUMENTS,
     JUDGED,
+    RULE,
     SWAPPED_PLACES,
     VERDICTS,
     VIEWS,
     fill,
-    refill,
 )
 from toolformer_dag.settings.sections import PathSettings
 
@@ -149,7 +149,7 @@ def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str
     return {
         "lanes": dict(lanes),
         "tables": fingerprint(declared),
-        "views": fingerprint(JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES + VIEWS),
+        "views": fingerprint(RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES + VIEWS),
     }
 
 
@@ -179,10 +179,9 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]
         files["filter_rules"] = [_small(folder, "filter_rules", pl.DataFrame(applied, FILTER_RULES))]
         with _beside(database, content) as fresh, _spilled(database) as spilled:
             try:
-                if shards is None:
-                    return fill(fresh, spilled, (*tables, *OWN_TABLES), files)
-                shutil.copyfile(database, fresh)
-                return refill(fresh, spilled, (*tables, *OWN_TABLES), files, shards)
+                if shards is not None:
+                    shutil.copyfile(database, fresh)
+                return fill(fresh, spilled, (*tables, *OWN_TABLES), files, shards)
             except duckdb.Error as error:
                 raise WarehouseError(f"cannot write {database}: {_told(error)}") from error
 

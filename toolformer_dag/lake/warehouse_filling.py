@@ -16,6 +16,8 @@ from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_te
 if TYPE_CHECKING:
     from toolformer_dag.lake.warehouse import WarehouseTable
 
+RULE = sql_text(__package__, "rule.sql")
+"""Does a call stay? The filter, the warehouse and the page ask this."""
 JUDGED = sql_text(__package__, "judged.sql")
 VERDICTS = sql_text(__package__, "verdicts.sql")
 DECISIONS = sql_text(__package__, "decisions.sql")
@@ -41,47 +43,40 @@ Files = Mapping[str, list[str]]
 """Part files by table, one without rows at the end: DuckDB estimates all of them by the first."""
 
 
-def fill(fresh: Path, spilled: Path, tables: Sequence["WarehouseTable"], files: Files) -> dict[str, int]:
-    """Write tables, comments and views into a new file; any DuckDB from 1.0 on can open it. Return table -> rows."""
-    with _attached(fresh, spilled) as connection:
-        for table in tables:
-            if table.name == SCORED:
-                _scored(connection, files[table.name])
-            else:
-                connection.execute(f'CREATE TABLE "{table.name}" AS {_rows_of(table)}', {"files": files[table.name]})
-        run_sql(connection, SCORED_DOCUMENTS)
-        run_sql(connection, JUDGED + VERDICTS + DECISIONS)
-        _decide(connection)
-        run_sql(connection, SWAPPED_PLACES + CURVES + VIEWS)
-        for table in tables:
-            run_sql(connection, table.views)
-        return _finished(connection, tables)
-
-
-def refill(
-    copy: Path, spilled: Path, tables: Sequence["WarehouseTable"], files: Files, shards: Collection[str]
+def fill(
+    file: Path, spilled: Path, tables: Sequence["WarehouseTable"], files: Files, shards: Collection[str] | None
 ) -> dict[str, int]:
-    """Replace the rows of `shards` in a copy of the file, and all of the tables that are not by shard.
+    """Write tables, comments and views into a new file, or in a copy replace the rows of `shards`; table -> rows.
 
-    `files`: of the tables by shard those of `shards` alone; of `documents`, which keep their places, those of shards
-    that the file does not have. Return table -> rows.
+    `files`: of a copy those of `shards` alone for tables by shard; of `documents`, which keep their places, those of
+    shards that the file does not have; of other tables all. Any DuckDB from 1.0 on can open the file.
     """
-    with _attached(copy, spilled) as connection:
+    others = OF_OTHER_SHARDS if shards is not None else ""
+    with _attached(file, spilled) as connection:
         replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
-        connection.execute(replaced, {"shards": list(shards)})
+        connection.execute(replaced, {"shards": list(shards or ())})
+        run_sql(connection, f"CREATE OR REPLACE {RULE}")
         for table in tables:
             if table.name == SCORED:
-                _scored(connection, files[table.name])
+                scored(connection, files[table.name])
                 continue
-            if table.name != DOCUMENTS:
-                of_shards = "WHERE shard IN (FROM replaced)" if table.by_shard else ""
+            verb = f'CREATE TABLE "{table.name}" AS'
+            if shards is not None:
+                verb = f'INSERT INTO "{table.name}"'
+                of_shards = (
+                    f"WHERE {table.name != DOCUMENTS} AND {'shard IN (FROM replaced)' if table.by_shard else 'true'}"
+                )
                 connection.execute(f'DELETE FROM "{table.name}" {of_shards}')
-            connection.execute(f'INSERT INTO "{table.name}" {_rows_of(table)}', {"files": files[table.name]})
-        connection.execute("DELETE FROM decisions WHERE shard IN (FROM replaced)")
-        run_sql(connection, SCORED_DOCUMENTS + OF_OTHER_SHARDS)
+            connection.execute(f"{verb} {_rows_of(table)}", {"files": files[table.name]})
+        run_sql(connection, SCORED_DOCUMENTS + others)
         run_sql(connection, JUDGED + VERDICTS)
+        run_sql(connection, DECISIONS if shards is None else "DELETE FROM decisions WHERE shard IN (FROM replaced)")
         _decide(connection)
-        run_sql(connection, "DROP TABLE swapped_places; DROP TABLE curves;" + SWAPPED_PLACES + CURVES)
+        run_sql(
+            connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;" + SWAPPED_PLACES + CURVES
+        )
+        if shards is None:
+            run_sql(connection, VIEWS + "".join(table.views for table in tables))
         return _finished(connection, tables)
 
 
@@ -103,7 +98,8 @@ def _rows_of(table: "WarehouseTable") -> str:
     return f"WITH rows AS ({source}) {table.select}"
 
 
-def _scored(connection: duckdb.DuckDBPyConnection, files: list[str]) -> None:
+def scored(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
+    """Make the view `scored` over part files of loss_deltas, with a number of each row."""
     read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
     number = "file_index::BIGINT << 32 | file_row_number"
     connection.execute(f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}")

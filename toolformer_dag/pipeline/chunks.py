@@ -1,12 +1,16 @@
-"""Work in chunks: which texts go through the model together, a task, and the interface of what performs many."""
+"""Work in chunks: which texts go through the model together, a task, and the workers that perform many."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import polars as pl
 
 from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.stage import Claimed, TableOutput, Work
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.sections import Settings
@@ -39,8 +43,7 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
     if output.stage.compute is not None:
-        with worker.metered():
-            return output.stage.compute(worker, output, task.payload)
+        return output.stage.compute(worker, output, task.payload)
     if output.stage.shard_rows is None:
         raise LookupError(f"{task.table} has no chunks")
     output.publish(task.payload, output.stage.shard_rows(worker, output, task.payload))
@@ -49,10 +52,58 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
 
 Ended = Generator[tuple[int, Work] | None, None, None]
 """Numbers of tasks that ended and what each cost, in any order; None about once a second."""
+TRIES = 2
+"""How many workers may die over one chunk."""
 
 
-class Workers(Protocol):
-    """Where chunks are computed: this process, a pool of processes, or a cluster behind the same interface."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of a worker, in a form that any process can read."""
+
+    message: str
+    by_user: bool
+
+    def error(self) -> Exception:
+        """Return the exception to raise in the process that waits."""
+        return UserError(self.message) if self.by_user else WorkerError(f"a worker failed: {self.message}")
+
+
+Answer = tuple[Work | Failure, Spent]
+"""What a chunk cost or why it failed, and what the worker spent since its last answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    number: int
+    task: Task
+    tries: int = 1
+
+
+class ChunkMapper(Protocol):
+    """What computes chunks."""
+
+    def map_chunks(self, tasks: Iterable[Task]) -> Ended:
+        """See Workers."""
+        ...
+
+
+class NoPlace(Exception):
+    """A worker for which there is no room any more."""
+
+
+class Workers(ABC):
+    """At most `count` workers, each with a chunk at a time: started when there is work for them, kept until `close`.
+
+    `deaths`: the exceptions by which a worker's future tells that the worker died; `spent`: by other processes.
+    """
+
+    deaths: tuple[type[Exception], ...] = ()
+
+    def __init__(self, worker: Worker, count: int) -> None:
+        self._here, self._count = worker, count
+        self._idle: list[Any] = []
+        self._busy: dict[Future[Answer], tuple[Any, _Given]] = {}
+        self.spent = Spent()
 
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
         """Yield as tasks end. Closing the generator ends the tasks that are under way.
@@ -60,25 +111,97 @@ class Workers(Protocol):
         Tasks are taken from the iterable as workers become free. A worker that dies loses its chunk, which is given to
         another one once. Raises WorkerError, and UserError as the task raised it.
         """
-        ...
+        waiting, again = iter(enumerate(tasks)), deque[_Given]()
+        try:
+            while True:
+                while len(self._busy) < self._count:
+                    given = again.popleft() if again else next((_Given(*one) for one in waiting), None)
+                    if given is None:
+                        break
+                    self._give(given, again)
+                if not self._busy:
+                    return
+                ended, _ = wait(self._busy, 1.0, FIRST_COMPLETED)
+                for future in ended:
+                    yield from self._received(future, again)
+                if not ended:
+                    yield None
+        finally:
+            self._kill_busy()
 
     def close(self) -> None:
-        """End the workers and let go of their models."""
-        ...
+        """End the workers, and let go of the model of this process: what was committed is kept."""
+        self._kill_busy()
+        while self._idle:
+            self._kill(self._idle.pop())
+        self._here.release()
+
+    @abstractmethod
+    def _start(self) -> Any:
+        """Start a worker. Raises NoPlace."""
+
+    @abstractmethod
+    def _send(self, worker: Any, task: Task) -> "Future[Answer]":
+        """Give a task."""
+
+    def _kill(self, worker: Any) -> str:
+        """End a worker at once; say how it ended."""
+        return ""
+
+    def _kill_busy(self) -> None:
+        while self._busy:
+            self._kill(self._busy.popitem()[1][0])
+
+    def _give(self, given: _Given, again: deque[_Given]) -> None:
+        try:
+            worker = self._idle.pop() if self._idle else self._start()
+        except NoPlace as error:
+            self._count -= 1
+            if not self._count:
+                raise WorkerError(f"{given.task.table}: {error}") from error
+            again.append(given)
+            return
+        try:
+            self._busy[self._send(worker, given.task)] = worker, given
+        except self.deaths:  # it died while it had nothing to do
+            self._kill(worker)
+            again.append(given)
+
+    def _received(self, future: "Future[Answer]", again: deque[_Given]) -> Iterator[tuple[int, Work]]:
+        worker, given = self._busy.pop(future)
+        try:
+            answer, spent = future.result()
+        except self.deaths as died:
+            how = self._kill(worker) or " ".join(str(died).split())
+            if given.tries == TRIES:
+                raise WorkerError(
+                    f"{given.task.table}: {TRIES} workers died over one chunk, the last with {how}; what was "
+                    "committed is kept; run again, with fewer execution.workers or a smaller model.token_budget where "
+                    "memory is short"
+                ) from None
+            again.append(replace(given, tries=given.tries + 1))
+            return
+        self._idle.append(worker)
+        self.spent += spent
+        if isinstance(answer, Failure):
+            raise answer.error()
+        yield given.number, answer
 
 
-class InProcess:
-    """Computes chunks here, one after the other."""
+class InProcess(Workers):
+    """Computes chunks here, one after the other; what is spent is known at once."""
 
     def __init__(self, worker: Worker, tables: Tables) -> None:
-        self._worker, self._tables = worker, tables
+        super().__init__(worker, 1)
+        self._tables = tables
 
-    def map_chunks(self, tasks: Iterable[Task]) -> Ended:
-        for number, task in enumerate(tasks):
-            yield number, perform(self._worker, self._tables, task)
+    def _start(self) -> None:
+        return None
 
-    def close(self) -> None:
-        self._worker.release()
+    def _send(self, worker: Any, task: Task) -> "Future[Answer]":
+        done: Future[Answer] = Future()
+        done.set_result((perform(self._here, self._tables, task), Spent()))
+        return done
 
 
 CPU_TEXTS, GPU_TEXTS = 64, 512

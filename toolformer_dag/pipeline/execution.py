@@ -7,8 +7,9 @@ from pathlib import Path
 
 from toolformer_dag.model.weights import is_small
 from toolformer_dag.pipeline.chunks import Ended, InProcess, Tables, Task, Workers
-from toolformer_dag.pipeline.process_pool import LocalProcesses
+from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import LocalProcesses
 from toolformer_dag.settings.sections import Settings
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -33,19 +34,25 @@ class OnDemand:
     def __init__(self, worker: Worker, tables: Tables) -> None:
         self._worker, self._tables = worker, tables
         self._workers: Workers | None = None
+        self._before = Spent()
+
+    @property
+    def spent(self) -> Spent:
+        """Return what was spent here and by other processes."""
+        return self._worker.spent() + self._before + (self._workers.spent if self._workers else Spent())
 
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
         """See Workers."""
         waiting = iter(tasks)
         for first in waiting:
-            if self._workers is None:
-                self._workers = workers_of(self._worker, self._tables)
+            self._workers = self._workers or workers_of(self._worker, self._tables)
             yield from self._workers.map_chunks(chain((first,), waiting))
 
     def close(self) -> None:
         """End the workers and let go of their models."""
         if self._workers is not None:
             self._workers.close()
+            self._before += self._workers.spent
             self._workers = None
 
 

@@ -9,13 +9,22 @@ import polars as pl
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import rows as answer
 from toolformer_dag.lake.queries import run_sql, scratch, sql_text
+from toolformer_dag.lake.warehouse_filling import JUDGED, RULE
+from toolformer_dag.lake.warehouse_filling import scored as scored_rows
 from toolformer_dag.pipeline import filter_rule
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import SCORED, Column, PartRows, Stage, TableOutput
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
-SQL = sql_text(__package__, "filtered_calls.sql")
+REPEATED = """
+CREATE TEMP VIEW scored_documents AS
+SELECT tool, shard, digest FROM scored
+UNION ALL
+SELECT DISTINCT tool, '' AS shard, digest FROM scored WHERE digest IN (FROM repeated);
+"""
+"""A document that an earlier shard has; which one makes no difference."""
+SQL = f"CREATE TEMP {RULE}{REPEATED}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -29,7 +38,7 @@ def lane_reads(lane: Lane) -> tuple[str, ...]:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Decide over the scored calls of a shard; see filtered_calls.sql and filter_rule.sql for the rules.
+    """Decide over the scored calls of a shard; see rule.sql, judged.sql and filter_rule.sql for the rules.
 
     Every scored call is kept or counted: below_tau_f, no_threshold (none was certified by chance, and there is no
     fallback), not_best_at_position, duplicate_document, beyond_examples, or the reason it had in loss_deltas. Another
@@ -38,17 +47,14 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     lane, schema = output.lane, output.stage.schema
     rule = filter_rule.rule_of(output, part)
     scored, subset = (output.plan.lake.table(f"{lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset"))
-    given = {
-        "files": scored.files(part),
-        "texts": subset.files(part),
-        "tau_f": rule.tau_f,
-        "repeated": rule.repeated,
-        "last_text": rule.last_text,
-    }
+    given = {"texts": subset.files(part), "tau_f": rule.tau_f, "last_text": rule.last_text}
     with scratch() as connection:
+        scored_rows(connection, scored.files(part))
+        connection.execute("CREATE TEMP TABLE repeated AS SELECT unnest($1::VARCHAR[])", [rule.repeated])
         run_sql(connection, SQL, given)
-        kept = answer(connection, "FROM kept").with_columns(tau_f=pl.lit(rule.tau_f, pl.Float64))
-        rejected = answer(connection, "FROM rejected")
+        kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
+        rejected = answer(connection, "SELECT shard, why, count(*) FROM decided WHERE why IS NOT NULL GROUP BY ALL")
+    kept = kept.with_columns(tau_f=pl.lit(rule.tau_f, pl.Float64))
     counts = Counter({(shard, reason): count for shard, reason, count in rejected.iter_rows()})
     return PartRows([kept.select(schema.names()).cast(schema)], counts)
 

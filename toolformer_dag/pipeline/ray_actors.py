@@ -6,21 +6,23 @@ under the same paths. Ray is an extra, `ray`, and is imported when the first chu
 
 import logging
 import socket
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Ended, Task
-from toolformer_dag.pipeline.spending import Ledger, Spent
-from toolformer_dag.pipeline.stage import Work
+from toolformer_dag.pipeline.chunks import Answer, NoPlace, Task, Workers
 from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.worker_pool import ChunkServer, Failure, WorkerDied, WorkerNeverStarted, WorkerPool
+from toolformer_dag.pipeline.workers import ChunkServer
 from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
+
+PATIENCE_SECONDS, STARTS = 20.0, 10
+"""How long an actor may wait for a machine, and how often it is started anew where that machine was lost."""
 
 
 class ClusterError(UserError):
@@ -36,109 +38,46 @@ class Share:
     gpus: int
 
 
-@dataclass(eq=False)
-class RayActor:
-    """An actor with the answer that it owes; `spent`: what it has told so far.
+class RayActors(Workers):
+    """Actors of the cluster at `execution.address`: a chunk that dies with its actor is not counted.
 
-    `started`: an answer that it gives, or fails to give, once it found a machine.
-    """
-
-    handle: Any
-    started: Any
-    answer: Any = None
-    spent: Spent = field(default_factory=Spent)
-
-
-class RayActors(WorkerPool[RayActor]):
-    """Actors of the cluster at `execution.address`.
-
-    What they spend is written down by this process when a chunk ends: a chunk that dies is not counted. Raises
-    ClusterError.
+    Raises ClusterError.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._ray, self._connected = _connected(worker.plan.settings.execution.address)
-        self._here = worker
-        self._share = self._fitting()
-        super().__init__(self._share.count)
-        self._ledger = Ledger(worker.ledger) if worker.ledger is not None else None
-        self._told: list[RayActor] = []
-
-    def map_chunks(self, tasks: "Iterable[Task]") -> Ended:
-        """See Workers."""
-        if self._ledger is None:
-            yield from super().map_chunks(tasks)
-        else:
-            with self._ledger.kept(lambda: sum((actor.spent for actor in list(self._told)), Spent())):
-                yield from super().map_chunks(tasks)
+        self._share = share_of([node["Resources"] for node in self._ray.nodes() if node["Alive"]], worker.plan.settings)
+        super().__init__(worker, self._share.count)
+        self.deaths = (self._ray.exceptions.RayActorError,)
 
     def close(self) -> None:
         """End every actor and leave the cluster, and let go of the model of this process."""
         super().close()
-        self._here.release()
         if self._connected:
             self._ray.shutdown()
 
-    def _fitting(self) -> Share:
-        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return share_of(alive, self._here.plan.settings)
+    def _start(self) -> Any:
+        options = {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus, "max_restarts": 0}
+        actor = self._ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
+        for _ in range(STARTS):
+            handle = actor.remote(self._here.plan.settings)
+            try:
+                self._ray.get(handle.started.remote(), timeout=PATIENCE_SECONDS)
+                return handle
+            except self._ray.exceptions.GetTimeoutError:
+                self._ray.kill(handle)
+                break
+            except self.deaths:  # on a machine that was lost, which Ray notices after a while
+                continue
+        raise NoPlace("no machine of the Ray cluster has room for an actor any more")
 
-    def _start(self) -> RayActor:
-        share = self._share
-        options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        handle = self._ray.remote(**options)(ChunkActor).remote(self._here.plan.settings)
-        self._told.append(RayActor(handle, handle.started.remote()))
-        return self._told[-1]
+    def _send(self, worker: Any, task: Task) -> "Future[Answer]":
+        future: Future[Answer] = worker.answer.remote(task).future()
+        return future
 
-    def _is_alive(self, worker: RayActor) -> bool:
-        return True  # that it died is heard when it is given a task, which another one then gets
-
-    def _send(self, worker: RayActor, task: Task) -> None:
-        worker.answer = worker.handle.answer.remote(task)
-
-    def _answered(self, busy: list[RayActor]) -> list[RayActor]:
-        found, _ = self._ray.wait([worker.answer for worker in busy], timeout=1.0)
-        return [worker for worker in busy if worker.answer in found] or self._without_machine(busy)
-
-    def _without_machine(self, busy: list[RayActor]) -> list[RayActor]:
-        """Return those that wait to start and are more than fit: a machine was lost after they were asked for."""
-        started, _ = self._ray.wait([worker.started for worker in busy], num_returns=len(busy), timeout=0)
-        waiting = [worker for worker in busy if worker.started not in started]
-        if not waiting:
-            return []
-        self._count = min(self._count, self._fitting().count)
-        return waiting[: max(0, len(busy) + len(self._idle) - self._count)]
-
-    def _answer(self, worker: RayActor) -> Work | Failure:
-        begun, _ = self._ray.wait([worker.answer, worker.started], timeout=0)
-        if not begun:
-            raise WorkerNeverStarted
-        try:
-            answer, worker.spent = self._ray.get(worker.answer)
-        except self._ray.exceptions.RayActorError as error:
-            self._count = min(self._count, self._fitting().count)
-            raise WorkerDied(" ".join(str(error).split())) from None
-        found: Work | Failure = answer
-        return found
-
-    def _kill(self, worker: RayActor) -> None:
-        self._ray.kill(worker.handle)
-
-
-class ChunkActor:
-    """The actor: computes chunks on a machine of the cluster."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._server = ChunkServer(settings, None)
-
-    def started(self) -> None:
-        """Tell that a machine was found."""
-
-    def answer(self, task: Task) -> tuple[Work | Failure, Spent]:
-        """Return what the chunk cost, and what this actor has spent in all."""
-        answer = self._server.answer(task)
-        worker = self._server.worker
-        return answer, worker.spent() if worker is not None else Spent()
+    def _kill(self, worker: Any) -> str:
+        self._ray.kill(worker)
+        return ""
 
 
 def share_of(nodes: "list[Mapping[str, float]]", settings: Settings) -> Share:

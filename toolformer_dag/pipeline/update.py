@@ -11,7 +11,7 @@ from typing import Any
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer, behind
-from toolformer_dag.pipeline.chunks import InProcess, Progress, Task, Workers, release
+from toolformer_dag.pipeline.chunks import ChunkMapper, InProcess, Progress, Task, release
 from toolformer_dag.pipeline.stage import (
     BACKENDS,
     REJECTIONS,
@@ -19,6 +19,7 @@ from toolformer_dag.pipeline.stage import (
     VIOLATIONS,
     Claimed,
     InputsOf,
+    Planned,
     TableOutput,
     Work,
 )
@@ -162,7 +163,7 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
     return Difference(changes=tuple(changed)) if changed else None
 
 
-def update(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> TableReport:
+def update(worker: Worker, workers: ChunkMapper, output: TableOutput, progress: Progress) -> TableReport:
     """Compute the parts that are out of date; withdraw parts without a shard file.
 
     Missing rows are computed in chunks by `workers`; tools run in this process. A killed update loses at most one chunk
@@ -176,7 +177,7 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
 
 
 def _bring_up_to_date(
-    worker: Worker, workers: Workers, output: TableOutput, progress: Progress
+    worker: Worker, workers: ChunkMapper, output: TableOutput, progress: Progress
 ) -> tuple[Differences, Work]:
     found = _own_differences(output)
     for part in found.removed:
@@ -187,32 +188,13 @@ def _bring_up_to_date(
         for part in parts:
             _check_inputs(output, part)
     here = InProcess(worker, {output.name: output}) if stage.pool == "tools" else workers
-    if stage.shard_rows is not None:
-        work = _by_shard(here, output, parts, progress)
-    elif stage.chunks is not None:
-        work = _by_chunk(worker, here, output, parts, progress)
-    else:
-        work = _at_once(worker, output, parts)
-    return found, work + Work(damaged=worker.close_rows())
-
-
-def _by_shard(workers: Workers, output: TableOutput, parts: Sequence[str], progress: Progress) -> Work:
-    done, work = 0, Work()
-    tasks = (Task(output.name, output.code_version, part) for part in parts)
-    with closing(workers.map_chunks(tasks)) as computed:  # an error here ends the chunks that are under way
+    queue = _Queue(worker, output, parts)
+    with closing(here.map_chunks(queue.tasks())) as computed:  # an error here ends the chunks that are under way
         for ended in computed:
             if ended is not None:
-                done, work = done + 1, work + ended[1]
-            progress(done, len(parts))
-    return work
-
-
-def _at_once(worker: Worker, output: TableOutput, parts: Sequence[str]) -> Work:
-    if output.stage.rows is None:
-        raise LookupError(f"{output.name} declares no function")
-    for part in parts:
-        output.publish(part, output.stage.rows(worker, output, part))
-    return Work()
+                queue.ended(*ended)
+            progress(queue.done, queue.total)
+    return found, queue.work + Work(damaged=worker.close_rows())
 
 
 class _Queue:
@@ -236,11 +218,8 @@ class _Queue:
         return round(self._known * len(self._parts) / planned) if planned else 0
 
     def tasks(self) -> Iterator[Task]:
-        plan = self._output.stage.chunks
-        if plan is None:
-            raise LookupError(f"{self._output.name} has no chunks")
         for part in self._parts:
-            planned = plan(self._worker, self._output, part, self._claimed)
+            planned = self._planned(part)
             self._known += sum(units for units, _ in planned.chunks)
             self.work += Work(counts=planned.counts)
             self._waiting.append(part)
@@ -251,6 +230,13 @@ class _Queue:
                 self._given += 1
                 yield Task(self._output.name, self._output.code_version, payload)
 
+    def _planned(self, part: str) -> Planned:
+        """The chunks of a part; a shard that a worker publishes is one."""
+        stage = self._output.stage
+        if stage.chunks is not None:
+            return stage.chunks(self._worker, self._output, part, self._claimed)
+        return Planned([] if stage.shard_rows is None else [(1, part)], {})
+
     def ended(self, number: int, work: Work) -> None:
         part, units = self._part_of.pop(number)
         self._open[part] -= 1
@@ -260,23 +246,15 @@ class _Queue:
 
     def _publish(self) -> None:
         rows = self._output.stage.rows
-        while rows is not None and self._waiting and not self._open[self._waiting[0]]:
+        while self._waiting and not self._open[self._waiting[0]]:
             part = self._waiting.popleft()
+            if rows is None:  # a worker published it
+                continue
             made = rows(self._worker, self._output, part)
             if self.work.backends:
                 made = replace(made, facts={**made.facts, BACKENDS: sorted(self.work.backends)})
             self._output.publish(part, made)
             release(self._claimed)
-
-
-def _by_chunk(worker: Worker, workers: Workers, output: TableOutput, parts: Sequence[str], progress: Progress) -> Work:
-    queue = _Queue(worker, output, parts)
-    with closing(workers.map_chunks(queue.tasks())) as computed:  # an error here ends the chunks that are under way
-        for ended in computed:
-            if ended is not None:
-                queue.ended(*ended)
-            progress(queue.done, queue.total)
-    return queue.work
 
 
 def _check_inputs(output: TableOutput, part: str) -> None:

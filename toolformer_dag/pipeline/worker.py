@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.spending import Ledger, Spent, token_count
+from toolformer_dag.pipeline.spending import Spent, token_count
 from toolformer_dag.tools.runner import Runner
 
 if TYPE_CHECKING:
@@ -22,15 +22,10 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for.
+    """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for."""
 
-    `ledger`: the folder in which the run writes down what it spends; None where nobody asks.
-    """
-
-    def __init__(self, plan: Plan, ledger: Path | None = None) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.ledger = ledger
-        self._kept = Ledger(ledger).kept if ledger is not None else lambda spent: nullcontext()
         self._released = 0
         self._engine: Engine | None = None
         self._tokens: Tokens | None = None
@@ -92,10 +87,6 @@ class Worker:
         """Return what this process has spent so far."""
         computed = token_count(self._engine.counts.as_dict()) if self._engine is not None else 0
         return Spent(self._released + computed, sum(runner.finished for runner in self._runners.values()))
-
-    def metered(self) -> AbstractContextManager[None]:
-        """Write down what is spent inside the block. Raises WriteError."""
-        return self._kept(self.spent)
 
     def release(self) -> None:
         """Let go of the weights: finetuning and evaluation load models of their own."""
