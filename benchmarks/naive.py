@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import (
     Ends,
     LogProbabilities,
@@ -17,10 +18,11 @@ from toolformer_dag.model.backend import (
     TokenQuery,
     TokenText,
 )
-from toolformer_dag.model.decoding_batches import RecomputedBatch
 from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.own_cache import cache_argument
+from toolformer_dag.model.memory import TokenBudget
+from toolformer_dag.model.own_cache import CacheUse, cache_argument, own_rows
 from toolformer_dag.model.requests import CallLosses, LossRequest
 from toolformer_dag.settings.sections import SamplingSettings
 
@@ -58,9 +60,13 @@ class NaiveBackend:
         """Run prefix and text of each query to their end."""
         return [self._answer(query) for query in queries]
 
-    def greedy(self, sequences: Sequence[Sequence[int]]) -> RecomputedBatch:
-        """Recompute the whole sequence for every token."""
-        return RecomputedBatch(self.language_model, sequences)
+    @torch.inference_mode()
+    def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
+        """Recompute the whole sequence for every token, each row alone."""
+        backbone = Backbone(self.language_model.model, TokenBudget(1))
+        backbone.uses_custom_attention = False
+        backbone.run_whole_model()
+        return GreedyBatch(backbone, *own_rows(backbone, CacheUse(True, "none", whole=True), sequences))
 
     def _propose(self, ids: list[int], head: int, text: TokenText, start: Sequence[int], ends: Ends) -> list[list[int]]:
         rows = self._logits(ids, "positions")[head + text.before - 1 :].softmax(-1)

@@ -22,8 +22,8 @@ import torch
 
 from benchmarks.measure import measured
 from toolformer_dag.evaluation.scores import wilson
-from toolformer_dag.tools.built_in.question_answering import QuestionAnsweringOptions, load_reader
 from toolformer_dag.tools.passage_search import PassageSearch, ensure_index
+from toolformer_dag.tools.readers import QuestionAnsweringOptions, load_reader
 
 Asked = tuple[str, list[str]]
 BATCH = 32
@@ -54,7 +54,7 @@ def interval(right: int, count: int) -> str:
 
 def measure(search: PassageSearch, asked: Sequence[Asked], options: QuestionAnsweringOptions) -> str:
     """Return the shares as a line of text."""
-    reader = load_reader(options, search.rarity)
+    reader = load_reader(options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     exact = contains = recall = unanswered = 0
     seconds = 0.0

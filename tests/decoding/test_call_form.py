@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from functools import cache
 
+import llguidance.hf
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from tests.decoding.conftest import TAUGHT
@@ -17,7 +19,7 @@ from toolformer_dag.texts.calls import (
     OPENING,
     Call,
     MalformedCall,
-    continues_call,
+    call_grammar,
     fault,
     format_call,
     parse_call,
@@ -38,12 +40,25 @@ def model_with(kind: str) -> LanguageModel:
     return tiny_model("Llama", tokenizer_of(kind))
 
 
+@cache
+def table() -> LLTokenizer:
+    return llguidance.hf.from_tokenizer(tokenizer_of("bytes"), n_vocab=257)
+
+
+def continues_call(body: str, names: tuple[str, ...]) -> bool:
+    """Return whether the grammar admits the bytes of a body, a byte at a time."""
+    matcher = LLMatcher(table(), call_grammar(names))
+    assert not matcher.get_error()
+    tokens = tokenizer_of("bytes")(body, add_special_tokens=False).input_ids
+    return all(map(matcher.consume_token, tokens))
+
+
 @given(CALLS)
 @example(Call("QA", "a) -"))
 def test_every_beginning_of_a_call_may_go_on(call: Call) -> None:
     body = format_call(call, "r").removeprefix(" [")
-    assert all(continues_call(body[:at], NAMES) for at in range(len(body)))
-    assert not continues_call(body, [name for name in NAMES if name != call.tool])
+    assert continues_call(body, NAMES)
+    assert not continues_call(body, tuple(name for name in NAMES if name != call.tool))
 
 
 @given(st.sampled_from(NAMES), st.text(st.sampled_from("a1 ()[]->\n\u2028"), max_size=12))
@@ -74,11 +89,9 @@ def test_no_call_of_the_training_text_is_barred(kind: str, call: Call) -> None:
     if vocabulary.text(body, vocabulary.start) != text:
         return  # this tokenizer has no such character
     end = next(at for at in range(len(body) + 1) if "]" in vocabulary.text(body[:at], vocabulary.start))
-    for at, token in enumerate(body[: end - 1]):
-        assert vocabulary.may_follow(body[:at], token, NAMES)
-        if "(" not in vocabulary.text(body[:at], vocabulary.start):
-            assert token in vocabulary.name_tokens(body[:at], NAMES)
-    assert not vocabulary.may_follow(body[: end - 1], body[end - 1], NAMES)
+    matcher = vocabulary.matcher(NAMES)
+    assert all(matcher.consume_token(token) for token in body[: end - 1])
+    assert not matcher.consume_token(body[end - 1])
 
 
 @pytest.mark.parametrize("calls", [1, 3])

@@ -14,8 +14,6 @@ from torch import Tensor
 from benchmarks.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.model.backend import TokenQuery, TokenText
 from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
-from toolformer_dag.model.memory import TokenBudget
-from toolformer_dag.model.recomputing import RecomputedHead
 from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.sections import SamplingSettings
 
@@ -139,16 +137,3 @@ def test_a_query_whose_answer_is_nan_in_company_runs_again_alone(backend: Transf
     [expected] = backend.log_probabilities([good])
     found, overflowed = backend.log_probabilities([good, bad])
     assert np.allclose(found, expected, rtol=1e-4) and np.isnan(overflowed).all()
-
-
-def test_a_recomputed_row_that_is_not_finite_in_company_runs_again_alone(shared: TransformersBackend) -> None:
-    """Padding stands behind the shorter of two sequences, and the model's own attention sees it."""
-
-    def last(*texts: Sequence[int]) -> Tensor:
-        behind = RecomputedHead(shared.backbone, HEAD, TokenBudget(600)).texts(len(texts), len(LONG))
-        behind.features(range(len(texts)), texts, 0)
-        branches = behind.branches(len(texts), 1)
-        branches.admit(range(len(texts)), [len(text) for text in texts])
-        return branches.step(torch.tensor([41] * len(texts)))
-
-    assert same(last(LONG, SHORT)[1], last(SHORT)[0])

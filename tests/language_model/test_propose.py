@@ -14,6 +14,7 @@ from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.heads import CachedHead
 from toolformer_dag.model.loading import own_logits, wrap_language_model
+from toolformer_dag.model.memory import TokenBudget
 from toolformer_dag.model.proposing import in_place
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED
@@ -231,7 +232,7 @@ def test_texts_that_wait_take_the_places_of_those_that_are_done(gpt2: Any, promp
 
 def test_a_slot_holds_the_keys_of_its_last_text_alone(gpt2: Any) -> None:
     model = gpt2.language_model.model
-    backbone = Backbone(model)
+    backbone = Backbone(model, TokenBudget(600))
     head, first, second, other = [5, 6, 7], [8, 9, 10, 11], [12, 13, 14], [15, 16]
     with torch.inference_mode():
         texts = CachedHead(backbone, head).texts(slots=8, width=4)

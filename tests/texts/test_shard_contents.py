@@ -116,18 +116,6 @@ def test_lines_are_read_as_json_reads_them(tmp_path_factory: pytest.TempPathFact
     assert all(digest == id for (digest, _), (id, _) in zip(found, kept.values(), strict=True) if id)
 
 
-@settings(max_examples=60, deadline=None)
-@given(json_lines_of)
-def test_a_block_at_once_is_read_as_line_by_line(lines) -> None:
-    block = b"\n".join(lines) + b"\n"
-    layout = json_lines.layout_of(CHOICE, [{"text": ""}])
-    fast = json_lines._fast(block, 1, layout, json_lines.parse_options(layout))
-    if fast is not None:
-        slow, count = json_lines._slow(block, 1, layout)
-        assert slow.rejections == () and fast[1] == count
-        assert fast[0].frame.equals(slow.frame)
-
-
 def column(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return pa.array(values, kind.value_type).dictionary_encode()

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.built_in.question_answering import QuestionAnswering, QuestionAnsweringOptions
+from toolformer_dag.tools.built_in.question_answering import QuestionAnswering
 from toolformer_dag.tools.endpoint import MAX_ANSWER_BYTES
 from toolformer_dag.tools.passages import Passage
-from toolformer_dag.tools.readers import Seq2SeqReader, best_span, reader_input
+from toolformer_dag.tools.readers import QuestionAnsweringOptions, Seq2SeqReader, best_span, reader_input
 from toolformer_dag.tools.registry import ToolError, load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown

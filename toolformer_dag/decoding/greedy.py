@@ -82,10 +82,12 @@ def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
     _measure_closings(batch, rows)
     batch.forbid([(at, token) for at, row in enumerate(rows) for token in row.forbidden()])
     for at, row in enumerate(rows):
-        if (tokens := row.name_tokens()) is not None:
-            batch.permit(at, tokens)
-    best = _best_permitted(batch, rows)
-    return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
+        allowed = row.allowed()
+        if allowed is not None:
+            batch.permit(at, allowed)
+            if not allowed.any():
+                row.give_up()
+    return [row.forced[0] if row.forced else token for row, token in zip(rows, batch.best(), strict=True)]
 
 
 def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
@@ -96,21 +98,6 @@ def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         for at in inputs:
             if ranks[at] < rows[at].rules.k:
                 rows[at].measure_closing(batch.log_probability(at, [token]), text)
-
-
-def _best_permitted(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
-    """Return the most likely token of each row that it permits; rows that permit none give up."""
-    refused: set[tuple[int, int]] = set()
-    best, asked = batch.best(), [at for at, row in enumerate(rows) if row.stop is None]
-    while True:
-        new = [(at, best[at]) for at in asked if not rows[at].permits(best[at])]
-        for place in refused.intersection(new):  # all scores are -inf: every token was refused
-            rows[place[0]].give_up()
-        if not (new := [place for place in new if place not in refused]):
-            return best
-        refused.update(new)
-        batch.forbid(new)
-        best, asked = batch.best(), [at for at, _ in new]
 
 
 def _is_likely(batch: GreedyRows, at: int, start: Sequence[int], k: int) -> bool:

@@ -6,10 +6,15 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import llguidance.hf
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
 from toolformer_dag.decoding.generation import StartChance
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW, continues_call
+from toolformer_dag.texts.calls import API_START, RESULT_ARROW, call_grammar
 
 CLOSINGS = (")", '")')
 """What may close a call that was written without an end."""
@@ -23,68 +28,44 @@ class Vocabulary:
         self._encoding = language_model.encoding
         self.start: list[int] = list(language_model.encoding.start)
         self.ends = _ends(language_model)
-        self._named: dict[frozenset[str], list[int]] = {}
-        self._openings: dict[frozenset[str], list[list[int]]] = {}
+        self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
+        self._matchers: dict[frozenset[str], LLMatcher] = {}
 
     def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
         """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
         return self._decode([*context, *ids])[len(self._decode(context)) :]
 
-    def name_tokens(self, body: Sequence[int], names: Collection[str]) -> list[int]:
-        """Return the tokens that can extend the tokens after ` [` towards or beyond `Name(` for one of `names`."""
-        written = self.text(body, self.start)
-        rests = frozenset(f"{name}("[len(written) :] for name in names if f"{name}(".startswith(written))
-        if rests not in self._named:
-            self._named[rests] = [
-                token
-                for token, text in enumerate(self._texts)
-                if text and any(rest.startswith(text) or text.startswith(rest) for rest in rests)
-            ]
-        return [*self._named[rests], *self._spelled(body, names)]
+    def matcher(self, names: Collection[str]) -> LLMatcher:
+        """Return what tells, token by token, which may follow ` [` in a call to one of `names`."""
+        key = frozenset(names)
+        if key not in self._matchers:
+            self._matchers[key] = LLMatcher(self._table, call_grammar(names))
+        return self._matchers[key].deep_copy()
 
-    def may_follow(self, body: Sequence[int], token: int, names: Collection[str]) -> bool:
-        """Return whether a token leaves the tokens after ` [` the beginning of a call that ends with `->`.
-
-        `names`: the tools that may be called.
-        """
-        if token >= len(self._tokenizer) or token in self._special or token in self.ends:
-            return False
-        return continues_call(self.text([*body, token], self.start), names) or token in self._spelled(body, names)
-
-    def _spelled(self, body: Sequence[int], names: Collection[str]) -> list[int]:
-        """Return the next tokens of `Name(` as the tokenizer writes it: the bytes of a letter may be several tokens."""
-        key, begun = frozenset(names), list(body)
-        if key not in self._openings:
-            self._openings[key] = [ids for name in sorted(names) for ids in self._spellings(f"{name}(")]
-        openings = self._openings[key]
-        return [ids[len(begun)] for ids in openings if ids[: len(begun)] == begun and len(ids) > len(begun)]
-
-    def _spellings(self, opening: str) -> list[list[int]]:
-        """Return the tokens of `opening` after ` [`, as in a call and by itself.
-
-        The first are wrong where the tokenizer merges ` [` with a letter, the others where it adds a leading space.
-        """
-        in_call, alone = self._encoding.calls([API_START + opening, opening])
-        found = (in_call[len(self.start) :], alone)
-        return [ids for ids in found if self.text(ids, self.start) == opening]
+    @cached_property
+    def no_ends(self) -> NDArray[np.bool_]:
+        """Whether a token does not end a text."""
+        return ~np.isin(np.arange(len(self._tokenizer)), list(self.ends))
 
     @cached_property
     def closings(self) -> dict[int, str]:
         """The tokens that end a call's input, with their text."""
         return {token: text for token, text in enumerate(self._texts) if text in CLOSINGS}
 
+    def arrows(self, last: Sequence[int]) -> list[int]:
+        """Return the tokens that would write `->` behind `last`."""
+        end = ">" if self.text(last, self.start).endswith("-") else RESULT_ARROW
+        return [token for token, text in self._arrows.items() if RESULT_ARROW in text or text.startswith(end)]
+
     @cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.all_special_ids)
+    def _arrows(self) -> dict[int, str]:
+        return {token: text for token, text in enumerate(self._texts) if RESULT_ARROW in text or text.startswith(">")}
 
     @cached_property
     def _texts(self) -> list[str]:
         """The text of each token behind ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
         before = len(self._decode(self.start))
-        return [
-            "" if token in self._special else self._decode([*self.start, token])[before:]
-            for token in range(len(self._tokenizer))
-        ]
+        return [self._decode([*self.start, token])[before:] for token in range(len(self._tokenizer))]
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -158,6 +139,7 @@ class DecodingRow:
     watch: Watch | None = None
     written: list[int] = field(default_factory=list)
     body: list[int] | None = None
+    matcher: LLMatcher | None = None
     forced: list[int] = field(default_factory=list)
     call_forbidden: bool = False
     stop: str | None = None
@@ -220,21 +202,29 @@ class DecodingRow:
         return [StartChance(texts[at], probability, rank) for at, probability, rank in self._chances]
 
     def forbidden(self) -> list[int]:
-        """Return forbidden next tokens: the last of ` [` after its others, where no call may start."""
+        """Return forbidden next tokens.
+
+        These are the last of ` [` after its others, where no call may start, and behind a call `->`: a model that
+        misses a result invents one.
+        """
         start = self.rules.vocabulary.start
         begun = start[:-1]
         before = [*self.prefix[-len(start) :], *self.written]
-        if self.body is not None or before[len(before) - len(begun) :] != begun:
+        if self.body is not None:
             return []
+        arrows = self.rules.vocabulary.arrows(before[-2:]) if self.after_call and not self.forced else []
+        if before[len(before) - len(begun) :] != begun:
+            return arrows
         cut = bool(begun) and self._inside_character(self.written[: -len(begun)])
         taken = self.after_call and len(self.written) <= len(begun)
-        return [] if self.may_call and not self.call_forbidden and not cut and not taken else [start[-1]]
+        free = self.may_call and not self.call_forbidden and not cut and not taken
+        return arrows if free else [*arrows, start[-1]]
 
-    def name_tokens(self) -> list[int] | None:
-        """Return the only possible next tokens while the tool's name is written; None elsewhere."""
-        if self.body is None or "(" in self.body_text():
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """Return which tokens may come next in a call, by token; None outside of it."""
+        if self.stop is not None or self.matcher is None:
             return None
-        return self.rules.vocabulary.name_tokens(self.body, self.rules.names)
+        return (np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0) & self.rules.vocabulary.no_ends
 
     @property
     def is_in_input(self) -> bool:
@@ -247,21 +237,6 @@ class DecodingRow:
         likelier = self._closing is None or log_probability > self._closing[0]
         if likelier and not written.endswith(INCOMPLETE):
             self._closing = log_probability, f"{written}{text} {RESULT_ARROW}"
-
-    def permits(self, token: int) -> bool:
-        """Return whether a token may come next.
-
-        A call must stay well-formed. Behind a call, `->` may not be written: a model that misses a result invents one.
-        """
-        if self.forced:
-            return True
-        if self.body is not None:
-            return self.rules.vocabulary.may_follow(self.body, token, self.rules.names)
-        if not self.after_call:
-            return True
-        vocabulary, last = self.rules.vocabulary, [*self.prefix, *self.written][-2:]
-        before, after = (vocabulary.text(ids, vocabulary.start) for ids in (last, [*last, token]))
-        return after.count(RESULT_ARROW) == before.count(RESULT_ARROW)
 
     def stop_before(self, token: int) -> None:
         """Stop where the sentence ends before `token`, the most likely next one."""
@@ -307,6 +282,7 @@ class DecodingRow:
             self._tell(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
             self.body, self._told = [], 0
+            self.matcher = self.rules.vocabulary.matcher(self.rules.names)
             return
         if self.rules.one_sentence and (end := answer_end(self.answer + self.written_text())) is not None:
             self._kept, self.stop = max(end - len(self.answer), 0), "done"
@@ -315,6 +291,8 @@ class DecodingRow:
 
     def _append_in_call(self, body: list[int], token: int) -> None:
         body.append(token)
+        if self.matcher is not None:
+            self.matcher.consume_token(token)
         if RESULT_ARROW in self.body_text():
             self.stop = "arrow"
         elif len(body) >= min(self.rules.max_call_tokens, self._room_in_call()):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from toolformer_dag.model.attention import Attend, causal, custom_attention
+from toolformer_dag.model.memory import TokenBudget
 
 ROWS = 1024  # rows of logits computed at once: their memory grows with the vocabulary
 
@@ -16,11 +17,13 @@ class Backbone:
     """A model split into body and head.
 
     `features` returns the last hidden states. `logits` runs the model's own head on them, whatever it does besides a
-    matrix product (scaling, a soft cap). After `run_whole_model`, features are the logits themselves.
+    matrix product (scaling, a soft cap). After `run_whole_model`, features are the logits themselves. `budget` limits
+    the tokens of a pass.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, budget: TokenBudget) -> None:
         self.model = model
+        self.budget = budget
         self.body = model.base_model
         self.whole = False
         self.uses_custom_attention = True

@@ -107,8 +107,8 @@ class GreedyRows(Protocol):
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
         """Forbid pairs of a row and its next token."""
 
-    def permit(self, row: int, tokens: Sequence[int]) -> None:
-        """Forbid all but these next tokens in a row."""
+    def permit(self, row: int, allowed: NDArray[np.bool_]) -> None:
+        """Forbid all next tokens of a row but those that are allowed, by token."""
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row."""

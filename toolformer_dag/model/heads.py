@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ Layers = dict[int, tuple[Tensor, Tensor]]
 
 
 class CachedHead:
-    """The shared prompt head, run once; its keys and values stay cached."""
+    """The shared prompt head, run once; its keys and values stay cached. An empty one has layers without tokens."""
 
     def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
         self.backbone = backbone
@@ -29,10 +30,10 @@ class CachedHead:
         return CachedTexts(self, slots, width)
 
     def _run(self, ids: Sequence[int]) -> None:
-        self.backbone.features(padded([ids], self.backbone.device), attend=self._attend)
+        self.backbone.features(padded([ids or [0]], self.backbone.device), attend=self._attend)
 
     def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        self.layers[layer.number] = keys.contiguous(), values.contiguous()
+        self.layers[layer.number] = keys[:, :, : self.length].contiguous(), values[:, :, : self.length].contiguous()
         return causal(layer, queries, keys, values)
 
 
@@ -112,6 +113,7 @@ class CachedBranches:
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
         self._now = max(self.ages) + 1
+        self._make_room()
         own = torch.arange(self._now, device=self.device)
         self._bias = torch.cat([self.text_bias, _hidden(own > self.age[:, None])], -1)
         self._visibility = None
@@ -134,6 +136,20 @@ class CachedBranches:
                 for part in parts:
                     part[to] = part[origin]
         self._arrange(*([values[row] for row in rows] for values in (self.slots, self.kept, self.ages)))
+
+    def branch(self, row: int) -> "CachedBranches":
+        """Return a copy of one branch."""
+        other = copy(self)
+        other.own = {layer: (keys[[row]], values[[row]]) for layer, (keys, values) in self.own.items()}
+        other._arrange([self.slots[row]], [self.kept[row]], [self.ages[row]])
+        return other
+
+    def _make_room(self) -> None:
+        """Double the room for own tokens where it is full."""
+        for layer, (keys, values) in self.own.items():
+            if keys.shape[2] < self._now:
+                more = (0, 0, 0, keys.shape[2])
+                self.own[layer] = F.pad(keys, more), F.pad(values, more)
 
     def _arrange(self, slots: list[int], kept: list[int], ages: list[int]) -> None:
         """Arrange branches in a rectangle [text, column], so that each text's keys are multiplied once."""

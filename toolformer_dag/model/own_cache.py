@@ -1,7 +1,8 @@
 """Texts behind a prompt head in the model's own cache, for models whose attention cannot be replaced.
 
-Keys and values are cut at any token. The states of linear attention (Mamba, RWKV, convolutions) cannot be cut: they are
-stored at every `GRID`-th token of a text, and the few tokens up to a position run again.
+Where even that changes the numbers, whole rows take the cache's place, and nothing is kept. Keys and values are cut at
+any token. The states of linear attention (Mamba, RWKV, convolutions) cannot be cut: they are stored at every `GRID`-th
+token of a text, and the few tokens up to a position run again.
 """
 
 from collections import defaultdict
@@ -38,19 +39,64 @@ class CacheUse:
     - `chunks`: whether several tokens may follow cached ones in a pass (Mamba's scan begins from zero).
     - `company`: the rows that share a pass: `any` (shorter rows are padded on the left), those of `equal` length, or
       `none` (RWKV in transformers mixes rows).
+    - `whole`: whether nothing is kept, and every row runs in full at each token.
     """
 
     chunks: bool
     company: Literal["any", "equal", "none"]
+    whole: bool = False
+
+    def rows(self, backbone: Backbone, count: int = 1) -> "ModelCache | WholeRows":
+        """Return so many rows without tokens."""
+        return WholeRows(backbone, self, count) if self.whole else ModelCache(backbone, self, count)
+
+
+class WholeRows:
+    """Rows of equal length that run in full, with the interface of ModelCache. `ran`: tokens of the last pass."""
+
+    has_states = False
+
+    def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
+        self.backbone, self.use = backbone, use
+        self.ids: list[list[int]] = [[] for _ in range(rows)]
+        self.ran = 0
+
+    @property
+    def width(self) -> int:
+        """Return the number of tokens of each row."""
+        return len(self.ids[0])
+
+    def run(self, sequences: Sequence[Sequence[int]], every: int | None = None) -> Tensor:
+        """Append a sequence to each row; return features [B, T, F], in passes of as many rows as the budget allows."""
+        before = self.width
+        self.ids = [[*ids, *sequence] for ids, sequence in zip(self.ids, sequences, strict=True)]
+        ids = padded(self.ids, self.backbone.device)
+        self.ran = sum(map(len, self.ids))
+        parts = torch.split(ids, max(1, self.backbone.budget.tokens // ids.shape[1]))
+        return torch.cat([self.backbone.features(part)[:, before:] for part in parts])
+
+    def store_states(self) -> None:
+        """Store nothing."""
+
+    def select(self, rows: Sequence[int]) -> "WholeRows":
+        """Return these rows; a row that is named twice is duplicated."""
+        return self.cut(rows, [len(self.ids[row]) for row in rows])
+
+    def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "WholeRows":
+        """Return these rows, each cut to its first tokens."""
+        other = copy(self)
+        other.ids = [self.ids[row][:length] for row, length in zip(rows, lengths, strict=True)]
+        return other
 
 
 class ModelCache:
     """Rows in the model's own cache; row r holds `lengths[r]` tokens from column `starts[r]` on.
 
-    `states`: by number of columns, the states of linear attention behind so many columns.
+    `states`: by number of columns, the states of linear attention behind so many columns. `ran`: tokens of the last
+    pass.
     """
 
-    def __init__(self, backbone: Backbone, use: CacheUse, rows: int = 1) -> None:
+    def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
         self.backbone = backbone
         self.use = use
         self.name = cache_argument(backbone.body)
@@ -58,7 +104,7 @@ class ModelCache:
         self._positioned = "position_ids" in signature(backbone.body.forward).parameters
         self.starts = [0] * rows
         self.lengths = [0] * rows
-        self.width = 0
+        self.width = self.ran = 0
         self.states: dict[int, list[Tensor]] = {}
 
     @property
@@ -80,6 +126,7 @@ class ModelCache:
             found.append(self._forward(ids[:, first : first + step]))
             if every is not None and (self.width - before) % every == 0:
                 self.store_states()
+        self.ran = sum(map(len, sequences))
         self.lengths = [length + len(ids) for length, ids in zip(self.lengths, sequences, strict=True)]
         return torch.cat(found, 1)
 
@@ -198,7 +245,7 @@ class OwnHead:
     """The shared prompt head, run once, in the model's own cache."""
 
     def __init__(self, backbone: Backbone, ids: Sequence[int], use: CacheUse) -> None:
-        self.cache = ModelCache(backbone, use)
+        self.cache = use.rows(backbone)
         self.cache.run([ids])
 
     def texts(self, slots: int, width: int) -> "OwnTexts":
@@ -212,11 +259,11 @@ class OwnTexts:
     def __init__(self, head: OwnHead) -> None:
         self.head = head
         self.sequences: dict[int, Sequence[int]] = {}
-        self.rows: dict[int, tuple[ModelCache, int]] = {}
+        self.rows: dict[int, tuple[ModelCache | WholeRows, int]] = {}
 
     def tokens_run(self, sequence: Sequence[int]) -> int:
-        """Return how many tokens `features` runs for a text."""
-        return len(sequence)
+        """Return how many tokens `features` runs for a text: those of the head too where nothing is kept."""
+        return len(sequence) + (self.head.cache.width if self.head.cache.use.whole else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
         """Run texts behind the head and store them in `slots`; return [len(slots), T - first, F]."""
@@ -239,18 +286,43 @@ class OwnTexts:
         return OwnBranches(self)
 
 
+def own_rows(backbone: Backbone, use: CacheUse, sequences: Sequence[Sequence[int]]) -> "tuple[OwnBranches, Tensor]":
+    """Run sequences from their beginning; return branches behind them, and the features at their ends [B, F]."""
+    lengths = list(map(len, sequences))
+    padded_together = use.company == "any" and not use.rows(backbone).has_states
+    groups: dict[int, list[int]] = defaultdict(list)
+    for at, length in enumerate(lengths):
+        groups[0 if padded_together else at if use.company == "none" else length].append(at)
+    branches = OwnBranches(None)
+    branches.count = len(sequences)
+    found: dict[int, Tensor] = {}
+    for group in groups.values():
+        cache = use.rows(backbone, len(group))
+        features = cache.run([sequences[at] for at in group])
+        found.update((at, features[row, lengths[at] - 1]) for row, at in enumerate(group))
+        kept = cache.cut(range(len(group)), [lengths[at] for at in group]) if padded_together else cache
+        branches.groups.append((group, kept))
+    return branches, torch.stack([found[at] for at in range(len(sequences))])
+
+
 class OwnBranches:
     """Continuations of texts, one token at a time, each with keys and states of its own.
 
     `tokens_run`: the number of tokens that the last step ran, with those that led to the first.
     """
 
-    def __init__(self, texts: OwnTexts) -> None:
-        self.texts = texts
+    def __init__(self, texts: OwnTexts | None) -> None:
+        self._texts = texts
         self.count = 0
         self.tokens_run = 0
         self._rerun = 0
-        self.groups: list[tuple[list[int], ModelCache]] = []
+        self.groups: list[tuple[list[int], ModelCache | WholeRows]] = []
+
+    @property
+    def texts(self) -> OwnTexts:
+        """Return the texts behind which branches begin."""
+        assert self._texts is not None
+        return self._texts
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
         """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
@@ -270,7 +342,7 @@ class OwnBranches:
         parts = [
             (numbers, cache.run([[token] for token in tokens[numbers].tolist()])) for numbers, cache in self.groups
         ]
-        self.tokens_run, self._rerun = self.count + self._rerun, 0
+        self.tokens_run, self._rerun = sum(cache.ran for _, cache in self.groups) + self._rerun, 0
         features = parts[0][1].new_empty(self.count, parts[0][1].shape[-1])
         for numbers, part in parts:
             features[numbers] = part[:, 0]
@@ -286,7 +358,15 @@ class OwnBranches:
                 groups.append(([new for new, _ in part], cache.select([at for _, at in part])))
         self.groups, self.count = groups, len(rows)
 
-    def _begun(self, cache: ModelCache, rows: Sequence[tuple[int, int]], slots: Sequence[int]) -> ModelCache:
+    def branch(self, row: int) -> "OwnBranches":
+        """Return a copy of one branch."""
+        other = copy(self)
+        other.select([row])
+        return other
+
+    def _begun(
+        self, cache: "ModelCache | WholeRows", rows: Sequence[tuple[int, int]], slots: Sequence[int]
+    ) -> "ModelCache | WholeRows":
         """Return the cache of a group behind `kept` tokens of its texts, from pairs of row and kept."""
         head = self.texts.head.cache.width
         if not cache.has_states:

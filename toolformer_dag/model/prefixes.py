@@ -160,3 +160,24 @@ class CachedPrefixes:
             return attention(layer, queries, keys, values, visibility.bias(layer))
 
         return self.backbone.features(ids, positions, attend)
+
+
+class WholePrefixes:
+    """Texts behind prefixes, with the interface of CachedPrefixes; every sequence is run in full."""
+
+    passes = 0
+
+    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
+        self.backbone = backbone
+        self.prefixes = prefixes
+        self.new_tokens = [len(prefix) for prefix in prefixes]
+
+    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+        """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens."""
+        prefixes = [self.prefixes[number] for number in chosen]
+        whole = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
+        features = self.backbone.features(padded(whole, self.backbone.device))
+        starts = on_device([len(prefix) for prefix in prefixes], features.device)[:, None]
+        columns = starts + torch.arange(max(map(len, texts)) + 1, device=features.device) - 1
+        rows = torch.arange(len(whole), device=features.device)[:, None]
+        return features[rows, columns.clamp(0, features.shape[1] - 1)]

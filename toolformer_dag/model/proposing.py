@@ -14,15 +14,10 @@ from toolformer_dag.model.attention import on_device
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import Ends, SamplePoint, TokenCounts, TokenText
 from toolformer_dag.model.drawing import draw
-from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
 from toolformer_dag.model.memory import Places, TokenBudget, batches
-from toolformer_dag.model.own_cache import OwnBranches, OwnHead, OwnTexts
-from toolformer_dag.model.recomputing import RecomputedBranches, RecomputedHead, RecomputedTexts
+from toolformer_dag.model.sharing import Branches, Head, Texts
 from toolformer_dag.settings.sections import SamplingSettings
 
-Head = CachedHead | OwnHead | RecomputedHead
-Texts = CachedTexts | OwnTexts | RecomputedTexts
-Branches = CachedBranches | OwnBranches | RecomputedBranches
 Numbers = NDArray[np.int64]
 Probabilities = NDArray[np.float32]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolformer_dag.model.attention import padded
+from toolformer_dag.model.attention import on_device, padded
 from toolformer_dag.model.backbone import Backbone
-from toolformer_dag.model.heads import CachedHead
+from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
 from toolformer_dag.model.loading import (
     CHECK_TOKENS,
     SAME_ORDER_TOLERANCES,
@@ -21,13 +21,15 @@ from toolformer_dag.model.loading import (
     logits_or_none,
     own_logits,
 )
-from toolformer_dag.model.own_cache import CacheUse, OwnHead
+from toolformer_dag.model.own_cache import CacheUse, OwnBranches, OwnHead, OwnTexts, own_rows
 
 _log = logging.getLogger(__name__)
 
 SHARED, OWN_CACHE, RECOMPUTED = "shared keys", "own cache", "recomputed"
 CACHE_USES = [CacheUse(chunks, company) for chunks in (True, False) for company in ("any", "equal", "none")]
 """From the fastest to the slowest."""
+GREEDY_ROOM = 32
+"""Own tokens of a greedy row before its room is doubled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,26 @@ class Sharing:
     way: str
     cache: CacheUse | None = None
 
+    def head(self, backbone: Backbone, ids: Sequence[int]) -> "Head":
+        """Run the common beginning of texts."""
+        return CachedHead(backbone, ids) if self.cache is None else OwnHead(backbone, ids, self.cache)
+
+    def rows(self, backbone: Backbone, sequences: Sequence[Sequence[int]]) -> "tuple[Branches, Tensor]":
+        """Run sequences from their beginning; return branches behind them, and the features at their ends [B, F]."""
+        if self.cache is not None:
+            return own_rows(backbone, self.cache, sequences)
+        lengths = list(map(len, sequences))
+        texts = CachedHead(backbone, []).texts(len(lengths), max(lengths))
+        features = texts.features(range(len(lengths)), sequences, 0)
+        branches = texts.branches(len(lengths), GREEDY_ROOM)
+        branches.admit(range(len(lengths)), lengths)
+        return branches, features[range(len(lengths)), on_device(lengths, features.device) - 1]
+
+
+Head = CachedHead | OwnHead
+Texts = CachedTexts | OwnTexts
+Branches = CachedBranches | OwnBranches
+
 
 def choose_sharing(backbone: Backbone, name: str) -> Sharing:
     """Return the first way that reproduces the model's own logits of short sequences, and log it with its cost.
@@ -52,7 +74,7 @@ def choose_sharing(backbone: Backbone, name: str) -> Sharing:
     kind = f"{name!r} ({type(backbone.model).__name__})"
     if sharing.way == SHARED:
         _log.info("%s: the keys of prompt and text are computed and stored once for all samples", kind)
-    elif sharing.cache is not None:
+    elif sharing.cache is not None and sharing.way == OWN_CACHE:
         apart = "" if sharing.cache.company == "any" else ", and few samples run together"
         slow = "" if sharing.cache.chunks else ", and a text runs one token at a time"
         _log.warning(
@@ -83,7 +105,7 @@ def _choose_sharing(backbone: Backbone) -> Sharing:
     for use in CACHE_USES:
         if agrees(expected, logits_or_none(partial(_continued, partial(OwnHead, use=use), backbone)), tolerance):
             return Sharing(OWN_CACHE, use)
-    return Sharing(RECOMPUTED)
+    return Sharing(RECOMPUTED, CacheUse(chunks=True, company="equal", whole=True))
 
 
 def _splits(backbone: Backbone, expected: Tensor, tolerance: float) -> bool:

@@ -18,18 +18,15 @@ import transformers
 from toolformer_dag.model.attention import on_device
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
-from toolformer_dag.model.decoding_batches import DecodingBatch, choose_batch_method
-from toolformer_dag.model.heads import CachedHead
+from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, Places, TokenBudget, free_token_budget
-from toolformer_dag.model.own_cache import OwnHead
-from toolformer_dag.model.prefixes import CachedPrefixes
-from toolformer_dag.model.proposing import Head, Proposer
-from toolformer_dag.model.recomputing import RecomputedHead, RecomputedPrefixes
-from toolformer_dag.model.sharing import RECOMPUTED, SHARED, choose_sharing
+from toolformer_dag.model.prefixes import CachedPrefixes, WholePrefixes
+from toolformer_dag.model.proposing import Proposer
+from toolformer_dag.model.sharing import Head, choose_sharing
 from toolformer_dag.settings.sections import SamplingSettings
 
-Prefixes = CachedPrefixes | RecomputedPrefixes
+Prefixes = CachedPrefixes | WholePrefixes
 
 
 class TransformersBackend:
@@ -41,13 +38,15 @@ class TransformersBackend:
     - Device, budget and order change results only by rounding.
     """
 
+    greedy_rows = 64
+
     @torch.inference_mode()
     def __init__(self, language_model: LanguageModel, *, token_budget: int | None = None) -> None:
         self.language_model = language_model
         self.context_length = language_model.context_length
         self.counts = TokenCounts()
-        self.backbone = Backbone(language_model.model)
-        self.budget = TokenBudget(token_budget or free_token_budget(language_model.model, self.backbone.device))
+        self.budget = TokenBudget(token_budget or free_token_budget(language_model.model, language_model.device))
+        self.backbone = Backbone(language_model.model, self.budget)
         self.sharing = choose_sharing(self.backbone, language_model.name)
         self._head: tuple[list[int], Head] | None = None
 
@@ -55,11 +54,6 @@ class TransformersBackend:
     def identity(self) -> str:
         """Return name and version of the library, and how products are computed."""
         return f"transformers {transformers.__version__}, {self.language_model.arithmetic}"
-
-    @property
-    def greedy_rows(self) -> int:
-        """Return the most rows of `greedy`."""
-        return choose_batch_method(self.language_model).rows
 
     @torch.inference_mode()
     def propose(
@@ -105,18 +99,14 @@ class TransformersBackend:
         return [found[number] for number in range(len(queries))]
 
     @torch.inference_mode()
-    def greedy(self, sequences: Sequence[Sequence[int]]) -> DecodingBatch:
-        """Run sequences to be continued, in the model's own cache where that reproduces its logits."""
-        return choose_batch_method(self.language_model).kind(self.language_model, sequences)
+    def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
+        """Run sequences to be continued."""
+        return GreedyBatch(self.backbone, *self.sharing.rows(self.backbone, sequences))
 
     def _run_head(self, ids: Sequence[int]) -> Head:
-        if self.sharing.way == RECOMPUTED:
-            return RecomputedHead(self.backbone, ids, self.budget)
         self.counts.add("prompt", len(ids))
         self.counts.passes += 1
-        if self.sharing.cache is not None:
-            return OwnHead(self.backbone, ids, self.sharing.cache)
-        return CachedHead(self.backbone, ids)
+        return self.sharing.head(self.backbone, ids)
 
     def _stored_tokens(self, head: int, text: TokenText, room: int) -> int:
         """Return how many tokens' keys a text and all its samples store, with `room` tokens for each sample."""
@@ -140,7 +130,7 @@ class TransformersBackend:
         return Places(min(len(texts), max(1, half // longest)), branches, max(1, fitting))
 
     def _prefixes(self, prefixes: Sequence[Sequence[int]]) -> Prefixes:
-        kind = CachedPrefixes if self.sharing.way == SHARED else RecomputedPrefixes
+        kind = CachedPrefixes if self.sharing.cache is None else WholePrefixes
         result = kind(self.backbone, prefixes, self.budget.tokens)
         self.counts.passes += result.passes
         return result

@@ -13,6 +13,7 @@ API_END = "]"
 NAME = r"[^\s\[\]()]+"
 OPENING = re.compile(rf"\[\s*{NAME}\(")
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
+LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 # Of category Cf too, but Persian, Hindi and some emoji need them.
 JOINERS = "\u200c\u200d"
@@ -73,21 +74,17 @@ def fault(call: Call) -> str | None:
     return None
 
 
-def continues_call(body: str, tools: Collection[str]) -> bool:
-    """Return whether the text after " [" is `Name(input) ->` with a name in `tools`, or the beginning of such a text.
+def call_grammar(tools: Collection[str]) -> str:
+    """Return llguidance's grammar of what may stand after " [": `Name(input) ->` with a name in `tools`, and anything.
 
-    `parse_call` accepts every text before `->` for which this is true. What follows the first `->` is ignored.
+    `parse_call` accepts every text before `->` that it admits.
     """
-    call, arrow, _ = body.partition(RESULT_ARROW)
-    opening = next((f"{name}(" for name in tools if call.startswith(f"{name}(")), None)
-    if opening is None:
-        return not arrow and any(f"{name}(".startswith(call) for name in tools)
-    input = call[len(opening) :]
-    if arrow:
-        if not input.rstrip().endswith(")") or len(call.splitlines()) > 1:
-            return False
-        input = input.rstrip()[:-1]
-    return fault(Call(opening[:-1], input)) is None and not OPENING.search(input)
+    names = "|".join(re.escape(name).replace("/", "\\/") for name in sorted(tools))
+    return rf"""%llguidance {{ "no_forcing": true }}
+start: CALL
+CALL: /({names})\(/ INPUT /\)[^\S{LINE_ENDS}]*->(?s:.*)/
+INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)->(?s:.*)/ & ~/(?s:.*)\[\s*{NAME}\((?s:.*)/
+"""
 
 
 def clean_result(result: str, max_characters: int) -> str:

@@ -1,10 +1,8 @@
 """The forms in which corpora are published, as data: where a record keeps text, id, URL, title, domain, language."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import pyarrow as pa
 
 Step = str | int
 Steps = tuple[Step, ...]
@@ -162,56 +160,50 @@ def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Lay
     A field that the settings name, and the format's required ones, must be in one of the records at least. The others
     may come later: their paths are taken as they are written.
     """
-    found = _recognized(choice, lambda path: any(steps_to(record, path) for record in records))
-    names = _names(records)
 
     def place(path: str) -> Steps | None:
         return next((steps for record in records if (steps := steps_to(record, path))), None)
 
-    chosen = _chosen(choice, found, names)
-    _refuse_missing(_layout(choice, chosen, place), choice, names)
-    return _layout(choice, chosen, lambda path: place(path) or _written(path))
+    given, names = dict(choice.fields), shown(_names(records))
+    found = _recognized(choice, place)
+    if found is None and "text" not in given:
+        raise FormatError(
+            "unknown_format",
+            f"no format fits the first records; they have {names}; set corpus.format, or name their fields under "
+            "[corpus.fields]",
+        )
+    found = found or CorpusFormat("fields", (), {})
+    paths = {**found.fields, **{field: (path,) for field, path in given.items()}}
+    strict = frozenset({*found.required, *given})
+    for field in FIELDS:
+        if field in strict and not any(map(place, paths[field])):
+            raise _lacking(field, found.name, given, paths[field], names)
+    places = {field: tuple(place(path) or _written(path) for path in paths.get(field, ())) for field in FIELDS}
+    return Layout(found.name, places, found.required, strict)
 
 
-def layout_of_schema(choice: FormatChoice, schema: pa.Schema) -> Layout:
-    """Return the layout of a table of that schema. Raises FormatError, naming the columns that are there."""
-    found = _recognized(choice, lambda path: steps_in(schema, path) is not None)
-    names = list(_columns(schema))
-    layout = _layout(choice, _chosen(choice, found, names), lambda path: steps_in(schema, path))
-    _refuse_missing(layout, choice, names)
-    return layout
+def _lacking(field: str, name: str, given: Container[str], paths: Sequence[str], names: str) -> FormatError:
+    source = f"corpus.fields.{field}" if field in given else f"the format {name}"
+    looked = " or ".join(paths)
+    told = f"{source} reads {field} from {looked}, which the first records lack; they have {names}"
+    return FormatError("missing_field", told)
 
 
 def steps_to(record: Any, path: str) -> Steps | None:
     """Return the way that a dotted path means in a record, None where it is not there; names may hold dots."""
-    if isinstance(record, Mapping):
-        if path in record:
-            return (path,)
-        head, dot, rest = path.partition(".")
-        below = steps_to(record[head], rest) if dot and head in record else None
-        return (head, *below) if below else None
-    if isinstance(record, list):
-        head, dot, rest = path.partition(".")
-        if not head.isdecimal() or int(head) >= len(record):
-            return None
-        below = steps_to(record[int(head)], rest) if dot else ()
-        return None if below is None else (int(head), *below)
-    return None
-
-
-def steps_in(schema: pa.Schema | pa.StructType | pa.DataType, path: str) -> Steps | None:
-    """Return the way that a dotted path means in a schema, None where it is not there; names may hold dots."""
     head, dot, rest = path.partition(".")
-    if isinstance(schema, pa.Schema | pa.StructType):
-        if schema.get_field_index(path) >= 0:
-            return (path,)
-        index = schema.get_field_index(head) if dot else -1
-        below = steps_in(schema.field(index).type, rest) if index >= 0 else None
-        return (head, *below) if below else None
-    if pa.types.is_list(schema) or pa.types.is_large_list(schema):
-        below = steps_in(schema.value_type, rest) if dot else ()
-        return (int(head), *below) if head.isdecimal() and below is not None else None
-    return None
+    if isinstance(record, Mapping):
+        step: Step = path if path in record else head
+        there = step in record
+    else:
+        step = int(head) if head.isdecimal() else -1
+        there = isinstance(record, list) and 0 <= step < len(record)
+    if not there:
+        return None
+    if step == path or not dot:
+        return (step,)
+    below = steps_to(record[step], rest)
+    return (step, *below) if below else None
 
 
 def value_at(record: Any, steps: Steps) -> Any:
@@ -233,46 +225,10 @@ def shown(names: Iterable[str]) -> str:
     return ", ".join(listed[:SHOWN]) + more if listed else "none"
 
 
-def _recognized(choice: FormatChoice, there: Any) -> CorpusFormat | None:
+def _recognized(choice: FormatChoice, place: Callable[[str], Steps | None]) -> CorpusFormat | None:
     if choice.format != AUTO:
         return next(one for one in FORMATS if one.name == choice.format)
-    return next((one for one in FORMATS if all(map(there, one.recognized_by))), None)
-
-
-def _chosen(choice: FormatChoice, found: CorpusFormat | None, names: Sequence[str]) -> CorpusFormat:
-    if found is not None:
-        return found
-    if "text" in dict(choice.fields):
-        return CorpusFormat("fields", (), {})
-    raise FormatError(
-        "unknown_format",
-        f"no format fits the first records; they have {shown(names)}; set corpus.format, or name their fields under "
-        "[corpus.fields]",
-    )
-
-
-def _layout(choice: FormatChoice, found: CorpusFormat, place: Any) -> Layout:
-    given = dict(choice.fields)
-    paths = {**found.fields, **{field: (path,) for field, path in given.items()}}
-    places = {field: tuple(way for path in paths.get(field, ()) if (way := place(path))) for field in FIELDS}
-    return Layout(found.name, places, found.required, frozenset({*found.required, *given}))
-
-
-def _refuse_missing(layout: Layout, choice: FormatChoice, names: Sequence[str]) -> None:
-    given = dict(choice.fields)
-    for field in FIELDS:
-        if layout.places[field] or not (field in layout.required or field in given):
-            continue
-        source = f"corpus.fields.{field}" if field in given else f"the format {layout.format}"
-        paths = [given[field]] if field in given else _paths(layout.format, field)
-        raise FormatError(
-            "missing_field",
-            f"{source} reads {field} from {' or '.join(paths)}, which the first records lack; they have {shown(names)}",
-        )
-
-
-def _paths(name: str, field: str) -> Sequence[str]:
-    return next(one.fields[field] for one in FORMATS if one.name == name)
+    return next((one for one in FORMATS if all(map(place, one.recognized_by))), None)
 
 
 def _written(path: str) -> Steps:
@@ -287,10 +243,3 @@ def _names(records: Iterable[Mapping[str, Any]]) -> list[str]:
             if isinstance(value, Mapping):
                 found.update(dict.fromkeys(f"{name}.{below}" for below in value))
     return list(found)
-
-
-def _columns(schema: pa.Schema) -> Iterator[str]:
-    for field in schema:
-        yield field.name
-        if isinstance(field.type, pa.StructType):
-            yield from (f"{field.name}.{below.name}" for below in field.type)

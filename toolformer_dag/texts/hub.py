@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
-from toolformer_dag.texts.columns import Batch, DocumentsOfShard
+from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.parquet_records import ArrowRecords
-from toolformer_dag.texts.shard_reader import ShardError
+from toolformer_dag.texts.shard_reader import DocumentReader, ShardError
+from toolformer_dag.texts.tables import TableRecords
 
 ROWS = 1000
 """Rows per batch."""
@@ -64,12 +64,12 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
     return HubSplit(hub, configuration, split, commit, local, named, files)
 
 
-class HubReader:
-    """One pass over a data file of a split. `format`: the name of its form, known after the first batch."""
+class HubReader(DocumentReader):
+    """One pass over a data file of a split."""
 
     def __init__(self, split: HubSplit, number: int, choice: FormatChoice) -> None:
-        self.format: str | None = None
-        self._split, self._number, self._choice = split, number, choice
+        super().__init__(choice)
+        self._split, self._number = split, number
 
     def batches(self) -> Iterator[Batch]:
         """Yield documents and what was refused, as ShardReader does; rows are numbered within the data file.
@@ -78,15 +78,16 @@ class HubReader:
         ShardError where the hub cannot be reached. One malformed JSON line makes its whole data file unreadable, and so
         does a field that the first data file lacks, or that is null there.
         """
-        records = ArrowRecords(self._choice)
-        documents: DocumentsOfShard | None = None
-        for table in self._tables():
-            if documents is None:
-                layout = records.look(table.schema)
-                self.format, documents = layout.format, DocumentsOfShard(layout.own_date)
-            yield documents.of(records.batch(table))
-        if documents is None:
+        records = TableRecords(self._choice)
+        yield from self._documents(self._raw(records), records)
+        if records.layout is None:
             raise ShardFault("empty_shard", "the data file has no rows")
+
+    def _raw(self, records: TableRecords) -> Iterator[Batch]:
+        for table in self._tables():
+            if records.layout is None:
+                records.look_at(table.schema)
+            yield records.rows(table)
 
     def _tables(self) -> Iterator[pa.Table]:
         from datasets.exceptions import DatasetsError

@@ -1,6 +1,6 @@
 """Reading a shard of any form: JSON lines, plain or compressed, and Parquet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, cast
@@ -10,8 +10,9 @@ from toolformer_dag.texts.columns import Batch, DocumentsOfShard, Rejection
 from toolformer_dag.texts.compression import ShardFault, blocks, kind_of
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.json_lines import JsonLines
-from toolformer_dag.texts.parquet_records import MAGIC, ArrowRecords, parquet_batches
+from toolformer_dag.texts.json_lines import json_batches
+from toolformer_dag.texts.records import Records
+from toolformer_dag.texts.tables import MAGIC, TableRecords, parquet_batches
 
 READ_BYTES = 1 << 18
 NAMED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -21,18 +22,33 @@ class ShardError(UserError):
     """A shard that cannot be opened or read; another time it may."""
 
 
-class ShardReader:
-    """One pass over a shard file. `format`: the name of its form, known after the first batch."""
+class DocumentReader:
+    """One pass over a shard. `format`: the name of its form, known after the first batch."""
+
+    def __init__(self, choice: FormatChoice | None) -> None:
+        self.format: str | None = None
+        self._choice = choice or FormatChoice()
+
+    def _documents(self, raw: Iterable[Batch], records: Records) -> Iterator[Batch]:
+        documents: DocumentsOfShard | None = None
+        for batch in raw:
+            assert records.layout is not None
+            self.format = records.layout.format
+            documents = documents or DocumentsOfShard(records.layout.own_date)
+            yield documents.of(batch)
+
+
+class ShardReader(DocumentReader):
+    """One pass over a shard file."""
 
     def __init__(self, path: Path | str, choice: FormatChoice | None = None) -> None:
-        self.format: str | None = None
+        super().__init__(choice)
         self._path = Path(path)
-        self._choice = choice or FormatChoice()
 
     def batches(self) -> Iterator[Batch]:
         """Yield documents (columns.DOCUMENTS) in the order of the file, with the lines that hold none.
 
-        - Reasons: those of JsonLines, ArrowRecords and DocumentsOfShard.
+        - Reasons: those of `json_batches`, TableRecords and DocumentsOfShard.
         - Memory: a block of 16 MB in a few forms, and 100 bytes per document for its digest.
 
         Raises ShardFault, after the documents before the fault, where nothing of the shard may be used: damaged
@@ -40,23 +56,16 @@ class ShardReader:
         unsupported_compression, not_gzip, not_zstd, not_parquet), or empty (empty_shard). Raises ShardError where the
         file is missing or unreadable.
         """
-        documents: DocumentsOfShard | None = None
-        records: JsonLines | ArrowRecords
         try:
             with BufferedReader(cast(RawIOBase, self._path.open("rb", buffering=0)), READ_BYTES) as stream:
                 head = stream.peek(len(MAGIC) + 2)[:6]
                 if head.startswith(MAGIC):
-                    records = ArrowRecords(self._choice)
-                    raw = parquet_batches(_whole(self._path, stream), records)
+                    table = TableRecords(self._choice)
+                    yield from self._documents(parquet_batches(_whole(self._path, stream), table), table)
                 else:
-                    records = JsonLines(self._choice)
-                    raw = records.batches(blocks(stream, self._compression(head)))
-                for batch in raw:
-                    if documents is None and records.layout is not None:
-                        self.format = records.layout.format
-                        documents = DocumentsOfShard(records.layout.own_date)
-                    if documents is not None:
-                        yield documents.of(batch)
+                    lines = Records(self._choice)
+                    content = blocks(stream, self._compression(head))
+                    yield from self._documents(json_batches(content, lines), lines)
         except OSError as error:
             raise ShardError(
                 f"shard {self._path} cannot be read ({error.strerror or error}); correct its path, or the disk"

@@ -1,9 +1,7 @@
 """Build BM25 indexes of passages, named by content hash, and search them."""
 
 import functools
-import hashlib
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import tantivy
 from pydantic import AfterValidator, ValidationInfo
 
 from toolformer_dag.files import FILES, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
+from toolformer_dag.identity import file_hash
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, passages_digest, read_passages
@@ -33,49 +31,18 @@ def cache_root() -> Path:
 
 
 def source_digest(source: str) -> str:
-    """Return the content hash of the passages of `source`; it does not depend on the file's name or format.
-
-    A file is read again only when its size or modification time changed. Raises PassageError.
-    """
-    return _embedded_digest() if source == EMBEDDED else _file_digest(Path(source).absolute())
+    """Return the content hash of a file, whatever its name, or of the embedded passages. Raises PassageError."""
+    if source == EMBEDDED:
+        return _embedded_digest()
+    try:
+        return file_hash(Path(source))
+    except OSError as error:
+        raise PassageError(f"{source}: {error.strerror}. Set `passages` to a file or `{EMBEDDED}`.") from error
 
 
 @functools.cache
 def _embedded_digest() -> str:
     return passages_digest(read_passages(EMBEDDED))
-
-
-def _file_digest(file: Path) -> str:
-    try:
-        state = file.stat()
-    except OSError as error:
-        raise PassageError(f"{file}: {error.strerror}. Set `passages` to a file or `{EMBEDDED}`.") from error
-    note = cache_root() / "passages" / f"{hashlib.sha256(bytes(file)).hexdigest()[:32]}.json"
-    seen = {"size": state.st_size, "mtime_ns": state.st_mtime_ns}
-    if (noted := _noted(note)) and noted.items() >= seen.items():
-        return str(noted["digest"])
-    digest = passages_digest(read_passages(str(file)))
-    try:
-        _write(note, {**seen, "digest": digest})
-    except OSError as error:  # the cached hash only saves time
-        _log.warning("%s: cannot be written (%s); %s is hashed again next time", note, error.strerror, file)
-    return digest
-
-
-def _noted(note: Path) -> dict[str, object]:
-    """Read a cached hash; an unreadable file counts as absent."""
-    try:
-        noted = orjson.loads(note.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return noted if isinstance(noted, dict) and "digest" in noted else {}
-
-
-def _write(note: Path, value: dict[str, object]) -> None:
-    note.parent.mkdir(parents=True, exist_ok=True)
-    beside = note.with_suffix(f".{os.getpid()}")
-    beside.write_bytes(orjson.dumps(value))
-    beside.replace(note)
 
 
 MAX_TERM_BYTES = 40
@@ -275,12 +242,6 @@ class PassageSearch:
             if len(found) < wanted or scores[-1] < scores[limit - 1]:
                 return found
             wanted *= 4
-
-    def rarity(self, word: str) -> float:
-        """Return BM25's idf of a word; the rarest of its terms counts."""
-        count = self._searcher.num_docs
-        found = [self._searcher.doc_freq("words", term) for term in analyzer().analyze(word)]
-        return math.log(1 + (count - min(found) + 0.5) / (min(found) + 0.5)) if found else 0.0
 
     def _query(self, terms: list[str]) -> tantivy.Query:
         should = tantivy.Occur.Should

@@ -2,19 +2,90 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from toolformer_dag.tools.built_in.question_answering import NO_ANSWER, QuestionAnsweringOptions
 from toolformer_dag.tools.endpoint import Endpoint, UnreadableAnswer
-from toolformer_dag.tools.options import load_model, load_tokenizer
-from toolformer_dag.tools.passages import Passage
-from toolformer_dag.tools.tool import RetryableError, ToolDown, ToolResult
+from toolformer_dag.tools.options import (
+    MAX_SECONDS,
+    PretrainedName,
+    PretrainedOptions,
+    WebAddress,
+    load_model,
+    load_tokenizer,
+)
+from toolformer_dag.tools.passage_search import RetrievalOptions
+from toolformer_dag.tools.passages import EMBEDDED, Passage
+from toolformer_dag.tools.tool import NO_ANSWER, RetryableError, ToolDown, ToolResult
+from toolformer_dag.tools.wording_reader import EmbeddedReader
+
+ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
+
+
+class InferenceReader(BaseModel):
+    """The reader that answers a finetuned model; what is left out is as while C* is made, but for the revision."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reader: ReaderName | None = None
+    model: PretrainedName | None = None
+    revision: str | None = None
+
+
+class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
+    """Options of question answering.
+
+    - reader: `seq2seq` (Flan-T5 and similar), `extractive` (a model of AutoModelForQuestionAnswering), `http` (an
+      OpenAI-compatible endpoint) or `embedded` (rules, no weights).
+    - inference: the reader, model and revision that answer a finetuned model, in evaluation and `generate`, where they
+      differ from those that answer while C* is made. C* does not depend on them.
+    - passages_read: how many passages the reader gets; 0 only for `seq2seq` and `http`, which then use no passages.
+    - max_input_tokens: the limit of an input, for `extractive` of a passage.
+    - max_answer_tokens: the limit of an answer.
+    - For `http` only: url, including `/v1`; api_key_variable, the environment variable with the key;
+      request_timeout_s, the deadline of a whole answer. A URL with a user, a query or a key in its path is recorded by
+      its hash.
+    """
+
+    reader: ReaderName = "seq2seq"
+    inference: InferenceReader | None = None
+    model: PretrainedName = "google/flan-t5-base"
+    passages_read: int = Field(5, ge=0)
+    max_input_tokens: int = Field(512, ge=16)
+    max_answer_tokens: int = Field(32, ge=1)
+    url: WebAddress | None = None
+    api_key_variable: str | None = None
+    request_timeout_s: float = Field(60.0, gt=0, le=MAX_SECONDS)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for reader in {self.reader, self.at_inference().reader}:
+            if reader == "http" and not self.url:
+                raise ValueError("reader = 'http' needs url, such as 'http://localhost:8000/v1'")
+            if self.passages_read == 0 and reader not in ("seq2seq", "http"):
+                raise ValueError(f"reader = {reader!r} answers from passages only: set passages_read to 1 or more")
+            if reader == "embedded" and self.passages != EMBEDDED:
+                raise ValueError("reader = 'embedded' reads only passages = 'embedded'; choose another reader")
+        return self
+
+    def at_inference(self) -> Self:
+        """Return the options with which the tool answers a finetuned model."""
+        if self.inference is None:
+            return self
+        chosen = self.inference.model_dump(exclude_none=True)
+        revision = {} if self.inference.model is None else {"revision": self.inference.revision}
+        return self.model_copy(update={"inference": None, **chosen, **revision})
+
+
+class Reader(Protocol):
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+        """Answer each question from its passages, best passage first."""
 
 
 def reader_input(question: str, passages: Sequence[Passage]) -> str:
@@ -213,3 +284,15 @@ def _result(body: Mapping[str, Any]) -> ToolResult:
     if not answer or answer.lower().strip(".`") == UNKNOWN:
         return ToolResult(None, NO_ANSWER.reason, cost=cost)
     return ToolResult(answer, cost=cost)
+
+
+def load_reader(options: QuestionAnsweringOptions) -> Reader:
+    """Load the reader and its weights. Raises ModelError."""
+    if options.reader == "embedded":
+        return EmbeddedReader()
+    kinds: dict[str, Callable[[QuestionAnsweringOptions], Reader]] = {
+        "http": HttpReader,
+        "extractive": ExtractiveReader,
+        "seq2seq": Seq2SeqReader,
+    }
+    return kinds[options.reader](options)

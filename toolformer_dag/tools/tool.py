@@ -79,6 +79,9 @@ class ToolResult:
         return self.reason is not None and self.reason.startswith(LOST)
 
 
+NO_ANSWER = ToolResult(None, "no_answer")
+
+
 class Tool(ABC):
     """The tool of a lane. A subclass sets `name`, `version` and `defaults` and defines `run`; the rest has defaults.
 

@@ -2,100 +2,15 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, Self
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from toolformer_dag.model.weights import ModelError
-from toolformer_dag.tools.options import MAX_SECONDS, PretrainedName, PretrainedOptions, WebAddress, shown_url
-from toolformer_dag.tools.passage_search import PassageSearch, RetrievalOptions
+from toolformer_dag.tools.options import shown_url
+from toolformer_dag.tools.passage_search import PassageSearch
 from toolformer_dag.tools.passages import Passage, PassageError
+from toolformer_dag.tools.readers import QuestionAnsweringOptions, Reader, load_reader
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
 
-ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
-READER_RULES = 3  # raise this when the reader without weights would answer a question in another way
-
-
-class InferenceReader(BaseModel):
-    """The reader that answers a finetuned model; what is left out is as while C* is made, but for the revision."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    reader: ReaderName | None = None
-    model: PretrainedName | None = None
-    revision: str | None = None
-
-
-class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
-    """Options of question answering.
-
-    - reader: `seq2seq` (Flan-T5 and similar), `extractive` (a model of AutoModelForQuestionAnswering), `http` (an
-      OpenAI-compatible endpoint) or `embedded` (rules, no weights).
-    - inference: the reader, model and revision that answer a finetuned model, in evaluation and `generate`, where they
-      differ from those that answer while C* is made. C* does not depend on them.
-    - passages_read: how many passages the reader gets; 0 only for `seq2seq` and `http`, which then use no passages.
-    - max_input_tokens: the limit of an input, for `extractive` of a passage.
-    - max_answer_tokens: the limit of an answer.
-    - For `http` only: url, including `/v1`; api_key_variable, the environment variable with the key;
-      request_timeout_s, the deadline of a whole answer. A URL with a user, a query or a key in its path is recorded by
-      its hash.
-    """
-
-    reader: ReaderName = "seq2seq"
-    inference: InferenceReader | None = None
-    model: PretrainedName = "google/flan-t5-base"
-    passages_read: int = Field(5, ge=0)
-    max_input_tokens: int = Field(512, ge=16)
-    max_answer_tokens: int = Field(32, ge=1)
-    url: WebAddress | None = None
-    api_key_variable: str | None = None
-    request_timeout_s: float = Field(60.0, gt=0, le=MAX_SECONDS)
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        for reader in {self.reader, self.at_inference().reader}:
-            if reader == "http" and not self.url:
-                raise ValueError("reader = 'http' needs url, such as 'http://localhost:8000/v1'")
-            if self.passages_read == 0 and reader not in ("seq2seq", "http"):
-                raise ValueError(f"reader = {reader!r} answers from passages only: set passages_read to 1 or more")
-        return self
-
-    def at_inference(self) -> Self:
-        """Return the options with which the tool answers a finetuned model."""
-        if self.inference is None:
-            return self
-        chosen = self.inference.model_dump(exclude_none=True)
-        revision = {} if self.inference.model is None else {"revision": self.inference.revision}
-        return self.model_copy(update={"inference": None, **chosen, **revision})
-
-
-NO_ANSWER = ToolResult(None, "no_answer")
-
-
-class Reader(Protocol):
-    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """Answer each question from its passages, best passage first."""
-
-
-def load_reader(options: QuestionAnsweringOptions, rarity: Callable[[str], float]) -> Reader:
-    """Load the reader and its weights; `rarity` returns the weight of a word. Raises ModelError."""
-    match options.reader:
-        case "embedded":
-            from toolformer_dag.tools.extraction import EmbeddedReader
-
-            return EmbeddedReader(rarity)
-        case "http":
-            from toolformer_dag.tools.readers import HttpReader
-
-            return HttpReader(options)
-        case "extractive":
-            from toolformer_dag.tools.readers import ExtractiveReader
-
-            return ExtractiveReader(options)
-        case "seq2seq":
-            from toolformer_dag.tools.readers import Seq2SeqReader
-
-            return Seq2SeqReader(options)
+READER_RULES = 4  # raise this when the reader without weights would answer a question in another way
 
 
 class QuestionAnswering(Tool):
@@ -156,7 +71,7 @@ class QuestionAnswering(Tool):
             if self._search is None and self.options.passages_read:
                 self._search = self.options.open_search(progress)
             if self._reader is None:
-                self._reader = load_reader(self.options, self._search.rarity if self._search else lambda word: 0.0)
+                self._reader = load_reader(self.options)
         except (PassageError, ModelError) as error:
             raise ToolDown(f"[tools.{self.key}] {error}") from error
 
