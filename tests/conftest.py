@@ -1,5 +1,7 @@
 """Fixtures that every room's tests share."""
 
+import fcntl
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -21,6 +23,33 @@ for name in [name for name in os.environ if name.startswith(("DAGSTER_", "TOOLFO
 # No test is timed: a busy machine must not make one fail.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: a full collection in a test need not walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
+Once = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Makes a folder once for all processes of a test run: `once("made", fill)`."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+    def make(name: str, fill: Callable[[Path], object]) -> Path:
+        folder = shared / name
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (shared / f"{name}.done").exists():
+                fill(folder)
+                (shared / f"{name}.done").touch()
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

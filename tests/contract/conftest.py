@@ -8,7 +8,6 @@ that were measured once lie in JSON files beside the tests. Write them anew, aft
 (one process: without -n), and read the difference before it is committed.
 """
 
-import fcntl
 import gzip
 import io
 import itertools
@@ -403,24 +402,6 @@ def new_world(folder: Path, model: Path) -> World:
     for name in ("one", "two"):
         write_shard(folder / "web", name)
     return World(folder)
-
-
-@pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
-    """Makes a folder once for all processes of a test run: `once("made", fill)`."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-
-    def make(name: str, fill: Callable[[Path], object]) -> Path:
-        folder = shared / name
-        with (shared / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (shared / f"{name}.done").exists():
-                fill(folder)
-                (shared / f"{name}.done").touch()
-        return folder
-
-    return make
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Counts by chance, false discovery rates and thresholds agree with plain loops, in the filter and in the warehouse."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import groupby
 from math import ceil, sqrt
@@ -41,13 +41,30 @@ calls = st.lists(
     unique_by=lambda row: tuple(row[name] for name in KEY),
 )
 rate = st.sampled_from([0.01, 0.05, 0.2, 0.4, 0.9])
+LANES = ("calculator", "calendar", "machine_translation", "question_answering", "wiki_search")
+WORLDS = 5
+"""Of LANES each: 25 examples in five warehouses."""
 
 
 def lake(folder: Path, rows: Sequence[Row], *more: str, tau_f: object = 1.0) -> Outputs:
     """Publish calls and their swaps; a call without a delta looks ahead."""
     outputs = hand_made(folder, "calculator", *more, shards=("one", "two"), tau_f=tau_f)
+    publish_calls(outputs, "calculator", rows)
+    return outputs
+
+
+def lake_of(folder: Path, rows: Mapping[str, Sequence[Row]], tau_f: Mapping[str, object]) -> Outputs:
+    """Publish the calls of several lanes: a warehouse over five costs what one over one costs."""
+    tools = {lane: {"tau_f": tau_f[lane]} for lane in rows}
+    outputs = hand_made(folder, shards=("one", "two"), sections={"tools": tools})
+    for lane, own in rows.items():
+        publish_calls(outputs, lane, own)
+    return outputs
+
+
+def publish_calls(outputs: Outputs, lane: str, rows: Sequence[Row]) -> None:
     for shard in ("one", "two"):
-        own = [{"tool": "calculator", "input": "1", "result": "1", **row} for row in rows if row["shard"] == shard]
+        own = [{"tool": lane, "input": "1", "result": "1", **row} for row in rows if row["shard"] == shard]
         scored = [
             {
                 **{k: v for k, v in row.items() if k != "swapped"},
@@ -61,11 +78,10 @@ def lake(folder: Path, rows: Sequence[Row], *more: str, tau_f: object = 1.0) -> 
             for swap, delta in enumerate(row["swapped"])
         ]
         texts = {(row["digest"], row["segment"]) for row in own}
-        named = [{"tool": "calculator", "digest": a, "segment": b, "shard": shard, "text_digest": a} for a, b in texts]
-        publish(outputs["calculator/heuristic_subset"], shard, named)
-        publish(outputs["calculator/loss_deltas"], shard, scored)
-        publish(outputs["calculator/swapped_results"], shard, other)
-    return outputs
+        named = [{"tool": lane, "digest": a, "segment": b, "shard": shard, "text_digest": a} for a, b in texts]
+        publish(outputs[f"{lane}/heuristic_subset"], shard, named)
+        publish(outputs[f"{lane}/loss_deltas"], shard, scored)
+        publish(outputs[f"{lane}/swapped_results"], shard, other)
 
 
 def warehouse(folder: Path, outputs: Outputs) -> Path:
@@ -132,25 +148,34 @@ def at_least(deltas: Sequence[float], tau_f: float) -> int:
     return sum(delta >= tau_f for delta in deltas)
 
 
-@settings(max_examples=25, deadline=None)
-@given(calls)
+@settings(max_examples=WORLDS)
+@given(st.fixed_dictionaries(dict.fromkeys(LANES, calls)))
 def test_statistics_and_thresholds_agree_with_plain_loops(
-    tmp_path_factory: pytest.TempPathFactory, calls: list[Row]
+    tmp_path_factory: pytest.TempPathFactory, calls: dict[str, list[Row]]
 ) -> None:
     folder = tmp_path_factory.mktemp("lake")
-    outputs, slow = lake(folder, calls), Slow(calls)
+    outputs = lake_of(folder, calls, dict.fromkeys(calls, 1.0))
     database = warehouse(folder, outputs)
-    view = query(database, "FROM swapped_statistics").to_dicts()
+    views = {
+        name: query(database, f"FROM {name}") for name in ("swapped_statistics", "chance_thresholds", "chance_rates")
+    }
+    for lane, rows in calls.items():
+        own = {name: view.filter(tool=lane) for name, view in views.items()}
+        assert_statistics(own["swapped_statistics"].to_dicts(), Slow(rows))
+        assert_thresholds(own["chance_thresholds"].to_dicts(), Slow(rows))
+        deltas = outputs[f"{lane}/loss_deltas"]
+        statistics, rates = chance_tables(deltas.plan, deltas.lane)
+        assert statistics.equals(own["swapped_statistics"].sort("tau_f"))
+        assert rates.equals(own["chance_rates"].sort("tau_f"))
+
+
+def assert_statistics(view: Sequence[Row], slow: Slow) -> None:
     assert [row["tau_f"] for row in view] == [0.5, 1.0, 2.0]
     for row in view:
         kept, swapped = at_least(slow.own, row["tau_f"]), at_least(slow.swaps, row["tau_f"])
         places, swaps = len(slow.places), len(slow.swaps)
-        assert (row["places"], row["sampled"], row["swapped"], row["swaps"]) == (
-            places,
-            slow.sampled,
-            len(slow.own),
-            swaps,
-        )
+        found = (row["places"], row["sampled"], row["swapped"], row["swaps"])
+        assert found == (places, slow.sampled, len(slow.own), swaps)
         assert (row["kept"], row["kept_swapped"]) == (kept, swapped)
         assert row["calls"] == at_least(slow.places, row["tau_f"])
         assert row["by_chance"] == (pytest.approx(slow.share(row["tau_f"]) * places, abs=0.51) if swaps else None)
@@ -161,7 +186,11 @@ def test_statistics_and_thresholds_agree_with_plain_loops(
         assert row["fdr"] == (pytest.approx(slow.fdr(row["tau_f"])) if known else None)
         assert row["fdr_high"] == (pytest.approx(slow.fdr_high(row["tau_f"])) if known else None)
         assert row["too_few_swaps"] == bool(known and swapped == 0 and slow.fdr(row["tau_f"]) > 0.05)
-    for row in query(database, "FROM chance_thresholds").to_dicts():
+
+
+def assert_thresholds(levels: Sequence[Row], slow: Slow) -> None:
+    assert levels
+    for row in levels:
         tau_f = slow.threshold(row["by_chance"])
         assert (row["tau_f"], row["kept"]) == (tau_f, 0 if tau_f is None else at_least(slow.places, tau_f))
         assert (row["verdict"] == "certified") == (tau_f is not None)
@@ -171,38 +200,38 @@ def test_statistics_and_thresholds_agree_with_plain_loops(
             nothing = "no calls" if not slow.places else "not measured" if not slow.swaps else None
             useless = "chance keeps more at every threshold" if max(slow.places, default=0) > 0 else "no call helps"
             assert row["verdict"] == (nothing or useless)
-    statistics, rates = chance_tables(outputs["calculator/loss_deltas"].plan, outputs["calculator/loss_deltas"].lane)
-    assert statistics.equals(query(database, "FROM swapped_statistics ORDER BY tau_f"))
-    assert rates.equals(query(database, "FROM chance_rates ORDER BY tau_f"))
 
 
-@settings(max_examples=25, deadline=None)
-@given(calls, rate, st.one_of(st.none(), st.sampled_from([0.0, 0.9])))
+@settings(max_examples=WORLDS)
+@given(st.fixed_dictionaries(dict.fromkeys(LANES, st.tuples(calls, rate, st.sampled_from([None, 0.0, 0.9])))))
 def test_the_filter_takes_the_threshold_of_the_view_or_its_fallback(
-    tmp_path_factory: pytest.TempPathFactory, calls: list[Row], level: float, fallback: float | None
+    tmp_path_factory: pytest.TempPathFactory, drawn: dict[str, tuple[list[Row], float, float | None]]
 ) -> None:
     folder = tmp_path_factory.mktemp("lake")
-    outputs = lake(folder, calls, tau_f={"by_chance": level, "fallback": fallback})
-    report = update_one(outputs, "calculator/filtered_calls")
-    slow, chosen = Slow(calls), report.facts[CHOSEN]
-    certified = slow.threshold(level)
-    tau_f = fallback if certified is None else certified
-    assert chosen["tau_f"] == tau_f
-    kept = outputs["calculator/filtered_calls"].table.scan().collect()
-    assert kept.height == (0 if tau_f is None else at_least(slow.places, tau_f))
-    assert set(kept["tau_f"]) <= {tau_f}
-    assert kept.height + sum(report.rejections.values()) == len(calls)
-    assert not any(report.violations.values())
-    if tau_f is None:
-        assert "below_tau_f" not in report.rejections
-    told = threshold_told(chosen)
-    assert told.startswith("tau_f = ") == (certified is not None)
-    assert ("fallback" in told) == (certified is None and fallback is not None)
-    rule = query(
+    chances = {lane: {"by_chance": level, "fallback": fallback} for lane, (_, level, fallback) in drawn.items()}
+    outputs = lake_of(folder, {lane: rows for lane, (rows, _, _) in drawn.items()}, chances)
+    wanted = {}
+    for lane, (rows, level, fallback) in drawn.items():
+        report = update_one(outputs, f"{lane}/filtered_calls")
+        slow, chosen = Slow(rows), report.facts[CHOSEN]
+        certified = slow.threshold(level)
+        tau_f = fallback if certified is None else certified
+        assert chosen["tau_f"] == tau_f
+        kept = outputs[f"{lane}/filtered_calls"].table.scan().collect()
+        assert kept.height == (0 if tau_f is None else at_least(slow.places, tau_f))
+        assert set(kept["tau_f"]) <= {tau_f}
+        assert kept.height + sum(report.rejections.values()) == len(rows)
+        assert not any(report.violations.values())
+        if tau_f is None:
+            assert "below_tau_f" not in report.rejections
+        told = threshold_told(chosen)
+        assert told.startswith("tau_f = ") == (certified is not None)
+        assert ("fallback" in told) == (certified is None and fallback is not None)
+        wanted[lane] = (level, certified is not None, tau_f)
+    rules = query(
         warehouse(folder, outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)"
-    ).row(0, named=True)
-    assert (rule["by_chance"], rule["tau_f"]) == (level, tau_f)
-    assert (rule["verdict"] == "certified") == (certified is not None)
+    )
+    assert {tool: (level, verdict == "certified", tau_f) for tool, level, verdict, tau_f in rules.rows()} == wanted
 
 
 def spread(places: int, own: float, swapped: float | None, tool: str = "a") -> list[Row]:

@@ -14,7 +14,9 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+import assets.plots
 from assets.outputs import BY_HAND, SHOWN
+from tests.conftest import Once
 from tests.worlds import make_model, write_shard
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.lake.table import Lake
@@ -24,6 +26,7 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 MEASURED = ("seconds", "cost")
+DOT = b"\x89PNG\r\n\x1a\n"
 PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [{}(1+2)] 3 .\n"
 SETTINGS = """
 profile = "tests"
@@ -175,19 +178,28 @@ def new_world(folder: Path, model: Path) -> World:
     return World(folder)
 
 
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots of the runs here are one dot: `made` has them drawn, and tests/test_plots.py looks at each."""
+    monkeypatch.setattr(assets.plots, "png", lambda chart: DOT)
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "a")
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, model: Path) -> World:
+def made(once: Once, model: Path) -> World:
     """A world in which everything has run once, training and evaluation too. Not to be changed."""
-    world = new_world(tmp_path_factory.mktemp("made"), model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DAGSTER_HOME", str(world.folder / ".dagster"))
-        world.run(training=True)
-    return world
+
+    def run(folder: Path) -> None:
+        folder.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DAGSTER_HOME", str(folder / ".dagster"))
+            new_world(folder, model).run(training=True)
+
+    return World(once("made-runs", run))
 
 
 @pytest.fixture
