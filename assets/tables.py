@@ -31,6 +31,7 @@ from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_dama
 from toolformer_dag.exports.corpus_export import asset_files, asset_folder, export_corpus, tells_the_same
 from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
+from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import CHOSEN, version
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
@@ -96,7 +97,7 @@ def asset_of(
         def watched(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
             if has_own_process(context):
                 end_with_parent()
-            with step(context, output.name) as made:
+            with step(context, output.name) as made, session():
                 try:
                     result: dg.MaterializeResult = function(context, *arguments, **resources)
                 except BaseException:

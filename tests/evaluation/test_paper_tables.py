@@ -348,8 +348,8 @@ def test_the_papers_figures_are_whole() -> None:
 def test_a_damaged_measurement_is_left_out_of_the_warehouse_until_it_is_made_again(plan: Plan, tmp_path: Path) -> None:
     other = Plan.of(load_settings(None, environment={}, overrides=[f"paths.lake='{tmp_path / 'lake'}'"]))
     publish(other.lake, OUTCOMES, pl.DataFrame(schema=OUTCOME_SCHEMA), {}, {})
-    pointer = other.lake.table(OUTCOMES).folder / "all.json"
-    pointer.write_bytes(pointer.read_bytes().replace(b"outcomes", b"outcome_"))
+    manifest = other.lake.table(OUTCOMES).path
+    manifest.write_bytes(manifest.read_bytes().replace(b"outcomes", b"outcome_"))
     assert list(withdraw_damaged(other.lake)) == [f"{OUTCOMES} all"]
     assert withdraw_damaged(other.lake) == {} and not other.lake.table(OUTCOMES).has("all")
 

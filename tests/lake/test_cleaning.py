@@ -10,7 +10,7 @@ import pytest
 
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.record import STORES
-from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.table import Lake, Table
 
 DAY = timedelta(days=1)
 UNFINISHED = f".tmp-{'0' * 32}"
@@ -21,6 +21,13 @@ def age(folder: Path, days: float = 2) -> None:
     then = time.time() - days * 86400
     for path in folder.rglob("*"):
         os.utime(path, (then, then))
+
+
+def spoil(table: Table) -> None:
+    """Flip a bit in the line of a table's only part."""
+    content = bytearray(table.path.read_bytes())
+    content[-9] ^= 1
+    table.path.write_bytes(content)
 
 
 def frame(*values: int) -> pl.DataFrame:
@@ -109,7 +116,7 @@ def test_rows_stay_while_a_part_was_made_with_them(lake: Lake, tmp_path: Path) -
 def test_a_pointer_that_cannot_be_read_protects_everything_it_may_name(lake: Lake, tmp_path: Path) -> None:
     lake.rows("r", {"model": 1}, ("a",), SCHEMA).append(frame(1))
     lake.table("t").publish("s", [frame(1)], dict)
-    (tmp_path / "t" / "s.json").write_bytes(b"{")
+    spoil(lake.table("t"))
     age(tmp_path)
     assert clean(lake, DAY, dry_run=False) == []
 

@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.object_store import S3, s3, s3_running
+from toolformer_dag.files import StorageError
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.local_outputs import LocalOutput
-from toolformer_dag.lake.object_storage import ObjectStoreError
+from toolformer_dag.lake.object_storage import ObjectStorage, ObjectStoreError
 from toolformer_dag.lake.row_store import MERGE_AT, RowStore
+from toolformer_dag.lake.storage import ABSENT, Overtaken, Version
 from toolformer_dag.lake.table import DamagedPart, Lake, LostRace, MissingPart
 from toolformer_dag.lake.verification import damaged_files
 from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
@@ -283,7 +285,9 @@ def test_a_glance_reads_what_single_looks_read_until_it_ends(machine):
         assert {part: table.pointer(part) for part in table.parts()} == single
         with pytest.raises(MissingPart):
             table.pointer("another")
-        table.publish("another", [pl.DataFrame({"n": [0]})], dict)
+        other = threading.Thread(target=table.publish, args=("another", [pl.DataFrame({"n": [0]})], dict))
+        other.start()
+        other.join()
         assert "another" not in table.parts()
     assert "another" in table.parts()
 
@@ -337,3 +341,58 @@ def test_a_wrong_key_is_refused(s3, tmp_path):
             lake.table(NAME).publish("x", [ROWS], dict)
     finally:
         httpx.post(f"{s3.address}/moto-api/reset-auth", content=b"inf")
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_store_without_conditional_puts_is_refused_in_one_sentence(machine, monkeypatch, refuses):
+    lake = machine("one")
+    put = ObjectStorage.replace
+
+    def replace(storage: ObjectStorage, path: Path, content: bytes, before: Version) -> Version:
+        if before != ABSENT and refuses:
+            raise Overtaken(str(path))
+        return put(storage, path, content, before if refuses else ABSENT) if before == ABSENT else before
+
+    monkeypatch.setattr(ObjectStorage, "replace", replace)
+    with pytest.raises(ObjectStoreError, match=r"conditional puts \(If-Match\)") as told:
+        lake.refuse_old_layout()
+    assert "\n" not in str(told.value) and lake.storage.names(lake.root / ".none") == []
+
+
+def test_a_revision_ends_where_the_store_never_replaces(machine, monkeypatch):
+    lake = machine("one")
+    add_cost(lake, "run", "calculator/loss_deltas", StepCost(1.0))
+    monkeypatch.setattr("toolformer_dag.lake.table.PAUSES", (0.0,) * 3)
+    monkeypatch.setattr(ObjectStorage, "replace", lambda storage, path, *_: (_ for _ in ()).throw(Overtaken(str(path))))
+    with pytest.raises(StorageError, match="cannot be replaced: others do so all the time, or the store has no cond"):
+        add_cost(lake, "run", "calculator/loss_deltas", StepCost(1.0))
+
+
+def test_of_a_batch_that_was_overtaken_the_other_parts_are_kept(machine):
+    one, other = machine("one"), machine("other")
+    with pytest.raises(LostRace, match=r"shard 'x': another run published it"), one.batch():
+        one.table(NAME).publish("w", [ROWS], dict)
+        one.table(NAME).publish("x", [ROWS], lambda: {"settings": {"k": 3}})
+        thread = threading.Thread(target=other.table(NAME).publish, args=("x", [OTHERS], dict))
+        thread.start()
+        thread.join()
+    assert machine("third").table(NAME).parts() == ["w", "x"]
+    assert machine("third").table(NAME).read("x").equals(OTHERS)
+
+
+def test_what_is_read_of_many_parts_costs_few_requests(machine, monkeypatch):
+    one, other = machine("one"), machine("other")
+    with one.batch():
+        for number in range(50):
+            one.table(NAME).publish(f"{number}", [ROWS], dict)
+    asked = []
+    told = ObjectStorage._told
+    monkeypatch.setattr(ObjectStorage, "_told", lambda *args: asked.append(args[1:]) or told(*args))
+    with other.storage.at_a_glance():
+        table = other.table(NAME)
+        assert all(table.part_version(part) for part in table.parts()) and table.version()
+    assert len(asked) == 3, "a listing of manifests, the manifest, a listing of files"
+    asked.clear()
+    with other.storage.at_a_glance():
+        assert len(other.table(NAME).pointers()) == 50
+    assert [verb for verb, _ in asked] == ["list"]

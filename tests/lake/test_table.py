@@ -130,7 +130,7 @@ def test_letters_of_any_script_take_no_more_bytes_in_a_file_name() -> None:
 
 def test_a_lake_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "lake").touch()
-    with pytest.raises(ReadError, match=r"cannot read .*lake.t.s\.json: Not a directory"):
+    with pytest.raises(ReadError, match=r"cannot read .*lake.table-manifests.t\.jsonl: Not a directory"):
         Lake(tmp_path / "lake").table("t").pointer("s")
 
 
@@ -176,12 +176,37 @@ def test_a_file_that_is_gone_is_reported(table: Table) -> None:
         table.read("s")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b'{"layout": 1, "files": []}', b"[]"])
-def test_a_pointer_that_cannot_be_read_is_reported(table: Table, content: bytes) -> None:
-    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-    (table.folder / "s.json").write_bytes(content)
-    with pytest.raises(DamagedPart, match=r"s\.json"):
+def spoil(table: Table, part: str, place: int = -9) -> None:
+    """Flip a bit in the line of a part."""
+    lines = table.path.read_bytes().split(b"\n")
+    number = next(number for number, line in enumerate(lines) if f'"part": "{part}"'.encode() in line)
+    changed = bytearray(lines[number])
+    changed[place] ^= 1
+    table.path.write_bytes(b"\n".join([*lines[:number], bytes(changed), *lines[number + 1 :]]))
+
+
+def test_a_line_that_cannot_be_read_is_reported_and_costs_one_part(table: Table) -> None:
+    rows = frame(("a", 1, 0.5, 0.1))
+    for part in ("r", "s", "t"):
+        publish(table, part, [rows])
+    spoil(table, "s")
+    with pytest.raises(DamagedPart, match=r"loss_deltas\.jsonl"):
         table.read("s")
+    assert table.fault() and table.read("r").equals(rows) and table.read("t").equals(rows)
+    table.mend()
+    assert table.fault() is None and table.parts() == ["r", "t"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, 300, -1])
+def test_a_manifest_cut_short_is_reported_and_keeps_whole_lines(table: Table, kept: int) -> None:
+    rows = frame(("a", 1, 0.5, 0.1))
+    for part in ("r", "s"):
+        publish(table, part, [rows])
+    table.path.write_bytes(table.path.read_bytes()[:kept])
+    assert table.fault()
+    assert set(table.parts()) <= {"r", "s"}
+    publish(table, "s", [rows])
+    assert table.read("s").equals(rows)
 
 
 def test_readers_see_one_version_or_another_while_it_is_published_again(table: Table) -> None:
@@ -221,7 +246,7 @@ def test_a_table_has_another_version_when_a_part_comes_goes_or_changes(table: Ta
     assert len({alone, both, changed}) == 3
     table.remove("t")
     assert table.version() == alone
-    (table.folder / "s.json").write_bytes(b"{")
+    spoil(table, "s")
     assert table.version() is None
 
 
@@ -279,7 +304,47 @@ def test_within_a_glance_a_part_is_looked_at_once_and_after_it_anew(table: Table
     publish(table, "one", [frame(("a", 1, 0.5, 0.1))])
     with table.storage.at_a_glance():
         before = table.part_version("one"), table.version()
-        publish(table, "one", [frame(("a", 2, 0.5, 0.1))])
+        other = threading.Thread(target=publish, args=(table, "one", [frame(("a", 2, 0.5, 0.1))]))
+        other.start()
+        other.join()
         assert (table.part_version("one"), table.version()) == before
     after = table.part_version("one"), table.version()
     assert None not in after and not set(after) & set(before)
+
+
+def test_writers_of_one_table_keep_the_parts_of_each(tmp_path: Path) -> None:
+    def write(writer: int) -> None:
+        lake = Lake(tmp_path)
+        with lake.batch():
+            for number in range(10):
+                publish(lake.table("t"), f"{writer} {number}", [frame(("a", writer, 0.5, 0.1))])
+                lake.flush()
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Lake(tmp_path).table("t").parts()) == 40 and Lake(tmp_path).table("t").fault() is None
+
+
+def test_a_batch_is_seen_by_its_own_session_at_once_and_by_others_when_it_is_written(tmp_path: Path) -> None:
+    mine, table = Lake(tmp_path), Lake(tmp_path).table("t")
+    others: list[list[str]] = []
+
+    def look() -> None:
+        others.append(Lake(tmp_path).table("t").parts())
+
+    def ask() -> None:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+
+    with pytest.raises(RuntimeError), mine.batch():
+        publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
+        assert table.parts() == ["s"]
+        ask()
+        raise RuntimeError
+    ask()
+    assert others == [[], ["s"]], "what was made before an error is kept"
+    assert table.read("s").height == 1

@@ -93,12 +93,33 @@ def test_a_killed_worker_s_chunk_is_computed_by_another(new_line: NewLine, pool:
         kill_all()
         yield from (task(output, name) for name in names[1:])
 
-    ended = [number for found in pool(output, 2).map_chunks(tasks()) if found for number in found[:1]]
+    ended = dict(found for found in pool(output, 2).map_chunks(tasks()) if found)
     assert sorted(ended) == [0, 1, 2]
+    for work in ended.values():
+        line.lake.take(work.news)
     other = new_line(*names)
     other.update(RAW)
     assert line.tables().keys() == other.tables().keys()
     assert all(rows.equals(other.tables()[name]) for name, rows in line.tables().items())
+
+
+@pytest.mark.long
+def test_the_chunk_of_a_worker_that_hangs_is_given_to_another(new_line: NewLine, pool: Pool, caplog) -> None:
+    line = new_line("one", "two", "three")
+    line.set(execution__chunk_hours=20 / 3600)
+    output, stopped = line.output(RAW), list[int]()
+
+    def tasks() -> Iterator[Task]:
+        yield task(output, "one")
+        for child in multiprocessing.active_children():
+            assert child.pid is not None
+            stopped.append(child.pid)
+            os.kill(child.pid, signal.SIGSTOP)
+        yield from (task(output, name) for name in ("two", "three"))
+
+    ended = [found[0] for found in pool(output, 1).map_chunks(tasks()) if found]
+    assert sorted(ended) == [0, 1, 2] and stopped
+    assert "ccnet/raw_shards: a worker has not answered for 0:00:20; another gets its chunk" in caplog.text
 
 
 def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, pool: Pool) -> None:

@@ -15,7 +15,7 @@ from toolformer_dag.training.verify_project import verified
 
 KINDS = {
     "published rows": "lake/*/*/files/*/*.parquet",
-    "pointers": "lake/*/*/*.json",
+    "pointers": "lake/table-manifests/*/*.jsonl",
     "computed rows": "lake/*/*/*/*.parquet",
     "identities": "lake/*/*/*/identity.json",
     "checkpoints": "lake/training/*/model/*",

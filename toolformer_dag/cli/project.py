@@ -126,7 +126,8 @@ class Project:
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
         end_dead_runs(self.instance)
         observe(self.instance, self.plan)
-        report = RunReport(set_aside=set_aside(self.plan))
+        with self.plan.lake.storage.at_a_glance():
+            report = RunReport(set_aside=set_aside(self.plan))
         for _ in range(REPAIRS):
             report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
             self._run_job(JOB, [one.name for one in self.stale() if not one.by_hand], report, sink)
@@ -134,7 +135,8 @@ class Project:
                 break
         if training and not report.failed:
             self._run_job(TRAINING_JOB, [one.name for one in self.stale() if one.by_hand], report, sink)
-        tell_dagster(outputs(self.plan), self.instance)
+        with self.plan.lake.storage.at_a_glance():
+            tell_dagster(outputs(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)
         return report
 

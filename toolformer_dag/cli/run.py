@@ -113,10 +113,11 @@ def _run(
         typer.echo(f"Runs before this one that did not finish: {report.unfinished}.", err=True)
     if report.failed:
         typer.echo(f"This run: {report.spent}.", err=True)
-    for line in _thresholds(project):
-        typer.echo(line)
-    for line in kept_nothing(project.plan):
-        typer.echo(line, err=True)
+    with project.plan.lake.storage.at_a_glance():
+        for line in _thresholds(project):
+            typer.echo(line)
+        for line in kept_nothing(project.plan):
+            typer.echo(line, err=True)
     return report
 
 

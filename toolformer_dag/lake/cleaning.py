@@ -2,16 +2,17 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from toolformer_dag.files import TEMPORARY, plain_name
 from toolformer_dag.lake.local_outputs import contents_in_use
+from toolformer_dag.lake.manifest import SUFFIX
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.row_store import IDENTITY, LOCK, parse_row_file
-from toolformer_dag.lake.storage import DAMAGED, StoredFile
+from toolformer_dag.lake.storage import DAMAGED, StoredFile, glance
 from toolformer_dag.lake.table import FILE_NAME, DamagedPart, Lake, MissingPart
 
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -54,7 +55,8 @@ def _unneeded(lake: Lake, old: float) -> Iterator[tuple[StoredFile, str]]:
     files: Mapping[Path, list[StoredFile]] = defaultdict(list)
     for file in lake.storage.files():
         files[file.path.parent].append(file)
-    named, stores = _named(lake, files, old)
+    with glance():
+        named, stores = _named(lake, files, old)
     for folder, found in sorted(files.items()):
         unused = stores is not None and _is_unused(lake, folder, found, stores, old)
         for file in (file for file in found if file.changed < old):
@@ -73,10 +75,12 @@ def _unneeded(lake: Lake, old: float) -> Iterator[tuple[StoredFile, str]]:
 
 def _is_of_the_lake(folder: Path, name: str) -> bool:
     in_files = folder.parent.name == "files" and FILE_NAME.fullmatch(name) is not None
-    return in_files or name.endswith(".json") or parse_row_file(name) is not None
+    return in_files or name.endswith((".json", SUFFIX)) or parse_row_file(name) is not None
 
 
-def _named(lake: Lake, folders: Iterable[Path], old: float) -> tuple[dict[Path, set[str]], set[str] | None]:
+def _named(
+    lake: Lake, folders: Mapping[Path, Sequence[StoredFile]], old: float
+) -> tuple[dict[Path, set[str]], set[str] | None]:
     """Folder of files -> names of those in use; names of the row stores in use, None where that cannot be known.
 
     Folders whose pointer changed since `old` are left out: what it replaced may still be read.
@@ -84,9 +88,17 @@ def _named(lake: Lake, folders: Iterable[Path], old: float) -> tuple[dict[Path, 
     contents = {folder: contents_in_use(lake.storage, folder, old) for folder in folders}
     named = {folder: names for folder, names in contents.items() if names is not None}
     stores: set[str] | None = set()
+    faults: dict[str, str | None] = {}
     for folder in (folder for folder in folders if folder.parent.name == "files"):
         table = lake.table(folder.parent.parent.relative_to(lake.root).as_posix())
         part = plain_name(folder.name)
+        if not any(FILE_NAME.fullmatch(file.path.name) for file in folders[folder]):
+            continue  # as a folder of other people's, named `files`
+        if table.name not in faults:
+            faults[table.name] = table.fault()
+        if faults[table.name]:  # what was lost with its lines may be needed
+            stores = None
+            continue
         try:
             pointer = table.pointer(part)
             replaced = table.changed(part)  # asked after reading, so never too early

@@ -2,16 +2,17 @@
 
 The name of a file below the lake is the key of its object. What is relied on: a put is there as a whole or not at all,
 reads and listings see what was put before them, and a put can ask for the version that it replaces (`If-None-Match`,
-`If-Match`). A killed upload leaves no object. Pointers are read and folders are listed anew each time, outside of
-`at_a_glance`. Files that never change are opened as copies on this machine, compared with their hash.
+`If-Match`). A killed upload leaves no object. A session lists the manifests once and reads those that changed. Files
+that never change are opened as copies on this machine, compared with their hash.
 
 Address and credentials come from the variables that the store's own tools read: AWS_ENDPOINT_URL, AWS_REGION,
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; GOOGLE_APPLICATION_CREDENTIALS.
 """
 
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -20,18 +21,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
+from uuid import uuid4
 
-from toolformer_dag.files import StorageError, UserError, WriteError, beside, locked
+from toolformer_dag.files import StorageError, UserError, WriteError, beside, locked, write_whole
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.storage import ABSENT, DAMAGED, Overtaken, StoredFile, Version, glance, glancing, once
+from toolformer_dag.lake.session import current
+from toolformer_dag.lake.storage import ABSENT, DAMAGED, FOLDER, Overtaken, StoredFile, Version, glance, once
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+    from obstore.store import BackoffConfig, ClientConfig, ObjectStore, RetryConfig
 
 READ_BYTES = 2**22
-RETRIES, RETRY_SECONDS = 4, 60
+FIRST_RETRIES, RETRIES, RETRY_SECONDS, PAUSES = 4, 200, 200, (0.5, 5)
+"""Few retries for the first look at a store, so that a wrong address is told at once; patient ones afterwards."""
 VARIABLES = ("AWS_", "GOOGLE_")
 ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
 REQUESTS_AT_ONCE = 16
@@ -39,8 +43,8 @@ TRUE = ("1", "true", "on", "yes", "y")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata/identity")
 """What stands in an error where no credentials were given, so that the machine was asked for those of its role."""
-NOBODYS = ".none"
-"""A folder that no lake has."""
+NOBODYS, CONDITIONAL = ".none", ".conditional"
+"""A folder that no lake has; the file that says that the store's conditional puts were tried."""
 CODE = re.compile(r"<Code>(\w+)</Code>")
 STATUS = re.compile(r"status code: (\d+ [A-Z][A-Za-z ]+)")
 REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
@@ -77,9 +81,17 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
     if local or given.get("AWS_ALLOW_HTTP", "").lower() in TRUE:  # obstore forgets the variable where it has options
         options["allow_http"] = True
-    retries: RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+    limit = timedelta(seconds=RETRY_SECONDS)
+    pauses: BackoffConfig = {
+        "init_backoff": timedelta(seconds=PAUSES[0]),
+        "max_backoff": timedelta(seconds=PAUSES[1]),
+        "base": 2,
+    }
+    few: RetryConfig = {"max_retries": FIRST_RETRIES, "retry_timeout": limit}
+    many: RetryConfig = {"max_retries": RETRIES, "retry_timeout": limit, "backoff": pauses}
     try:
-        return ObjectStorage(url, root, from_url(url, client_options=options, retry_config=retries))
+        first = from_url(url, client_options=options, retry_config=few)
+        return ObjectStorage(url, root, from_url(url, client_options=options, retry_config=many), first)
     except BaseError as error:  # a file of credentials that is not there, a number that is none
         reason = str(error).partition("\n")[0]
         raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
@@ -88,8 +100,8 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
 class ObjectStorage:
     """`root`: the folder of copies. Object keys are the names of files below it."""
 
-    def __init__(self, url: str, root: Path, store: "ObjectStore") -> None:
-        self.url, self.root, self._store = url, root, store
+    def __init__(self, url: str, root: Path, patient: "ObjectStore", first: "ObjectStore") -> None:
+        self.url, self.root, self._patient, self._store = url, root, patient, first
 
     def shown(self, path: Path) -> str:
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
@@ -98,33 +110,92 @@ class ObjectStorage:
         """Raise ObjectStoreError where the lake cannot be listed: a wrong bucket or key, a store that is down."""
         with self._told("list", self.root):
             self._store.list_with_delimiter(NOBODYS)
+        self._store = self._patient
+        if not (self.root / CONDITIONAL).exists():
+            self._require_conditions(self.root / NOBODYS / uuid4().hex)
+
+    def _require_conditions(self, path: Path) -> None:
+        """Create an object, replace it, and see that it is not replaced again; once per machine."""
+        try:
+            made = self.replace(path, b"1", ABSENT)
+        except ObjectStoreError:  # for who may only read
+            return
+        try:
+            works = self._replaces(path, made) and not self._replaces(path, made)
+        finally:
+            self.remove(path)
+        if not works:
+            raise ObjectStoreError(
+                f"{self.url}: the object store does not do conditional puts (If-Match) as S3 does, on which runs rely "
+                "that write at once; take another store, or a newer release of it"
+            )
+        write_whole(self.root / CONDITIONAL, b"")
+
+    def _replaces(self, path: Path, before: Version) -> bool:
+        try:
+            self.replace(path, b"2", before)
+        except Overtaken:
+            return False
+        return True
 
     def read(self, path: Path) -> tuple[bytes, Version]:
-        read = self._read_in_glance if glancing() else self._read
-        content, version = once("read", self.shown(path), lambda: read(path))
+        content, version = once("read", self.shown(path), lambda: self._read(path))
         if not content:
             raise self._missing(path)
         return content, version
 
-    def version(self, path: Path) -> Version:
-        with suppress(FileNotFoundError):
-            return _version(self._head(path))
-        return ABSENT
+    def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
+        """One listing tells a session which manifests changed since this machine has seen them."""
+        around = None if anew else current()
+        listed = around.once(f"{self.url} manifests", self._manifests) if around else {path: ABSENT}
+        if path not in listed:
+            raise self._missing(path)
+        with suppress(OSError, ValueError):
+            told, _, content = path.read_bytes().partition(b"\n")
+            known = Version(*json.loads(told))
+            if known.e_tag and known.e_tag == listed[path].e_tag:
+                return content, known
+        content, version = self._read(path)
+        if version == ABSENT:
+            raise self._missing(path)
+        self._keep(path, content, version)
+        return content, version
 
-    def replace(self, path: Path, content: bytes, before: Version) -> None:
+    def _keep(self, path: Path, content: bytes, version: Version) -> None:
+        """Remember a manifest, behind a line that says which it is."""
+        self._copy(path, [json.dumps([version.e_tag, version.number]).encode(), b"\n", content])
+
+    def _manifests(self) -> dict[Path, Version]:
+        folder = self.root / FOLDER
+        with self._told("list", folder):
+            found = [one for some in self._store.list(self._key(folder)) for one in some]
+        return {self.root / one["path"]: Version(one["e_tag"]) for one in found}
+
+    def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
+        version = self.replace(path, content, before)
+        self._keep(path, content, version)
+        return version
+
+    def bring(self, files: Sequence[tuple[Path, int, str]]) -> None:
+        def fetch(file: tuple[Path, int, str]) -> None:
+            with suppress(UnreadableFile):
+                self.fetch(*file)
+
+        lacking = [file for file in files if not file[0].exists()]
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            list(pool.map(fetch, lacking))
+
+    def replace(self, path: Path, content: bytes, before: Version) -> Version:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         known = {"e_tag": before.e_tag, "version": before.number}
         mode: Any = "create" if before == ABSENT else {name: value for name, value in known.items() if value}
         try:
             with self._told("write", path):
-                self._store.put(self._key(path), content, mode=mode)
+                made = self._store.put(self._key(path), content, mode=mode)
+                return Version(made["e_tag"], made["version"])
         except (AlreadyExistsError, PreconditionError, FileNotFoundError) as error:  # the last: it was deleted
             raise Overtaken(f"{self.shown(path)} was replaced by another run; run again") from error
-
-    def withdraw(self, path: Path, before: Version) -> None:
-        """Leave an empty object, because stores have no conditional delete."""
-        self.replace(path, b"", before)
 
     def mark(self, path: Path, content: bytes) -> None:
         self._put(path, content)
@@ -162,10 +233,9 @@ class ObjectStorage:
         with suppress(UnreadableFile):
             parquet.check(path, size)
             return  # there is no copy of what was never put
-        try:
-            found = self._head(path)["size"]
-        except FileNotFoundError as error:
-            raise UnreadableFile("is gone from the object store") from error
+        found = once("sizes", self.shown(path.parent.parent), lambda: self._sizes(path.parent.parent)).get(path)
+        if found is None:
+            raise UnreadableFile("is gone from the object store")
         if found != size:
             raise UnreadableFile(f"has {found} bytes, not the {size} that were written")
 
@@ -220,16 +290,11 @@ class ObjectStorage:
         except FileNotFoundError:
             return b"", ABSENT
 
-    def _read_in_glance(self, path: Path) -> tuple[bytes, Version]:
-        folder = path.parent
-        records = once("records", self.shown(folder), lambda: self._records(folder))
-        return records.get(path.name) or self._read(path)
-
-    def _records(self, folder: Path) -> dict[str, tuple[bytes, Version]]:
-        """Read the small objects of a folder at once: one after another, each would wait for a distant store."""
-        names = [name for name in self.names(folder) if name.endswith(".json")]
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            return dict(zip(names, pool.map(lambda name: self._read(folder / name), names), strict=True))
+    def _sizes(self, folder: Path) -> dict[Path, int]:
+        with self._told("list", folder):
+            return {
+                self.root / one["path"]: one["size"] for some in self._store.list(self._key(folder)) for one in some
+            }
 
     def _names(self, folder: Path) -> list[str]:
         with self._told("list", folder):

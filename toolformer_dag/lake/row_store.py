@@ -24,7 +24,8 @@ import polars as pl
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.storage import Storage
+from toolformer_dag.lake.session import current
+from toolformer_dag.lake.storage import FolderStorage, Storage
 
 log = logging.getLogger(__name__)
 IDENTITY, LOCK = "identity.json", ".merge.lock"
@@ -99,11 +100,13 @@ class RowStore:
             try:
                 paths = [self._opened(file) for file in self._all_files()]
             except UnreadableFile:  # merged away by another process, or set aside: look again
+                self.refresh()
                 continue
             scans = [pl.scan_parquet(path, glob=False).select(columns).filter(asked) for path in paths]
             try:
                 found = pl.concat([empty, *scans]).collect(engine="streaming")
             except FileNotFoundError:  # merged away since
+                self.refresh()
                 continue
             rows = found.join(keys, on=self.key, how="semi", maintain_order="left")
             return rows.unique(self.key, keep="first", maintain_order=True)
@@ -118,17 +121,23 @@ class RowStore:
             files = [file for file, size in zip(files, sizes, strict=True) if size - file.bytes < FULL_BYTES]
             try:
                 rows = pl.concat(pl.read_parquet(self._opened(file), columns=self.schema.names()) for file in files)
-            except (UnreadableFile, FileNotFoundError):  # damaged, and set aside by now
+            except (UnreadableFile, FileNotFoundError):  # damaged and set aside by now, or merged by another process
+                self.refresh()
                 return
             merged = self._write(rows.unique(self.key, keep="first", maintain_order=True), files[0].written)
             for file in files:
                 if file.name != merged:  # as where the others only repeat its rows
                     self.storage.remove(self.folder / file.name)
+                    self._held().pop(file.name, None)
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
         content = parquet.encode(rows)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
         self.storage.add(self.folder / name, content)
+        if around := current():
+            noted(self.storage, self.name, name)
+            if around.news is not None:
+                around.news.append((self.name, name))
         return name
 
     def _opened(self, file: RowFile) -> Path:
@@ -146,12 +155,37 @@ class RowStore:
             raise
         return path
 
+    def _held(self) -> dict[str, RowFile]:
+        """The files that a session knows of: those at its beginning, and those that it was told of since."""
+        around = current()
+        return around.once(_place(self.storage, self.name), self._listed) if around else self._listed()
+
+    def refresh(self) -> None:
+        """Let a session list the files again at the next lookup."""
+        if around := current():
+            around.held.pop(_place(self.storage, self.name), None)
+
     def _small(self) -> list[RowFile]:
-        return [file for file in self.files() if file.bytes < FULL_BYTES]
+        return [file for file in sorted(self._held().values()) if file.bytes < FULL_BYTES]
 
     def _all_files(self) -> list[RowFile]:
+        return sorted(self._held().values())
+
+    def _listed(self) -> dict[str, RowFile]:
         """The same as `files`, listed until two listings agree: a merge may end while a folder is read."""
         before, there = None, self.files()
-        while there != before:
+        while there != before and isinstance(self.storage, FolderStorage):
             before, there = there, self.files()
-        return there
+        return {file.name: file for file in there}
+
+
+def _place(storage: Storage, name: str) -> str:
+    return f"{storage.shown(storage.root / name)} files"
+
+
+def noted(storage: Storage, name: str, file: str) -> None:
+    """Let the session know of a file of rows that was written in it."""
+    around, made = current(), parse_row_file(file)
+    held = around.held.get(_place(storage, name)) if around else None
+    if held is not None and made is not None:
+        held[file] = made

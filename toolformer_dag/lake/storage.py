@@ -9,17 +9,21 @@ was faster.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, Protocol, TypeVar
 
 from toolformer_dag.files import StorageError, WriteError, locked, write_whole
 from toolformer_dag.lake import parquet
+from toolformer_dag.lake.session import session
 
+FOLDER = "table-manifests"
+"""Where the manifests of tables lie; the hyphen keeps it apart from the lanes, which lie beside it."""
 DAMAGED = ".damaged"
 """The end of the name of a file that was set aside."""
 
@@ -35,21 +39,10 @@ def glance() -> Iterator[None]:
     around = _seen.get()
     token = _seen.set({} if around is None else around)
     try:
-        yield
+        with session():
+            yield
     finally:
         _seen.reset(token)
-
-
-def glancing() -> bool:
-    """Return whether this is inside a `glance`."""
-    return _seen.get() is not None
-
-
-def remember(question: str, place: str, answer: object) -> None:
-    """Note within a glance what `once` would be told, where it was learnt on the way."""
-    seen = _seen.get()
-    if seen is not None:
-        seen.setdefault((question, place), answer)
 
 
 def once(question: str, place: str, ask: Callable[[], Answer]) -> Answer:
@@ -102,14 +95,14 @@ class Storage(Protocol):
     def read(self, path: Path) -> tuple[bytes, Version]:
         """Return the content of a small file, and which it is. Raises FileNotFoundError, OSError."""
 
-    def version(self, path: Path) -> Version:
-        """Return which content a small file has now."""
-
-    def replace(self, path: Path, content: bytes, before: Version) -> None:
+    def replace(self, path: Path, content: bytes, before: Version) -> Version:
         """Replace a small file as a whole. An object store raises Overtaken where it is not `before` any more."""
 
-    def withdraw(self, path: Path, before: Version) -> None:
-        """Take a damaged small file away. Raises as `replace`."""
+    def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
+        """Return the content of a manifest as `read` does; in a session, but for `anew`, as it was at its beginning."""
+
+    def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
+        """Replace a manifest and return which it is. Raises Overtaken where it is not `before` any more."""
 
     def mark(self, path: Path, content: bytes) -> None:
         """Write a small file that always has this content, and note that it is in use now."""
@@ -144,6 +137,9 @@ class Storage(Protocol):
     def remove(self, path: Path) -> None:
         """Delete a file; nothing happens where there is none."""
 
+    def bring(self, files: Sequence[tuple[Path, int, str]]) -> None:
+        """Make ready what `fetch` will ask for, many files at once; what is missing or damaged `fetch` tells."""
+
     def set_aside(self, path: Path) -> None:
         """Add DAMAGED to the name of a file; nothing happens where there is none."""
 
@@ -160,6 +156,11 @@ class Storage(Protocol):
         """
 
 
+def _first_line(content: bytes) -> Version:
+    """Which content a manifest has: its first line holds the hash of the others."""
+    return Version(content.partition(b"\n")[0].decode(errors="replace")) if content else ABSENT
+
+
 class FolderStorage:
     """A folder that all processes see under the same path."""
 
@@ -172,14 +173,21 @@ class FolderStorage:
     def read(self, path: Path) -> tuple[bytes, Version]:
         return path.read_bytes(), ABSENT
 
-    def version(self, path: Path) -> Version:
+    def replace(self, path: Path, content: bytes, before: Version) -> Version:
+        write_whole(path, content)
         return ABSENT
 
-    def replace(self, path: Path, content: bytes, before: Version) -> None:
-        write_whole(path, content)
+    def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
+        content = path.read_bytes()
+        return content, _first_line(content)
 
-    def withdraw(self, path: Path, before: Version) -> None:
-        self.set_aside(path)
+    def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
+        with locked(path.with_name(f".{path.name}.lock")):
+            with path.open("rb") if path.exists() else nullcontext(BytesIO()) as stream:
+                if _first_line(stream.readline()) != before:
+                    raise Overtaken(f"{path} was replaced by another run; run again")
+            write_whole(path, content)
+        return _first_line(content)
 
     def mark(self, path: Path, content: bytes) -> None:
         try:
@@ -221,6 +229,9 @@ class FolderStorage:
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+
+    def bring(self, files: Sequence[tuple[Path, int, str]]) -> None:
+        """Nothing: they are here."""
 
     def set_aside(self, path: Path) -> None:
         aside = path.with_name(f"{path.name}{DAMAGED}")

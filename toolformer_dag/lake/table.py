@@ -1,35 +1,45 @@
-"""The lake's tables: a set of sealed parts, one per shard, each a pointer to Parquet files that never change.
+"""The lake's tables: a set of sealed parts, one per shard, each some Parquet files that never change.
 
-    <table>/<shard>.json                    the pointer: files, version of the rows, record of what made them
+    table-manifests/<group>/<table>.jsonl   the manifest: of each part files, version of the rows, what made them
     <table>/files/<shard>/<random>.parquet  its files, and older ones until `clean` removes them
 
-Concurrent writers of one part are safe: both write files of their own. In a folder the last pointer wins; in an object
-store the first does, and the other writer is told. A reader keeps the pointer it has read, whose files stay until the
-grace period of `clean` is over.
+Concurrent writers are safe: each writes files of its own, and a manifest is replaced only where it is the one that was
+read; else it is read again and what this writer changed is put into it. Of two writers of one part the last wins in a
+folder; in an object store the first does, and the other is told. A reader keeps the parts it has read, whose files stay
+until the grace period of `clean` is over.
 """
 
+import random
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 from uuid import uuid4
 
 import polars as pl
 
-from toolformer_dag.files import ReadError, StorageError, as_json, file_name, plain_name, sealed, unsealed
+from toolformer_dag.files import ReadError, StorageError, as_json, file_name
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake import parquet
+from toolformer_dag.lake.manifest import Manifest, decoded, decoded_line, encoded, encoded_line, manifest_path
 from toolformer_dag.lake.object_storage import ObjectStorage, opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
-from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.storage import FolderStorage, Overtaken, Storage, Version, once, remember
+from toolformer_dag.lake.row_store import IDENTITY, RowStore, noted
+from toolformer_dag.lake.session import News, Session, current, session
+from toolformer_dag.lake.storage import ABSENT, DAMAGED, FolderStorage, Overtaken, Storage, once
 from toolformer_dag.settings.sections import PathSettings
 
-ATTEMPTS = 3
-LAYOUT = 2
+ATTEMPTS, REVISIONS = 3, 20
+BATCH_SECONDS, BATCH_PARTS = 5.0, 500
+"""After how long, or how many parts, a manifest is written while its parts are made."""
+PAUSES = tuple(min(0.02 * 2**number, 2.0) for number in range(10))
+"""Seconds between tries to replace a manifest that others replace too."""
 FILE_NAME = re.compile(r"[0-9a-f]{32}\.parquet")
 
 
@@ -98,21 +108,20 @@ class Pointer:
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
-    def encode(self, table: str) -> bytes:
-        """Return JSON, a line per field, for people too, sealed by its hash. Raises NotPlain, which names `table`."""
-        return sealed(table, {"layout": LAYOUT, **asdict(self)})
+    def encode(self, table: str, part: str) -> bytes:
+        """Return the line of a manifest, sealed by its hash. Raises NotPlain, which names `table`."""
+        return encoded_line(table, part, {"published": round(time.time(), 3), **asdict(self)})
 
 
-def decode(content: bytes) -> Pointer:
-    """Read `Pointer.encode`. Raises ValueError for anything else: a truncated file, a flipped bit."""
+@lru_cache(maxsize=2**15)
+def decode(line: bytes) -> Pointer:
+    """Read `Pointer.encode`. Raises ValueError for anything else."""
     try:
-        value = unsealed(content)
-        if value["layout"] != LAYOUT:
-            raise ValueError(f"has layout {value['layout']}, this release reads {LAYOUT}")
+        value = decoded_line(line)
         files = tuple(PartFile(**file) for file in value["files"])
         return Pointer(files, value["data_version"], value["record"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"is no pointer: {error!r}") from error
+        raise ValueError(f"is no part: {error!r}") from error
 
 
 class Table:
@@ -122,6 +131,7 @@ class Table:
         self.storage = storage
         self.folder = storage.root / name
         self.name = name
+        self.path = manifest_path(storage.root, name)
 
     def publish(
         self,
@@ -129,17 +139,16 @@ class Table:
         frames: Iterable[pl.DataFrame],
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
-        before: Version | None = None,
+        before: bytes | EllipsisType | None = ...,
     ) -> Pointer:
         """Make `frames`, at least one and all of one schema, the content of `part`; readers see it at once.
 
-        `record` is asked after the last frame. `volatile` columns do not count in the data version. `before`: what the
-        part has been until now; left out, what it is when this begins. Memory holds about 64 MB of rows. Raises
+        `record` is asked after the last frame. `volatile` columns do not count in the data version. `before`: the line
+        of the part until now; left out, that when this begins. Memory holds about 64 MB of rows. Raises
         WriteError, NotPlain for a record that JSON has no place for, LostRace where an object store has another part by
         now, and what `frames` raises; the part is then what it was, and the files of the frames are removed.
         """
-        path = self._pointer_path(part)
-        before = self.storage.version(path) if before is None else before
+        before = self._manifest().line(part) if isinstance(before, EllipsisType) else before
         content = ContentHash(volatile)
         files: list[PartFile] = []
         try:
@@ -147,15 +156,11 @@ class Table:
             if not files:
                 raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
             pointer = Pointer(tuple(files), content.hexdigest(), record())
-            encoded = pointer.encode(self.name)
+            line = pointer.encode(self.name, part)
         except BaseException:  # no pointer will name them
             self._remove_files(part, files)
             raise
-        try:
-            self.storage.replace(path, encoded, before)
-        except Overtaken as error:
-            return self._winner(part, pointer, error)
-        return pointer
+        return self._commit(part, before, line) or pointer
 
     def revise(
         self,
@@ -168,16 +173,17 @@ class Table:
         Writers of one part take turns, so that the rows of each are kept. Raises as `publish`.
         """
         with self.storage.alone(self.folder / ".revise.lock"):
-            while True:
-                before = self.storage.version(self._pointer_path(part))
+            for _ in range(REVISIONS):
+                before = self._manifest(anew=True).line(part)
                 try:
                     rows = self.read(part)
                 except MissingPart:
                     rows = None
                 except DamagedPart:  # it was set aside, and is named when it is
-                    before, rows = self.storage.version(self._pointer_path(part)), None
+                    before, rows = self._manifest().line(part), None
                 with suppress(LostRace):
                     return self.publish(part, [revised(rows)], record, before=before)
+        raise StorageError(f"{self.name}: others replace {part!r} all the time; run again when they are done")
 
     def read(self, part: str) -> pl.DataFrame:
         """Return all rows of a part, in the order in which they were published. Raises MissingPart, DamagedPart."""
@@ -194,43 +200,52 @@ class Table:
             try:
                 return list(map(str, self._verified(part, pointer)))
             except DamagedPart as error:  # its files may have been replaced and cleaned away before they were opened
-                try:
-                    current = self.pointer(part)
-                except MissingPart:  # set aside
+                line = self._manifest(anew=True).line(part)
+                if line is None:  # set aside
                     raise error from error.__cause__
-                if current == pointer:
+                if (now := self.pointer(part)) == pointer:
                     raise
-                pointer = current
+                pointer = now
         return list(map(str, self._verified(part, pointer)))
 
     def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
         """Scan the rows of these parts, or of all; at least one. Raises as `files`."""
-        chosen = self.parts() if parts is None else parts
-        files = [file for part in chosen for file in self.files(part)]
-        return pl.scan_parquet(files, glob=False)  # a folder may have brackets in its name
+        return pl.scan_parquet(self.all_files(parts), glob=False)  # a folder may have brackets in its name
+
+    def all_files(self, parts: Collection[str] | None = None) -> list[str]:
+        """Return the verified paths of the files of these parts, or of all. Raises as `files`."""
+        with session():
+            chosen = self.parts() if parts is None else parts
+            self.bring(chosen)
+            return [file for part in chosen for file in self.files(part)]
+
+    def bring(self, parts: Iterable[str]) -> None:
+        """Fetch the files of these parts, many at once, where they are not on this machine."""
+        with session():
+            if isinstance(self.storage, FolderStorage):
+                return
+            found = [(part, pointer) for part in parts if (pointer := self._readable(part)) is not None]
+            self.storage.bring(
+                [(self._file_path(part, file), file.bytes, file.hash) for part, one in found for file in one.files]
+            )
 
     def parts(self) -> list[str]:
         """Return the names of the published parts, sorted."""
-        names = [name for name in self.storage.names(self.folder) if name.endswith(".json") and name[0] != "."]
-        return sorted(plain_name(name.removesuffix(".json")) for name in names)
+        return self._manifest().parts()
 
     def has(self, part: str) -> bool:
         """Return whether something is published, damaged or not."""
-        return self.storage.exists(self._pointer_path(part))
+        return self._manifest().line(part) is not None
 
     def pointer(self, part: str) -> Pointer:
         """Return what is published now. Raises MissingPart, DamagedPart, ReadError."""
-        path = self._pointer_path(part)
+        line = self._manifest().line(part)
+        if line is None:
+            raise MissingPart(self.name, part)
         try:
-            found = decode(self.storage.read(path)[0])
-            remember("version", self._place(part), found.data_version)
-            return found
-        except FileNotFoundError as error:
-            raise MissingPart(self.name, part) from error
-        except OSError as error:
-            raise ReadError(path, error) from error
+            return decode(line)
         except ValueError as error:
-            raise DamagedPart(self.name, part, path.name, str(error)) from error
+            raise DamagedPart(self.name, part, self.path.name, str(error)) from error
 
     def checked(self, part: str) -> Pointer:
         """Return the pointer after a look at the sizes and footers of its files. Raises MissingPart, DamagedPart."""
@@ -240,7 +255,6 @@ class Table:
                 self.storage.check(self._file_path(part, file), file.bytes)
             except UnreadableFile as error:
                 raise DamagedPart(self.name, part, file.name, str(error)) from error
-        remember("whole", self._place(part), pointer.data_version)
         return pointer
 
     def whole_pointer(self, part: str) -> Pointer | None:
@@ -255,14 +269,15 @@ class Table:
         try:
             pointer = self.pointer(part)
         except (MissingPart, DamagedPart) as error:
-            return [(self._pointer_path(part), str(error))]
+            return [(self.path, str(error))]
         files = [(self._file_path(part, file), file) for file in pointer.files]
         found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None]
 
     def pointers(self) -> dict[str, Pointer]:
         """Return the pointer of every part. Raises DamagedPart, ReadError."""
-        return {part: self.pointer(part) for part in self.parts()}
+        with session():
+            return {part: self.pointer(part) for part in self.parts()}
 
     def version(self) -> str | None:
         """Return the version of the whole table: another one whenever a part comes, goes or changes its rows.
@@ -270,7 +285,7 @@ class Table:
         None for a table without parts, or with one that is damaged.
         """
         try:
-            versions = {part: self._version(part) for part in self.parts()}
+            versions = {part: pointer.data_version for part, pointer in self.pointers().items()}
         except DamagedPart:
             return None
         return fingerprint(versions) if versions else None
@@ -282,14 +297,30 @@ class Table:
             pointer = self.whole_pointer(part)
             return None if pointer is None else pointer.data_version
 
-        return once("whole", self._place(part), ask)
+        return once("whole", self._place_of(part), ask)
 
     def changed(self, part: str) -> float:
-        """Return when the part was published last, in seconds since 1970. Raises MissingPart."""
-        try:
-            return self.storage.changed(self._pointer_path(part))
-        except FileNotFoundError as error:
-            raise MissingPart(self.name, part) from error
+        """Return when the part was published last, at the latest, in seconds since 1970. Raises MissingPart.
+
+        By its writer's clock, and by that of the disk or store, which knows when the manifest was written last.
+        """
+        self.pointer(part)
+        written = once("changed", self._place, lambda: self.storage.changed(self.path))
+        return min(written, float(decoded_line(self._manifest().line(part) or b"")["published"]))
+
+    def fault(self) -> str | None:
+        """Return what is wrong with the manifest as a whole; parts may be lost then."""
+        held = self._manifest(anew=True)
+        return "is gone" if held.version == ABSENT else held.fault
+
+    def mend(self) -> None:
+        """Write the manifest anew with the parts that can be read; what there was is set aside."""
+        held = self._manifest(anew=True)
+        good = {part: line for part, line in held.lines.items() if _whole(line)}
+        self.storage.mark(self.path.with_name(f"{self.path.name}{DAMAGED}"), encoded(held.lines))
+        with suppress(Overtaken):
+            held.version = self.storage.replace_manifest(self.path, encoded(good), held.version)
+            held.lines, held.fault = good, None
 
     def record(self, part: str) -> Mapping[str, Any]:
         """Return what the rows were made from. Raises MissingPart, DamagedPart."""
@@ -297,30 +328,121 @@ class Table:
 
     def remove(self, part: str) -> None:
         """Withdraw a part; its files go with the next `clean`. Nothing happens where there is none."""
-        self.storage.remove(self._pointer_path(part))
+        line = self._manifest().line(part)
+        if line is not None:
+            self._commit(part, line, None)
 
     def _write(self, part: str, piece: pl.DataFrame, content: ContentHash) -> PartFile:
         content.update(piece)
-        encoded = parquet.encode(piece)
-        file = PartFile(f"{uuid4().hex}.parquet", len(encoded), content_hash(encoded), piece.height)
-        self.storage.add(self._file_path(part, file), encoded)
+        content_bytes = parquet.encode(piece)
+        file = PartFile(f"{uuid4().hex}.parquet", len(content_bytes), content_hash(content_bytes), piece.height)
+        path, around = self._file_path(part, file), current()
+        if around and around.batching:
+            around.later(lambda: self.storage.add(path, content_bytes))
+        else:
+            self.storage.add(path, content_bytes)
         return file
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
         for file in files:
             self.storage.remove(self._file_path(part, file))
 
-    def _winner(self, part: str, pointer: Pointer, error: Overtaken) -> Pointer:
+    def _manifest(self, anew: bool = False) -> Manifest:
+        """In a session the one that it holds."""
+        around = current()
+        if around is None:
+            return self._read(anew)
+        if anew and self._place in around.held and not around.held[self._place].pending:
+            del around.held[self._place]
+        return around.once(self._place, lambda: self._read(anew))
+
+    def _read(self, anew: bool) -> Manifest:
+        try:
+            content, version = self.storage.manifest(self.path, anew)
+        except FileNotFoundError:
+            return Manifest(self)
+        except OSError as error:
+            raise ReadError(self.path, error) from error
+        lines, fault = decoded(content)
+        return Manifest(self, lines, version, fault)
+
+    def _commit(self, part: str, before: bytes | None, line: bytes | None, now: bool = False) -> Pointer | None:
+        """Let the part have this line, or none; in a batch it is written with others, by a worker's leader.
+
+        Return what another run has published, where it is the same. Raises LostRace.
+        """
+        held, around = self._manifest(), current()
+        if not held.pending:
+            held.due = time.monotonic() + BATCH_SECONDS
+        held.pending[part] = held.pending.get(part, (before, None))[0], line
+        if around and around.news is not None and not now:
+            around.news.append((self.name, part, before, line))
+            held.lines = {name: one for name, one in {**held.lines, part: line}.items() if one is not None}
+            held.pending = {}
+            return None
+        due = len(held.pending) >= BATCH_PARTS or time.monotonic() > held.due
+        if around and around.batching and not (now or due):
+            return None
+        return self._flush(held).get(part)
+
+    def flush(self) -> None:
+        """Write what is published and not written yet. Raises LostRace."""
+        self._flush(self._manifest())
+
+    def adopt(self, part: str, before: bytes | None, line: bytes | None) -> None:
+        """Publish what a worker has made. Raises LostRace."""
+        self._commit(part, before, line)
+
+    def _flush(self, held: Manifest) -> dict[str, Pointer]:
+        """Replace the manifest by one with what is pending; return what another run has published that is the same."""
+        if held.pending and (around := current()):
+            around.settle()
+        for pause in PAUSES if held.pending else ():
+            lost = {part for part, (before, line) in held.pending.items() if self._is_lost(held, part, before, line)}
+            changed = {part: line for part, (_, line) in held.pending.items() if part not in lost}
+            lines = {part: line for part, line in {**held.lines, **changed}.items() if line is not None}
+            try:
+                if changed:
+                    held.version = self.storage.replace_manifest(self.path, encoded(lines), held.version)
+            except Overtaken:
+                time.sleep(pause * random.random())
+                fresh = self._read(anew=True)
+                held.lines, held.version, held.fault = fresh.lines, fresh.version, fresh.fault
+                continue
+            mine, held.lines, held.pending, held.fault = held.pending, lines, {}, None
+            return {part: self._winner(part, mine[part][1]) for part in lost}
+        if held.pending:
+            held.pending = {}
+            raise StorageError(
+                f"{self.storage.shown(self.path)} cannot be replaced: others do so all the time, or the "
+                "store has no conditional puts (If-Match); run again, or take another store"
+            )
+        return {}
+
+    def _is_lost(self, held: Manifest, part: str, before: bytes | None, line: bytes | None) -> bool:
+        """Whether another writer was faster, where the first one wins."""
+        return not isinstance(self.storage, FolderStorage) and held.lines.get(part) not in (before, line)
+
+    def _winner(self, part: str, line: bytes | None) -> Pointer:
         """Return what another run published meanwhile, where it is the same; else raise LostRace."""
         try:
-            winner = self.pointer(part)
+            winner: Pointer | None = self.pointer(part)
         except MissingPart:
             winner = None
+        if line is None:  # this run took away what another has made anew
+            raise LostRace(self.name, part, winner, ())
+        pointer = decode(line)
         self._remove_files(part, set(pointer.files) - set(winner.files if winner else ()))
         changed = changes(pointer.record, winner.record) if winner else []
         if winner is None or changed or winner.data_version != pointer.data_version:
-            raise LostRace(self.name, part, winner, changed) from error
+            raise LostRace(self.name, part, winner, changed)
         return winner
+
+    def _readable(self, part: str) -> Pointer | None:
+        try:
+            return self.pointer(part)
+        except (MissingPart, DamagedPart):
+            return None
 
     def _verified(self, part: str, pointer: Pointer) -> Iterator[Path]:
         for file in pointer.files:
@@ -333,26 +455,31 @@ class Table:
 
     def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> DamagedPart:
         """Withdraw a damaged part, so that the next update makes it again; a part published meanwhile stays."""
-        path = self._pointer_path(part)
-        with suppress(FileNotFoundError, Overtaken):
-            content, version = self.storage.read(path)
-            if content == pointer.encode(self.name):
-                self.storage.withdraw(path, version)
-                self.storage.set_aside(self._file_path(part, file))
+        line = self._manifest(anew=True).line(part)
+        if line is not None and decode(line) == pointer:
+            with suppress(LostRace):
+                self._commit(part, line, None, now=True)
+            self.storage.set_aside(self._file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
 
-    def _version(self, part: str) -> str:
-        return once("version", self._place(part), lambda: self.pointer(part).data_version)
-
-    def _place(self, part: str) -> str:
+    def _place_of(self, part: str) -> str:
         """Name a part for what is remembered of it."""
-        return f"{self.storage.shown(self.folder)} {part}"
+        return f"{self._place} {part}"
 
-    def _pointer_path(self, part: str) -> Path:
-        return self.folder / f"{file_name(part)}.json"
+    @property
+    def _place(self) -> str:
+        return self.storage.shown(self.path)
 
     def _file_path(self, part: str, file: PartFile) -> Path:
         return self.folder.joinpath("files", file_name(part), file.name)
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        decode(line)
+    except ValueError:
+        return False
+    return True
 
 
 class Lake:
@@ -378,6 +505,32 @@ class Lake:
     def table(self, name: str) -> Table:
         """Return the table of that name, such as "calculator/loss_deltas", published or not."""
         return Table(self.storage, name)
+
+    @contextmanager
+    def batch(self) -> Iterator[Session]:
+        """Write manifests in batches inside the block, and what is left at its end. Raises LostRace."""
+        with session() as around:
+            before, around.batching = around.batching, True
+            try:
+                yield around
+            finally:
+                around.batching = before
+                self.flush()
+
+    def flush(self, due: bool = False) -> None:
+        """Write what this session has published and not written yet; with `due` only what has waited long enough."""
+        around = current()
+        for held in list(around.held.values()) if around else ():
+            if isinstance(held, Manifest) and held.pending and not (due and time.monotonic() < held.due):
+                held.table.flush()
+
+    def take(self, news: Iterable[News]) -> None:
+        """Publish the parts that a worker has made, and know of the files of rows that it has written."""
+        for name, *told in news:
+            if len(told) == 1:
+                noted(self.storage, str(name), str(told[0]))
+            else:
+                self.table(str(name)).adopt(*told)
 
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]

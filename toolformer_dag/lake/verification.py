@@ -11,14 +11,16 @@ import polars as pl
 
 from toolformer_dag.files import plain_name, write_whole
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.manifest import SUFFIX
 from toolformer_dag.lake.row_store import IDENTITY, RowStore, parse_row_file
-from toolformer_dag.lake.storage import FolderStorage
+from toolformer_dag.lake.session import session
+from toolformer_dag.lake.storage import FOLDER, FolderStorage
 from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
 
 COARSE = 10**9
 """Nanoseconds by which a file's time of change may lag behind the clock."""
-TABLE_LEVEL, STORE_LEVELS = 2, (2, 3)
-"""How many folders below the lake tables lie, and computed rows."""
+STORE_LEVELS = (2, 3)
+"""How many folders below the lake computed rows lie."""
 VERIFIED = ".verified"
 """The file of the lake that holds up to when it was verified, in nanoseconds since 1970."""
 
@@ -41,10 +43,13 @@ def damaged_files(lake: Lake, since: int = 0) -> Iterator[DamagedFile]:
         name = folder.relative_to(lake.root)
         if len(name.parts) in STORE_LEVELS and folder / IDENTITY in files:
             yield from _computed(lake, name.as_posix(), since)
-        elif len(name.parts) == TABLE_LEVEL:
-            table = lake.table(name.as_posix())
-            for part in table.parts():
-                yield from (DamagedFile(*found) for found in table.damaged(part, since))
+    for path in sorted(path for path in files if lake.root / FOLDER in path.parents and path.suffix == SUFFIX):
+        table = lake.table(path.relative_to(lake.root / FOLDER).with_suffix("").as_posix())
+        with session():
+            if (fault := table.fault()) is not None:
+                yield DamagedFile(path, fault)
+            found = [one for part in table.parts() for one in table.damaged(part, since)]
+        yield from (DamagedFile(*one) for one in found if one[0] != path)
 
 
 def set_aside_damaged(lake: Lake) -> list[DamagedFile]:
@@ -76,8 +81,10 @@ def _verified_until(note: Path) -> int:
 
 
 def set_aside_file(lake: Lake, path: Path) -> None:
-    """Set one damaged file aside. A pointer stays: whoever reads it sees the damage, and a new one replaces it."""
-    if path.parent.parent.name == "files":
+    """Set one damaged file aside. Of a manifest the parts stay that can be read."""
+    if lake.root / FOLDER in path.parents:
+        lake.table(path.relative_to(lake.root / FOLDER).with_suffix("").as_posix()).mend()
+    elif path.parent.parent.name == "files":
         table = lake.table(path.parent.parent.parent.relative_to(lake.root).as_posix())
         with suppress(DamagedPart, MissingPart):
             table.files(plain_name(path.parent.name))

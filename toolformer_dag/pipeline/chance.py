@@ -94,7 +94,7 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
         for name, columns in TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
             table = plan.lake.table(f"{lane.key}/{name}")
-            if files := [file for part in table.parts() for file in table.files(part)]:
+            if files := table.all_files():
                 names = ", ".join(column.split()[0] for column in columns.split(", "))
                 read = f"SELECT {names} FROM read_parquet($files, hive_partitioning = false)"
                 connection.execute(f"INSERT INTO {name} BY NAME {read}", {"files": files})

@@ -1,10 +1,13 @@
 """Work in chunks: which texts go through the model together, a task, and the workers that perform many."""
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Protocol
 
 import polars as pl
@@ -14,6 +17,8 @@ from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.stage import Claimed, TableOutput, Work
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.sections import Settings
+
+log = logging.getLogger(__name__)
 
 
 class WorkerError(UserError):
@@ -26,11 +31,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A chunk of a table's work. `settings`: fingerprint that the computing process has to agree with."""
+    """A chunk of a table's work. `settings`: fingerprint that the computing process has to agree with.
+
+    `step`: what tells the step from others: workers hold what they read of the lake as long as one goes on.
+    """
 
     table: str
     settings: str
     payload: Any
+    step: str = ""
 
 
 Tables = Mapping[str, TableOutput]
@@ -77,6 +86,7 @@ class _Given:
     number: int
     task: Task
     tries: int = 1
+    since: float = 0.0
 
 
 class ChunkMapper(Protocol):
@@ -124,6 +134,7 @@ class Workers(ABC):
                 ended, _ = wait(self._busy, 1.0, FIRST_COMPLETED)
                 for future in ended:
                     yield from self._received(future, again)
+                self._end_late(again)
                 if not ended:
                     yield None
         finally:
@@ -162,24 +173,37 @@ class Workers(ABC):
             again.append(given)
             return
         try:
-            self._busy[self._send(worker, given.task)] = worker, given
+            self._busy[self._send(worker, given.task)] = worker, replace(given, since=time.monotonic())
         except self.deaths:  # it died while it had nothing to do
             self._kill(worker)
             again.append(given)
+
+    def _lost(self, given: _Given, again: deque[_Given], how: str) -> None:
+        """Give a chunk again. Raises WorkerError where it was given twice."""
+        if given.tries == TRIES:
+            raise WorkerError(
+                f"{given.task.table}: {TRIES} workers died over one chunk, the last with {how}; what was committed is "
+                "kept; run again, with fewer execution.workers or a smaller model.token_budget where memory is short"
+            ) from None
+        again.append(replace(given, tries=given.tries + 1))
+
+    def _end_late(self, again: deque[_Given]) -> None:
+        """End workers that are busy with a chunk for longer than `execution.chunk_hours`."""
+        limit = timedelta(hours=self._here.plan.settings.execution.chunk_hours)
+        shown = timedelta(seconds=round(limit.total_seconds()))
+        for future, (worker, given) in list(self._busy.items()):
+            if time.monotonic() - given.since > limit.total_seconds() and not future.done():
+                del self._busy[future]
+                self._kill(worker)
+                log.warning("%s: a worker has not answered for %s; another gets its chunk", given.task.table, shown)
+                self._lost(given, again, f"no answer in {shown} (execution.chunk_hours)")
 
     def _received(self, future: "Future[Answer]", again: deque[_Given]) -> Iterator[tuple[int, Work]]:
         worker, given = self._busy.pop(future)
         try:
             answer, spent = future.result()
         except self.deaths as died:
-            how = self._kill(worker) or " ".join(str(died).split())
-            if given.tries == TRIES:
-                raise WorkerError(
-                    f"{given.task.table}: {TRIES} workers died over one chunk, the last with {how}; what was "
-                    "committed is kept; run again, with fewer execution.workers or a smaller model.token_budget where "
-                    "memory is short"
-                ) from None
-            again.append(replace(given, tries=given.tries + 1))
+            self._lost(given, again, self._kill(worker) or " ".join(str(died).split()))
             return
         self._idle.append(worker)
         self.spent += spent

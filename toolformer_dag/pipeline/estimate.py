@@ -158,7 +158,7 @@ def _annotated(
         output = TableOutput(stage, plan, subset.lane)
         reports.append(update(sharing, InProcess(sharing, {output.name: output}), output, progress))
         pointer, empty = output.table.pointer(ALL), len(parquet.encode(stage.schema.to_frame()))
-        fixed = empty + len(pointer.encode(output.name))
+        fixed = empty + len(pointer.encode(output.name, ALL))
         published.append(_Published(fixed, sum(file.bytes - empty for file in pointer.files)))
     tokens = sum(token_count(report.work.tokens) for report in reports)
     return _Cost(tokens, sum(report.seconds for report in reports), lake.appended, published)

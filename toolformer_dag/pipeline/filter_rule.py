@@ -60,9 +60,11 @@ def text_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     scored, subset = (
         output.plan.lake.table(f"{output.lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset")
     )
+    schema, given = output.stage.schema, {"files": scored.files(part), "texts": subset.files(part)}
+    if not scored.pointer(part).rows:
+        return PartRows([schema.to_frame()])
     with scratch() as connection:
-        run_sql(connection, TEXTS_SQL, {"files": scored.files(part), "texts": subset.files(part)})
-        schema = output.stage.schema
+        run_sql(connection, TEXTS_SQL, given)
         return PartRows([answer(connection, "FROM scored_texts").select(schema.names()).cast(schema)])
 
 
@@ -71,7 +73,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     lane, schema = output.lane, output.stage.schema
     facts = _chosen(output, lane.tau_f) if isinstance(lane.tau_f, ChanceThreshold) else {}
     table = output.plan.lake.table(f"{lane.key}/{TEXTS.name}")
-    files = [file for shard in table.parts() for file in table.files(shard)]
+    files = table.all_files()
     if not files:
         return PartRows([schema.to_frame()], facts={**facts, LAST_TEXT: None, EXAMPLES: {}, REPEATED: {}})
     given = {

@@ -47,9 +47,12 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     lane, schema = output.lane, output.stage.schema
     rule = filter_rule.rule_of(output, part)
     scored, subset = (output.plan.lake.table(f"{lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset"))
-    given = {"texts": subset.files(part), "tau_f": rule.tau_f, "last_text": rule.last_text}
+    texts, calls = subset.files(part), scored.files(part)  # damage is named, rows or not
+    if not scored.pointer(part).rows:
+        return PartRows([schema.to_frame()])
+    given = {"texts": texts, "tau_f": rule.tau_f, "last_text": rule.last_text}
     with scratch() as connection:
-        scored_rows(connection, scored.files(part))
+        scored_rows(connection, calls)
         connection.execute("CREATE TEMP TABLE repeated AS SELECT unnest($1::VARCHAR[])", [rule.repeated])
         run_sql(connection, SQL, given)
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")

@@ -88,7 +88,7 @@ def _frames(output: TableOutput, rejected: Rejected, by_shard: dict[str, str]) -
     plan, schema = output.plan, output.stage.schema
     yield schema.to_frame()
     table = plan.lake.table(screened_documents.NAME)
-    files = [file for shard in table.parts() for file in table.files(shard)]
+    files = table.all_files()
     if not files:
         return
     with TemporaryDirectory() as scratch, in_memory() as connection:

@@ -15,6 +15,7 @@ import polars as pl
 from toolformer_dag.files import as_json
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, record
+from toolformer_dag.lake.session import News
 from toolformer_dag.lake.table import WHOLE, Pointer, Table
 from toolformer_dag.lake.warehouse import ROWS, WarehouseTable
 from toolformer_dag.pipeline.plan import Lane, Plan
@@ -44,13 +45,15 @@ Check = Callable[[pl.DataFrame, "TableOutput"], int]
 class Work:
     """What a run cost: `tokens` through the model by kind; `counts`: kind -> (computed, reused), such as samples.
 
-    `damaged`: files that were set aside, with reasons; `backends`: `Backend.identity` of those that computed.
+    `damaged`: files that were set aside, with reasons; `backends`: `Backend.identity` of those that computed; `news`:
+    what a worker of another process has made, which a sum leaves out.
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
     backends: frozenset[str] = frozenset()
+    news: tuple[News, ...] = ()
 
     def __add__(self, other: "Work") -> "Work":
         tokens = Counter(self.tokens)

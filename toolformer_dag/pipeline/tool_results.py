@@ -91,6 +91,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     candidates = _calls(output, shard)
     calls, store = candidates.select(KEY).unique(), _store(worker, output.lane)
     lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls(output.lane)]).unique(KEY)
+    if not lost.is_empty():
+        store.refresh()
     stored = store.stored(calls)
     # what is stored wins: another process may have had an answer to a call that was lost here
     found = pl.concat([stored, lost.join(calls, on=KEY, how="semi").join(stored, on=KEY, how="anti")])

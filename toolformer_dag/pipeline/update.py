@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import uuid4
 
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
+from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer, behind
 from toolformer_dag.pipeline.chunks import ChunkMapper, InProcess, Progress, Task, release
 from toolformer_dag.pipeline.stage import (
@@ -25,6 +27,8 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.worker import Worker
 
+AT_ONCE = 64
+"""Parts whose inputs are brought to this machine together."""
 HASH = re.compile("[0-9a-f]{16,}")
 """A fingerprint: it tells people nothing."""
 
@@ -170,29 +174,32 @@ def update(worker: Worker, workers: ChunkMapper, output: TableOutput, progress: 
     per worker. Raises StaleInput, WriteError, and what the stage raises.
     """
     began = time.monotonic()
-    for inner in output.inner:
-        _bring_up_to_date(worker, workers, inner, lambda done, total: None)
-    found, work = _bring_up_to_date(worker, workers, output, progress)
-    return _report(output, found, work, time.monotonic() - began)
+    with session():
+        for inner in output.inner:
+            _bring_up_to_date(worker, workers, inner, lambda done, total: None)
+        found, work = _bring_up_to_date(worker, workers, output, progress)
+        return _report(output, found, work, time.monotonic() - began)
 
 
 def _bring_up_to_date(
     worker: Worker, workers: ChunkMapper, output: TableOutput, progress: Progress
 ) -> tuple[Differences, Work]:
-    found = _own_differences(output)
-    for part in found.removed:
-        for table in (output.table, *map(output.plan.lake.table, output.stage.beside)):
-            table.remove(part)
+    found, lake = _own_differences(output), output.plan.lake
     stage, parts = output.stage, list(found.parts)
-    with output.plan.lake.storage.at_a_glance():
+    with lake.storage.at_a_glance():
         for part in parts:
             _check_inputs(output, part)
     here = InProcess(worker, {output.name: output}) if stage.pool == "tools" else workers
     queue = _Queue(worker, output, parts)
-    with closing(here.map_chunks(queue.tasks())) as computed:  # an error here ends the chunks that are under way
+    # an error here ends the chunks that are under way
+    with lake.batch(), closing(here.map_chunks(queue.tasks())) as computed:
+        for part in found.removed:
+            for table in (output.table, *map(lake.table, output.stage.beside)):
+                table.remove(part)
         for ended in computed:
             if ended is not None:
                 queue.ended(*ended)
+            lake.flush(due=True)
             progress(queue.done, queue.total)
     return found, queue.work + Work(damaged=worker.close_rows())
 
@@ -202,6 +209,7 @@ class _Queue:
 
     def __init__(self, worker: Worker, output: TableOutput, parts: Sequence[str]) -> None:
         self._worker, self._output, self._parts = worker, output, parts
+        self._step = uuid4().hex
         self._waiting: deque[str] = deque()
         self._open: Counter[str] = Counter()
         self._part_of: dict[int, tuple[str, int]] = {}
@@ -218,7 +226,11 @@ class _Queue:
         return round(self._known * len(self._parts) / planned) if planned else 0
 
     def tasks(self) -> Iterator[Task]:
-        for part in self._parts:
+        read = self._output.depends_on if self._output.stage.sharded else ()
+        for number, part in enumerate(self._parts):
+            if number % AT_ONCE == 0:
+                for name in read:
+                    self._output.plan.lake.table(name).bring(self._parts[number : number + AT_ONCE])
             planned = self._planned(part)
             self._known += sum(units for units, _ in planned.chunks)
             self.work += Work(counts=planned.counts)
@@ -228,7 +240,7 @@ class _Queue:
             for units, payload in planned.chunks:
                 self._part_of[self._given] = part, units
                 self._given += 1
-                yield Task(self._output.name, self._output.code_version, payload)
+                yield Task(self._output.name, self._output.code_version, payload, self._step)
 
     def _planned(self, part: str) -> Planned:
         """The chunks of a part; a shard that a worker publishes is one."""
@@ -239,6 +251,7 @@ class _Queue:
 
     def ended(self, number: int, work: Work) -> None:
         part, units = self._part_of.pop(number)
+        self._output.plan.lake.take(work.news)
         self._open[part] -= 1
         self.done += units
         self.work += work

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
 from toolformer_dag.files import UserError
+from toolformer_dag.lake.session import Session, session
 from toolformer_dag.pipeline.chunks import Answer, Failure, Tables, Task, Workers, perform
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import Spent
@@ -28,6 +30,7 @@ class ChunkServer:
         self._settings, self._told = settings, Spent()
         self._worker: Worker | None = None
         self._tables: Tables = {}
+        self._step, self._session = "", Session(news=[])
 
     def started(self) -> None:
         """Tell that a machine was found."""
@@ -40,7 +43,10 @@ class ChunkServer:
                 plan = Plan.of(self._settings)
                 self._tables = {output.name: output for output in table_outputs(plan)}
                 self._worker = Worker(plan)
-            answer = perform(self._worker, self._tables, task)
+            if task.step != self._step:
+                self._step, self._session = task.step, Session(news=[])
+            with session(self._session) as held:
+                answer = replace(perform(self._worker, self._tables, task), news=held.take_news())
         except UserError as error:
             answer = Failure(str(error), by_user=True)
         except Exception as error:  # noqa: BLE001 - told in the process that waits for it

@@ -438,6 +438,11 @@ class ExecutionSettings(SettingsTable):
         min_length=1,
         description="Address of the Ray cluster: HOST:PORT of its head, or auto for the cluster of this machine.",
     )
+    chunk_hours: Unfingerprinted[float] = Field(
+        6.0,
+        gt=0,
+        description="Hours after which a worker that is still busy with a chunk is ended; another one gets the chunk.",
+    )
     steps_at_once: Unfingerprinted[int] = Field(
         1,
         ge=1,

@@ -1,0 +1,74 @@
+"""What a step holds of the lake in memory: the manifests of its tables, the names of its rows' files, asked for once.
+
+What others change meanwhile is seen by the next step. What the step publishes itself is seen at once, is written in
+batches, and by the process that leads the step alone: workers tell it what they have made (`News`).
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+News = tuple[str, ...] | tuple[str, str, bytes | None, bytes | None]
+"""What a worker has made: (row store, file), or a part: (table, part, its line before, its line now)."""
+UPLOADS_AT_ONCE = 8
+
+
+@dataclass
+class Session:
+    """`held`: by place. `batching`: parts are published in batches. `news`: of a worker, for the leading process."""
+
+    held: dict[str, Any] = field(default_factory=dict)
+    batching: bool = False
+    news: list[News] | None = None
+    _uploads: list[Future[None]] = field(default_factory=list)
+    _pool: ThreadPoolExecutor | None = None
+
+    def once(self, place: str, ask: Callable[[], Answer]) -> Answer:
+        """Return what is held, asking for it the first time."""
+        if place not in self.held:
+            self.held[place] = ask()
+        answer: Answer = self.held[place]
+        return answer
+
+    def later(self, write: Callable[[], None]) -> None:
+        """Write beside what goes on; at most a few files wait in memory."""
+        self._pool = self._pool or ThreadPoolExecutor(UPLOADS_AT_ONCE)
+        self._uploads.append(self._pool.submit(write))
+        if len(self._uploads) > 2 * UPLOADS_AT_ONCE:
+            self._uploads.pop(0).result()
+
+    def settle(self) -> None:
+        """Wait for what is written beside. Raises what it raised."""
+        while self._uploads:
+            self._uploads.pop(0).result()
+
+    def take_news(self) -> tuple[News, ...]:
+        """Return what a worker has made since it was asked last."""
+        found = tuple(self.news or ())
+        if self.news is not None:
+            self.news.clear()
+        return found
+
+
+_current: ContextVar[Session | None] = ContextVar("session", default=None)
+
+
+def current() -> Session | None:
+    """Return the session around this, if there is one."""
+    return _current.get()
+
+
+@contextmanager
+def session(kept: Session | None = None) -> Iterator[Session]:
+    """Hold what is read of the lake inside the block; one within another shares it, but for one that was `kept`."""
+    around = _current.get()
+    made = kept or around or Session()
+    token = _current.set(made)
+    try:
+        yield made
+    finally:
+        _current.reset(token)
