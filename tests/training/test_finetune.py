@@ -1,6 +1,7 @@
 """Finetuning: what is learnt, what is kept, and what happens after a kill."""
 
 import json
+import math
 import os
 import resource
 import shutil
@@ -19,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.language_model.conftest import tiny
 from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.loading import LanguageModel, load_language_model
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
@@ -29,7 +29,6 @@ from toolformer_dag.training.training_report import read_report
 from toolformer_dag.training.training_run import (
     TrainingError,
     last_complete_checkpoint,
-    partial_folder,
     run_identity,
 )
 
@@ -168,7 +167,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_later(base: ModelSettings, tmp
     assert finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out").steps == 12
 
 
-def test_a_damaged_checkpoint_or_run_is_named_with_the_remedy(
+def test_a_damaged_checkpoint_is_named_with_the_remedy(
     base: ModelSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(done: int, steps: int) -> None:
@@ -187,19 +186,6 @@ def test_a_damaged_checkpoint_or_run_is_named_with_the_remedy(
         (newest / "optimizer.pt").write_bytes(damaged)
         with pytest.raises(TrainingError, match=rf"checkpoint {newest} is damaged .*; remove it and run again"):
             finetune(base, TEXTS, HELDOUT, SETTINGS, out)
-    for damaged in ("{", "[1]", "[" * 100_000, "\0"):
-        (partial / "run.json").write_text(damaged)
-        with pytest.raises(TrainingError, match=r"run.json is damaged .*; remove its folder"):
-            finetune(base, TEXTS, HELDOUT, SETTINGS, out)
-
-
-def test_checkpoints_of_another_run_are_refused(base: ModelSettings, tmp_path: Path) -> None:
-    identity = dict(run_identity(base, TEXTS, HELDOUT, SETTINGS))
-    folder = partial_folder(tmp_path / "out", fingerprint(identity))
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({**identity, "texts": "0" * 16}))
-    with pytest.raises(TrainingError, match=r"differs in texts; remove the folder"):
-        finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
 
 
 def test_the_window_of_the_attention_shortens_no_sequence(
@@ -267,11 +253,11 @@ def test_a_run_starts_from_the_pinned_revision_with_the_code_that_comes_with_it(
 
 
 def test_another_revision_is_another_run() -> None:
-    pinned = ModelSettings(name="gpt2", revision="abc")
-    assert run_identity(pinned, TEXTS, HELDOUT, SETTINGS)["base"] == {"id": "gpt2", "revision": "abc"}
-    assert run_identity(pinned, TEXTS, HELDOUT, SETTINGS) != run_identity(
-        ModelSettings(name="gpt2"), TEXTS, HELDOUT, SETTINGS
+    pinned, newest = (
+        run_identity(ModelSettings(name="gpt2", revision=revision), TEXTS, HELDOUT, SETTINGS)
+        for revision in ("abc", None)
     )
+    assert pinned["base"] == {"id": "gpt2", "revision": "abc"} != newest["base"]
 
 
 def test_a_base_that_cannot_be_loaded_is_named_with_the_remedy(base: ModelSettings, tmp_path: Path) -> None:
@@ -299,6 +285,4 @@ def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_
 def test_a_loss_that_no_number_holds_is_never_the_best() -> None:
     evaluated = SimpleNamespace(predictions=numpy.array([[8000.0, 10.0], [1.0, 1.0]]))
     assert token_perplexity(evaluated) == {"perplexity": float("inf")}
-    assert token_perplexity(SimpleNamespace(predictions=numpy.zeros((1, 2)) + 1)) == {
-        "perplexity": pytest.approx(2.718, abs=1e-3)
-    }
+    assert token_perplexity(SimpleNamespace(predictions=numpy.ones((1, 2)))) == {"perplexity": pytest.approx(math.e)}

@@ -1,4 +1,4 @@
-"""Finetuning that keeps the base model outside calls: what is learnt, what stays, and what it refuses."""
+"""Finetuning that keeps the base model outside calls: what is learnt and what stays."""
 
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.kept_base import LEARNED_AFTER, KeptBase, in_or_after_calls
 from toolformer_dag.training.sequences import IGNORED, collate
-from toolformer_dag.training.training_run import TrainingError
 
 __all__ = ["base"]
 
@@ -75,9 +74,3 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
             by_hand -= float((1 - share) * scores[targets[at]] + share * (base_scores * scores).sum())
             count += 1
     assert float(loss) == pytest.approx(by_hand / count, rel=1e-4)
-
-
-def test_lora_beside_a_kept_base_is_refused(base: ModelSettings, tmp_path: Path) -> None:
-    settings = TrainingSettings(**{**KEPT.model_dump(), "lora_rank": 2})
-    with pytest.raises(TrainingError, match="keep_base"):
-        finetune(base, TEXTS, HELDOUT, settings, tmp_path / "out")

@@ -90,6 +90,7 @@ def test_packing_checkpointing_and_plain_training_learn_alike(base: ModelSetting
     assert packed.perplexity < 0.7 * packed.heldout[0].perplexity
 
 
+@pytest.mark.long
 def test_bfloat16_learns_what_float32_learns(base: ModelSettings, tmp_path: Path) -> None:
     """At this learning rate half a unit in the last place of a bfloat16 weight is more than a step."""
     slow = {"max_steps": 50, "eval_steps": 50, "learning_rate": 1e-4}
@@ -112,7 +113,14 @@ def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: P
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.use_cache
 
 
-@pytest.mark.parametrize("settings", [{"precision": "bfloat16"}, {"lora_rank": 4}, {"packing": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"packing": True},
+        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.long),
+        pytest.param({"lora_rank": 4}, marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupted_run_goes_on_under_each_recipe(
     base: ModelSettings, tmp_path: Path, settings: dict[str, object]
 ) -> None:
@@ -130,9 +138,19 @@ def test_an_interrupted_run_goes_on_under_each_recipe(
     assert difference(tmp_path / "out", tmp_path / "whole") < 1e-6
 
 
-def test_a_recipe_that_processes_cannot_share_is_refused(base: ModelSettings) -> None:
-    with pytest.raises(TrainingError, match=r'"bfloat16" trains in one process, and there are 2'):
-        check_recipe(base, changed(precision="bfloat16"), 2)
+@pytest.mark.parametrize(
+    ("recipe", "processes", "message"),
+    [
+        ({"precision": "bfloat16"}, 2, r'"bfloat16" trains in one process, and there are 2'),
+        ({"keep_base": 0.95}, 2, "training.keep_base needs the whole base model"),
+        ({"keep_base": 0.95, "lora_rank": 2}, 1, "training.keep_base needs the whole base model"),
+    ],
+)
+def test_what_processes_or_adapters_cannot_share_is_refused(
+    base: ModelSettings, recipe: dict[str, object], processes: int, message: str
+) -> None:
+    with pytest.raises(TrainingError, match=message):
+        check_recipe(base, changed(**recipe), processes)
 
 
 @pytest.mark.long

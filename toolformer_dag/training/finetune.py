@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoConfig
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.loading import from_hub
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
-from toolformer_dag.training.recipe import check_recipe, is_divided, merged
+from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
 from toolformer_dag.training.trainer import Measured, Prepared, StepProgress, prepare, world_size
 from toolformer_dag.training.training_report import (
     TrainingReport,
@@ -27,11 +28,12 @@ from toolformer_dag.training.training_report import (
 from toolformer_dag.training.training_run import (
     NOT_WEIGHTS,
     TrainingError,
-    claim,
-    library_versions,
     partial_folder,
     run_identity,
 )
+
+LIBRARIES = ("torch", "transformers", "accelerate")
+"""Their versions are recorded beside a checkpoint; they are no part of its identity."""
 
 
 def finetune(
@@ -64,7 +66,6 @@ def finetune(
     if finished := finished_run(name, out):
         return finished
     folder = partial_folder(out, name)
-    claim(folder, identity)
     began = time.monotonic()
     prepared = prepare(base, texts, heldout, settings, folder, progress, measured)
     checkpoint = prepared.checkpoint
@@ -147,7 +148,7 @@ def _finish(
         else:
             merged(base, settings, best).save_pretrained(final)
             trainer.processing_class.save_pretrained(final)
-        write_record(final, report, {**identity, "versions": library_versions()})
+        write_record(final, report, {**identity, "versions": {library: version(library) for library in LIBRARIES}})
         publish(final, out)
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()
@@ -157,6 +158,5 @@ def _copy_weights(best: Path, final: Path, base: ModelSettings) -> None:
     """Copy weights, config, tokenizer and code; the config says again that passes return keys and values."""
     shutil.copytree(best, final, ignore=shutil.ignore_patterns(*NOT_WEIGHTS))
     config = from_hub(AutoConfig, str(final), {"trust_remote_code": base.trust_remote_code})
-    for each in (config, config.get_text_config()):
-        each.use_cache = True
+    set_cache(config, True)
     config.save_pretrained(final)

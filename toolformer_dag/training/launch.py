@@ -24,7 +24,7 @@ from toolformer_dag.training.trainer import Measured, StepProgress
 from toolformer_dag.training.training_report import TrainingReport, read_report
 from toolformer_dag.training.training_run import TrainingError, run_identity
 
-EVENTS, LOG, TEXTS, HELDOUT, JOB = "events.jsonl", "output.log", "texts.json", "heldout.json", "job.json"
+EVENTS, LOG, JOB = "events.jsonl", "output.log", "job.json"
 LOOK_SECONDS, PATIENCE_SECONDS = 0.5, 10.0
 LAST_LINES = 20
 """Lines of the processes' output that an error shows."""
@@ -59,8 +59,8 @@ def train(
     folder.mkdir(mode=0o700)
     try:
         job = {"base": base.model_dump(), "settings": settings.model_dump(), "out": str(out), "parent": os.getpid()}
-        for name, content in ((TEXTS, list(texts)), (HELDOUT, list(heldout)), (JOB, job)):
-            (folder / name).write_text(json.dumps(content), encoding="utf-8")
+        job |= {"texts": list(texts), "heldout": list(heldout)}
+        (folder / JOB).write_text(json.dumps(job), encoding="utf-8")
         _follow(folder, count, progress or _nothing, measured or _nothing)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,7 +94,7 @@ def _nothing(*_: Any) -> None:
 
 def _follow(folder: Path, count: int, progress: StepProgress, measured: Measured) -> None:
     together = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(count), "-m"] if count > 1 else []
-    command = [sys.executable, "-m", *together, "toolformer_dag.training", str(folder / JOB)]
+    command = [sys.executable, "-m", *together, "toolformer_dag.training.launch", str(folder / JOB)]
     (folder / EVENTS).touch()
     steps, failures = (0, 1), []
     with (
@@ -155,7 +155,6 @@ def run_job(file: Path) -> None:
     """Train as one of the processes of a job; process 0 appends steps, curves and its error to the job's events."""
     job = json.loads(file.read_text(encoding="utf-8"))
     threading.Thread(target=_end_with, args=(job["parent"],), daemon=True).start()
-    texts, heldout = (json.loads((file.parent / name).read_text(encoding="utf-8")) for name in (TEXTS, HELDOUT))
     base, settings = ModelSettings.model_validate(job["base"]), TrainingSettings(**job["settings"])
     with (file.parent / EVENTS).open("a", encoding="utf-8", buffering=1) as events:
 
@@ -165,8 +164,8 @@ def run_job(file: Path) -> None:
         try:
             finetune(
                 base,
-                texts,
-                heldout,
+                job["texts"],
+                job["heldout"],
                 settings,
                 Path(job["out"]),
                 lambda done, total: tell(step=done, of=total),
@@ -185,3 +184,7 @@ def _end_with(parent: int) -> None:
         except ProcessLookupError:
             os._exit(1)
         time.sleep(1.0)
+
+
+if __name__ == "__main__":
+    run_job(Path(sys.argv[1]))

@@ -14,9 +14,6 @@ from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.training_run import TrainingError
 
-EXTRAS = {"torchao": ("gpu", 'training.precision = "float32"'), "peft": ("lora", "no training.lora_rank")}
-"""Library -> (extra that installs it, setting that does without it)."""
-
 
 def is_composite(base: ModelSettings) -> bool:
     """Return whether the model is more than a language model, such as one of text and images. Raises ModelError."""
@@ -25,34 +22,48 @@ def is_composite(base: ModelSettings) -> bool:
     return config.get_text_config() is not config
 
 
+def has_short_moments(settings: TrainingSettings) -> bool:
+    """Return whether AdamW keeps its moments in 8 bits."""
+    return settings.precision == "bfloat16" and settings.lora_rank is None
+
+
 def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
     """Raise TrainingError for a recipe whose library is missing, or that several processes cannot share.
 
     Raises ModelError where the model's config cannot be read.
     """
-    bits = settings.precision == "bfloat16" and settings.lora_rank is None
-    for library, needed in (("torchao", bits), ("peft", settings.lora_rank is not None)):
-        if needed and importlib.util.find_spec(library) is None:
-            extra, without = EXTRAS[library]
-            raise TrainingError(
-                f"this recipe needs {library}, which is not installed; run `pip install -c constraints.txt -e "
-                f"'.[{extra}]'`, or set {without}"
-            )
+    if has_short_moments(settings):
+        _require("torchao", "gpu", 'training.precision = "float32"')
+    if settings.lora_rank is not None:
+        _require("peft", "lora", "no training.lora_rank")
     if settings.keep_base and (processes > 1 or settings.lora_rank is not None):
         raise TrainingError(
             "training.keep_base needs the whole base model beside the trained weights in one process; set "
             "training.processes = 1 and no training.lora_rank, or training.keep_base = 0"
         )
-    if processes > 1 and settings.lora_rank is None and is_composite(base):
+    if processes > 1 and settings.lora_rank is None:
+        _check_divisible(base, settings, processes)
+
+
+def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
+    if is_composite(base):
         raise TrainingError(
             f"{base.name!r} is more than a language model (of text and images, say), whose divided weights were found "
             "to learn something else; set training.processes = 1, or training.lora_rank"
         )
-    if bits and processes > 1:
+    if has_short_moments(settings):
         raise TrainingError(
             f'training.precision = "bfloat16" trains in one process, and there are {processes}: moments of 8 bits '
             'cannot be divided; set training.precision = "float32", whose 16 bytes per parameter are divided among '
             "the processes, or training.processes = 1"
+        )
+
+
+def _require(library: str, extra: str, without: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        raise TrainingError(
+            f"this recipe needs {library}, which is not installed; run `pip install -c constraints.txt -e "
+            f"'.[{extra}]'`, or set {without}"
         )
 
 
@@ -69,7 +80,7 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
         options |= _shares(name, source, world)
         name = name if checkpoint is None else str(checkpoint)
     model = from_hub(AutoModelForCausalLM, name, options)
-    set_cache(model, False)
+    set_cache(model.config, False)
     _fix_generation(model.generation_config)
     if tied := getattr(model, "all_tied_weights_keys", None):
         model._keys_to_ignore_on_save = set(tied)  # the Trainer warns if its best checkpoint lacks them
@@ -127,7 +138,7 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
     At a learning rate of 1e-5 a rounded bfloat16 step leaves most weights as they were; rounded up or down by chance,
     steps add up to what float32 gives on average.
     """
-    if settings.precision == "float32" or settings.lora_rank is not None:
+    if not has_short_moments(settings):
         return None
     from torchao.optim import AdamW8bit
 
@@ -154,10 +165,10 @@ def check_apart(model: Any) -> None:
         )
 
 
-def set_cache(model: Any, enabled: bool) -> None:
+def set_cache(config: Any, enabled: bool) -> None:
     """Set whether passes return keys and values, also in the text config of a model of text and images."""
-    for config in (model.config, model.config.get_text_config()):
-        config.use_cache = enabled
+    for each in (config, config.get_text_config()):
+        each.use_cache = enabled
 
 
 def _fix_generation(generation: Any) -> None:

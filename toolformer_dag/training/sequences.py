@@ -1,7 +1,7 @@
 """Convert texts to training sequences, and fix the order of batches before training starts."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from random import Random
@@ -76,23 +76,18 @@ def collate(rows: Sequence[Mapping[str, list[list[int]]]]) -> dict[str, torch.Te
     follow: no token attends to another text.
     """
     sequences = [row["input_ids"] for row in rows]
-    ids = _padded([torch.tensor(list(chain.from_iterable(parts))) for parts in sequences], 0)
-    starts = [
-        torch.tensor([IGNORED if at == 0 else part[at] for part in parts for at in range(len(part))])
-        for parts in sequences
-    ]
-    labels = _padded(starts, IGNORED)
-    if all(len(parts) == 1 for parts in sequences):
-        mask = _padded([torch.ones(len(parts[0]), dtype=torch.long) for parts in sequences], 0)
-        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-    longest = ids.shape[1]
-    filled = [[*map(len, parts), longest - sum(map(len, parts))] for parts in sequences]  # padding is a text of its own
-    positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in filled])
-    return {"input_ids": ids, "position_ids": positions, "labels": labels}
+    labels = [[[IGNORED, *part[1:]] for part in parts] for parts in sequences]
+    batch = {"input_ids": _padded(sequences, 0), "labels": _padded(labels, IGNORED)}
+    if any(len(parts) > 1 for parts in sequences):
+        positions = [[range(len(part)) for part in parts] for parts in sequences]
+        return {**batch, "position_ids": _padded(positions, 0)}
+    ones = [[[1] * len(part) for part in parts] for parts in sequences]
+    return {**batch, "attention_mask": _padded(ones, 0)}
 
 
-def _padded(sequences: list[torch.Tensor], value: int) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=value)
+def _padded(sequences: Iterable[Iterable[Iterable[int]]], value: int) -> torch.Tensor:
+    rows = [torch.tensor(list(chain.from_iterable(parts))) for parts in sequences]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
 GROUP_BATCHES = 50  # sequences are sorted by length within this many batches: less padding, but still shuffled

@@ -2,9 +2,7 @@
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from toolformer_dag.files import UserError
@@ -19,10 +17,6 @@ class TrainingError(UserError):
     """A finetuning run that cannot start or continue. The message names the problem and the remedy."""
 
 
-LIBRARIES = ("torch", "transformers", "accelerate")
-RUN = "run.json"
-
-
 def run_identity(
     base: ModelSettings, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
 ) -> Mapping[str, object]:
@@ -35,38 +29,9 @@ def run_identity(
     }
 
 
-def library_versions() -> dict[str, str]:
-    """Return the versions of the training libraries; they are recorded but not part of the identity."""
-    return {name: version(name) for name in LIBRARIES}
-
-
 def partial_folder(out: Path, name: str) -> Path:
     """Return the folder of the unfinished run with the fingerprint `name`, beside its output."""
     return out.with_name(f"{out.name}.partial-{name}")
-
-
-def claim(folder: Path, identity: Mapping[str, object]) -> None:
-    """Record the run that the folder belongs to, or check the record.
-
-    Raises TrainingError with the differing fields where the folder holds checkpoints of another run.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / RUN
-    if not file.is_file():
-        whole = file.with_name(f"{RUN}.{os.getpid()}")  # torchrun's processes write at the same time
-        whole.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-        whole.replace(file)
-    try:
-        found = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise TrainingError(
-            f"{file} is damaged ({error}); remove its folder and run again, which starts the finetuning anew"
-        ) from error
-    if differing := [name for name in identity if found.get(name) != json.loads(json.dumps(identity[name]))]:
-        raise TrainingError(
-            f"{folder} holds checkpoints of another run, which differs in {', '.join(differing)}; remove the folder, "
-            "as the run cannot be continued"
-        )
 
 
 STATE, OPTIMIZER = "trainer_state.json", "optimizer.pt"

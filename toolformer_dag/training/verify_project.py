@@ -62,9 +62,8 @@ def set_aside(plan: Plan) -> list[DamagedFile]:
     Checkpoints and the warehouse are compared by their own steps.
     """
     found = set_aside_damaged(plan.lake)
-    options = [lane.tool.options for lane in plan.lanes]
-    for one in (one for one in options if isinstance(one, RetrievalOptions)):
-        found += [DamagedFile(file, NOT_WRITTEN) for file in set_aside_damaged_index(one.folder())]
+    for index in _indexes(plan):
+        found += [DamagedFile(file, NOT_WRITTEN) for file in set_aside_damaged_index(index)]
     return found
 
 
