@@ -5,23 +5,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import World, new_world
+import assets.plots
+from tests.conftest import Once
+from tests.runs.conftest import DOT, World, new_world, undrawn
 from tests.worlds import make_model, write_shard
 from toolformer_dag.pipeline.plan import Plan
 
-SHARDS = 2
+__all__ = ["undrawn"]
 
 
 @pytest.fixture(scope="session")
-def exported_world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A world in which everything but training ran once. Not to be changed."""
-    world = new_world(tmp_path_factory.mktemp("exports"), make_model(tmp_path_factory.mktemp("model") / "a"))
-    for number in range(SHARDS):
-        write_shard(world.folder / "web", f"more_{number}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DAGSTER_HOME", str(world.folder / ".dagster"))
-        world.run()
-    return world
+def exported_world(once: Once, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world in which everything ran once, training and evaluation too. Not to be changed."""
+
+    def run(folder: Path) -> None:
+        folder.mkdir()
+        world = new_world(folder, make_model(tmp_path_factory.mktemp("model") / "a"))
+        world.edit("[training]", '[export]\nmodel_license = "apache-2.0"\n[training]')
+        for number in range(2):
+            write_shard(folder / "web", f"more_{number}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(assets.plots, "png", lambda chart: DOT)
+            patch.setenv("DAGSTER_HOME", str(folder / ".dagster"))
+            world.run(training=True)
+
+    return World(once("made-exports", run))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The card beside a checkpoint: what it was trained on and with, its figures and limits, and none of them invented."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,8 +8,7 @@ import polars as pl
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.runs.conftest import World, new_world
-from tests.worlds import make_model
+from tests.runs.conftest import World
 from toolformer_dag.evaluation.measurements import measured_on
 from toolformer_dag.exports.model_card import EVALUATION, add_evaluation
 from toolformer_dag.files import unsealed
@@ -20,13 +20,12 @@ NAMES = ("finetuned_checkpoint", "baseline_checkpoint")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A world in which everything ran once, and whose history is the one in use."""
-    world = new_world(tmp_path_factory.mktemp("card"), make_model(tmp_path_factory.mktemp("model") / "a"))
-    world.edit("[training]", '[export]\nmodel_license = "apache-2.0"\n[training]')
+def trained(exported_world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A copy, to be changed, whose history is the one in use."""
+    world = World(tmp_path_factory.mktemp("card") / "world")
+    shutil.copytree(exported_world.folder, world.folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(world.folder / ".dagster"))
-        world.run(training=True)
         assert world.reasons() == {}
         yield world
 
@@ -81,6 +80,7 @@ def test_measurements_of_another_checkpoint_are_not_told(trained: World) -> None
     table.publish(WHOLE, [table.read(WHOLE)], lambda: record)
 
 
+@pytest.mark.long
 def test_a_card_that_was_changed_is_written_anew_and_nothing_is_trained(trained: World) -> None:
     card = folder(trained, NAMES[0]) / CARD
     before = card.read_text()

@@ -8,18 +8,10 @@ from string import Template
 from typing import Any
 
 from toolformer_dag.exports import corpus_texts, dataset_folder
-from toolformer_dag.exports.corpus_texts import CorpusText
-from toolformer_dag.exports.dataset_card import (
-    CITATION,
-    ToolFigures,
-    columns_table,
-    header,
-    split_config,
-    table,
-    tools_table,
-)
+from toolformer_dag.exports.dataset_card import CITATION, TOOL_TITLES, columns_table, header, lane_cells, table
 from toolformer_dag.exports.dataset_folder import (
     CARD,
+    DATA,
     Exported,
     ExportError,
     damage,
@@ -69,9 +61,10 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
 
     def rows() -> Iterator[Mapping[str, Any]]:
         for text in corpus_texts.corpus_texts(plan.settings.paths.warehouse, names, form.preferences):
-            counts.update(_counted(text))
+            counts.update(("calls", call.tool) for call in text.calls)
+            counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
             for row in form.rows(text):
-                counts.update([("kind", row["kind"])] if "kind" in row else ())
+                counts["kind", row.get("kind", "")] += 1
                 yield row
 
     if not of_the_lake:
@@ -132,11 +125,6 @@ def asset_files(plan: Plan) -> LocalOutput:
     return LocalOutput(plan.lake.storage, "warehouse/dataset", asset_folder(plan))
 
 
-def _counted(text: CorpusText) -> Iterator[tuple[str, str]]:
-    yield from (("calls", call.tool) for call in text.calls)
-    yield from (("texts", tool) for tool in {call.tool for call in text.calls})
-
-
 def applied_thresholds(plan: Plan) -> dict[str, float]:
     """Return the tau_f that each lane's calls were kept by, as the warehouse has it; infinite where none was certified.
 
@@ -167,26 +155,37 @@ def _told(plan: Plan) -> dict[str, Any]:
 def _card(plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
     database, license = plan.settings.paths.warehouse, plan.settings.export.license
     languages = [code for [code] in query(database, LANGUAGES).iter_rows() if LANGUAGE_CODE.fullmatch(code)]
-    kept = {tool: figures for tool, *figures in query(database, FIGURES).iter_rows()}
-    tools = []
-    for lane in plan.lanes:
-        tau_f, calls, by_chance = kept[lane.key]
-        counted = (counts["calls", lane.key], counts["texts", lane.key])
-        thresholds = (lane.tau_s, lane.k, lane.m, tau_f)
-        tools.append(ToolFigures(lane.key, lane.tool.name, *thresholds, calls, by_chance, *counted))
     told = [(f"`{name}`", value) for name, value in _told(plan).items() if name != "tools"]
-    kinds = [f"{kind} {count:,}" for (what, kind), count in sorted(counts.items()) if what == "kind"]
-    sizes = ", ".join([f"{split} {rows:,}" for split, rows in splits.items()] or ["none"])
-    rows, configs = sum(splits.values()), split_config(list(splits))
-    return header(TITLE, license, languages, rows, configs, "text-generation") + CARD_TEXT.substitute(
+    files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
+    configs = [{"config_name": "default", "data_files": files}] if files else []
+    return header(TITLE, license, languages, sum(splits.values()), configs, "text-generation") + CARD_TEXT.substitute(
         title=TITLE,
         form=form.name,
-        rows=sizes + (f" (pairs: {', '.join(kinds)})" if kinds else ""),
+        rows=_sizes(splits, counts),
         about=form.card,
         columns=columns_table(form.schema),
-        tools=tools_table(tools),
+        tools=_tools_table(plan, counts),
         join=form.join,
         settings=table(("setting", "value"), told),
         license=license,
         citation=CITATION.strip(),
     )
+
+
+def _sizes(splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
+    sizes = ", ".join([f"{split} {rows:,}" for split, rows in splits.items()] or ["none"])
+    kinds = [f"{kind} {count:,}" for (what, kind), count in sorted(counts.items()) if what == "kind" and kind]
+    return sizes + (f" (pairs: {', '.join(kinds)})" if kinds else "")
+
+
+def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
+    """Return a line per tool: thresholds, its calls in C* and their texts, calls kept by the filter and by chance."""
+    figures = {tool: found for tool, *found in query(plan.settings.paths.warehouse, FIGURES).iter_rows()}
+    lines = []
+    for lane in plan.lanes:
+        tau_f, kept, by_chance = figures[lane.key]
+        numbers = (counts["calls", lane.key], counts["texts", lane.key], kept or 0)
+        told = "too few swaps to tell" if by_chance is None else f"{by_chance:,}"
+        threshold = "none certified" if tau_f is None else tau_f
+        lines.append((*lane_cells(lane), threshold, *(f"{number:,}" for number in numbers), told))
+    return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)

@@ -8,7 +8,7 @@ from typing import Any
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.queries import run_sql, sql_text
 from toolformer_dag.lake.warehouse import opened
-from toolformer_dag.texts.calls import Call, MalformedCall, PlacedCall, format_call, placed_calls, take_out
+from toolformer_dag.texts.calls import Call, PlacedCall, format_call, placed_calls, take_out
 
 SQL = sql_text(__package__, "corpus_texts.sql")
 TEXTS = """
@@ -24,12 +24,6 @@ BATCH = 1000
 
 class InconsistentCorpus(StorageError):
     """A text of C* whose calls are not those of the warehouse's other tables."""
-
-    def __init__(self, digest: str, segment: int, reason: str) -> None:
-        super().__init__(
-            f"text {segment} of document {digest} in augmented_corpus {reason}; run `toolformer-dag run`, then export "
-            "again"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +83,21 @@ def corpus_texts(database: Path, names: Mapping[str, str], preferences: bool = F
 
 
 def _text(row: Mapping[str, Any], names: Mapping[str, str]) -> CorpusText:
-    where = row["digest"], row["segment"]
-    kept = {_place(call): call for call in _calls(row["kept"], row["offset"], names)}
+    scored = _calls(row["kept"], row["offset"], names)
+    kept = {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in scored}
+    text = row["text_with_calls"]
     try:
-        found = placed_calls(row["text_with_calls"], names.values())
-        calls = tuple(kept[placed] for placed in found)
-    except (KeyError, MalformedCall) as error:
-        raise InconsistentCorpus(*where, f"has a call that filtered_calls lacks: {error}") from error
-    if len(calls) != row["calls"] or take_out(row["text_with_calls"], names.values()) != row["text"]:
+        calls = tuple(kept[placed] for placed in placed_calls(text, names.values()))
+        if len(calls) != row["calls"] or take_out(text, names.values()) != row["text"]:
+            raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
+    except (KeyError, ValueError) as error:
         raise InconsistentCorpus(
-            *where, f"has {row['calls']} calls, of which {len(calls)} are calls to tools in the settings"
-        )
-    return CorpusText(
-        *where,
-        row["shard"],
-        row["url"],
-        row["split"],
-        row["text_with_calls"],
-        row["text"],
-        calls,
-        tuple(_calls(row["least_helpful"], row["offset"], names)),
-    )
+            f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
+            f"filtered_calls ({error}); run `toolformer-dag run`, then export again"
+        ) from error
+    origin = (row["digest"], row["segment"], row["shard"], row["url"], row["split"])
+    rivals = tuple(_calls(row["least_helpful"], row["offset"], names))
+    return CorpusText(*origin, text, row["text"], calls, rivals)
 
 
 def _calls(rows: Collection[Mapping[str, Any]] | None, offset: int, names: Mapping[str, str]) -> Iterator[ScoredCall]:
@@ -117,7 +105,3 @@ def _calls(rows: Collection[Mapping[str, Any]] | None, offset: int, names: Mappi
         if row["tool"] in names:
             fields = {name: value for name, value in row.items() if name != "char_offset"}
             yield ScoredCall(name=names[row["tool"]], offset=row["char_offset"] - offset, **fields)
-
-
-def _place(call: ScoredCall) -> PlacedCall:
-    return PlacedCall(call.offset, Call(call.name, call.input), call.result)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,8 @@ RECORD, CARD, DATA = "export.json", "README.md", "data"
 LAYOUT = 1
 """Raised when the same rows would be written as other files."""
 GROUP_ROWS, FILE_ROWS = 1000, 20_000
+HUB_OPTIONS = {"compression": "zstd", "write_page_index": True, "use_content_defined_chunking": True}
+"""The hub shows such files page by page, and stores them again without what did not change."""
 
 
 class ExportError(UserError):
@@ -48,7 +50,8 @@ class ParquetFiles:
         self.rows = 0
         self._folder, self._name, self._schema = folder, name, schema
         self._waiting = pa.Table.from_batches([], schema)
-        self._writer: pq.ParquetWriter | None = None
+        self._files = ExitStack()
+        folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, rows: pa.Table) -> None:
         """Add rows."""
@@ -60,28 +63,16 @@ class ParquetFiles:
         """Write what is left; without rows, one file says which columns there are."""
         if self._waiting.num_rows or not self.rows:
             self._write_group()
-        self._end_file()
+        self._files.close()
 
     def _write_group(self) -> None:
-        if self._writer is None:
-            self._writer = self._opened(self.rows // FILE_ROWS)
+        if self.rows % FILE_ROWS == 0:
+            self._files.close()
+            path = self._folder / f"{self._name}-{self.rows // FILE_ROWS:05}.parquet"
+            self._writer = self._files.enter_context(pq.ParquetWriter(path, self._schema, **HUB_OPTIONS))
         group, self._waiting = self._waiting[:GROUP_ROWS], self._waiting[GROUP_ROWS:]
         self._writer.write_table(group.combine_chunks())
         self.rows += group.num_rows
-        if self.rows % FILE_ROWS == 0:
-            self._end_file()
-
-    def _opened(self, number: int) -> pq.ParquetWriter:
-        """The hub shows these files page by page, and stores them again without what did not change."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{self._name}-{number:05}.parquet"
-        options = {"compression": "zstd", "write_page_index": True, "use_content_defined_chunking": True}
-        return pq.ParquetWriter(path, self._schema, **options)
-
-    def _end_file(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
 
 
 def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -132,12 +123,15 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, Any]) -> Exported:
     """Write the record, the last file. It holds no time: equal inputs give equal bytes."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {path.relative_to(folder).as_posix(): (path.stat().st_size, stream_hash(path)) for path in paths}
+    files = {name: (path.stat().st_size, stream_hash(path)) for name, path in _files(folder).items()}
     made = Exported(files, dict(rows), dict(made_from))
     content = {"layout": LAYOUT, "rows": made.rows, "files": made.files, "made_from": made.made_from}
     write_whole(folder / RECORD, sealed(str(folder), content))
     return made
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def read_exported(folder: Path) -> Exported | None:
@@ -165,18 +159,16 @@ def damage(folder: Path, exported: Exported) -> str | None:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ExportError unless `folder` is absent, empty, or holds exactly what an export wrote."""
-    if not folder.exists():
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     remedy = "name another folder, or move it away"
     if not folder.is_dir():
         raise ExportError(f"{folder} is a file; name a folder")
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    if not found and not any(folder.iterdir()):
-        return
     exported = read_exported(folder)
     if exported is None:
         raise ExportError(f"{folder} is not empty, and no export wrote it; {remedy}")
-    if foreign := sorted(found - exported.files.keys() - {RECORD}):
+    found = _files(folder)
+    if foreign := sorted({*found} - {*exported.files, RECORD}):
         raise ExportError(f"{folder} holds {foreign[0]}, which no export wrote; {remedy}")
     if CARD in found and stream_hash(folder / CARD) != exported.files[CARD][1]:
         raise ExportError(f"{folder / CARD} was edited since it was exported; {remedy}")

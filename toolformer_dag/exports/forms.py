@@ -81,16 +81,17 @@ ORIGIN = (
 )
 
 
-def _origin(text: CorpusText) -> dict[str, Any]:
-    return {"digest": text.digest, "segment": text.segment, "url": text.url, "split": text.split}
+def _own(text: CorpusText) -> dict[str, Any]:
+    """Return the columns that rows of every form share; pairs have no `calls`."""
+    calls = [asdict(call) for call in text.calls]
+    return {"calls": calls, "digest": text.digest, "segment": text.segment, "url": text.url, "split": text.split}
 
 
 def text_form() -> Form:
     """Return x* and x as texts (paper, section 2): what the project's own finetuning trains on."""
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        calls = [asdict(call) for call in text.calls]
-        yield {"text": text.text, "plain": text.plain, "calls": calls, **_origin(text)}
+        yield {"text": text.text, "plain": text.plain, **_own(text)}
 
     schema = pa.schema(
         [
@@ -127,9 +128,8 @@ def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> F
         labels = np.where(_within(tokens.offsets, len(text.text), result_spans(text)), IGNORED, tokens.ids)
         ids = windows([*encoding.bos, *tokens.ids, *ends], sequence_length)
         targets = windows([*encoding.bos, *labels.tolist(), *ends], sequence_length)
-        calls = [asdict(call) for call in text.calls]
         for number, (window, target) in enumerate(zip(ids, targets, strict=True)):
-            yield {"input_ids": window, "labels": target, "window": number, "calls": calls, **_origin(text)}
+            yield {"input_ids": window, "labels": target, "window": number, **_own(text)}
 
     schema = pa.schema(
         [
@@ -203,33 +203,33 @@ def preference_form(tau_f: Mapping[str, float]) -> Form:
         kept = {call.offset: call for call in text.calls}
         for rival in text.least_helpful:
             chosen = kept.get(rival.offset)
-            if chosen is not None and is_rejected(chosen, rival):
-                yield pair(text, rival, chosen)
-            elif chosen is None and hurts(rival):
-                yield pair(text, rival, None)
-
-    def is_rejected(chosen: ScoredCall, rival: ScoredCall) -> bool:
-        differs = (rival.input, rival.result) != (chosen.input, chosen.result)
-        return rival.tool == chosen.tool and rival.delta < tau_f[rival.tool] and differs
-
-    def hurts(rival: ScoredCall) -> bool:
-        harm = rival.loss_result - rival.loss_empty
-        return harm > 0 and harm >= tau_f[rival.tool]
-
-    def pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None) -> Mapping[str, Any]:
-        before, after = text.plain[: rival.offset], text.plain[rival.offset :]
-        return {
-            "prompt": before,
-            "chosen": (chosen.written() if chosen else "") + after,
-            "rejected": rival.written() + after,
-            "kind": REJECTED_CALL if chosen else NO_CALL,
-            "margin": rival.loss_result - (chosen.loss_result if chosen else rival.loss_empty),
-            "chosen_call": asdict(chosen) if chosen else None,
-            "rejected_call": asdict(rival),
-            **_origin(text),
-        }
+            if _is_worse(rival, chosen, tau_f[rival.tool]):
+                yield _pair(text, rival, chosen)
 
     return Form("preference", PREFERENCES, rows, PREFERENCES_TOLD, {"tau_f": dict(tau_f)}, JOIN_PAIRS, preferences=True)
+
+
+def _is_worse(rival: ScoredCall, chosen: ScoredCall | None, tau_f: float) -> bool:
+    """Return whether a call was rejected beside the kept call at its place, or hurts where none was kept."""
+    if chosen is None:
+        harm = rival.loss_result - rival.loss_empty
+        return harm > 0 and harm >= tau_f
+    same_call = (rival.input, rival.result) == (chosen.input, chosen.result)
+    return rival.tool == chosen.tool and rival.delta < tau_f and not same_call
+
+
+def _pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None) -> Mapping[str, Any]:
+    rest = text.plain[rival.offset :]
+    pair = {"kind": NO_CALL, "chosen": rest, "margin": rival.loss_result - rival.loss_empty, "chosen_call": None}
+    if chosen is not None:
+        pair = {
+            "kind": REJECTED_CALL,
+            "chosen": chosen.written() + rest,
+            "margin": rival.loss_result - chosen.loss_result,
+            "chosen_call": asdict(chosen),
+        }
+    prompt, rejected = text.plain[: rival.offset], rival.written() + rest
+    return {"prompt": prompt, "rejected": rejected, "rejected_call": asdict(rival), **pair, **_own(text)}
 
 
 INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"
@@ -245,7 +245,7 @@ def chat_form(lanes: Sequence[Lane]) -> Form:
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
         messages = [json.dumps(message, ensure_ascii=False) for message in conversation(text)]
-        yield {"messages": messages, "tools": tools, "calls": [asdict(call) for call in text.calls], **_origin(text)}
+        yield {"messages": messages, "tools": tools, **_own(text)}
 
     schema = pa.schema(
         [
@@ -265,15 +265,14 @@ def chat_form(lanes: Sequence[Lane]) -> Form:
 
 def conversation(text: CorpusText) -> Iterator[dict[str, Any]]:
     """Yield the messages of a text, which has at least one call; arguments are objects."""
-    begins = [call.offset for call in text.calls]
-    yield {"role": "user", "content": INSTRUCTION + text.plain[: begins[0]]}
-    at = begins[0]
-    for number, (call, begin) in enumerate(zip(text.calls, begins, strict=True)):
+    at = text.calls[0].offset
+    yield {"role": "user", "content": INSTRUCTION + text.plain[:at]}
+    for number, call in enumerate(text.calls):
         function = {"name": _function_name(call.name), "arguments": {"input": call.input}}
         asked = {"id": f"call_{number}", "type": "function", "function": function}
-        yield {"role": "assistant", "content": text.plain[at:begin], "tool_calls": [asked]}
+        yield {"role": "assistant", "content": text.plain[at : call.offset], "tool_calls": [asked]}
         yield {"role": "tool", "tool_call_id": asked["id"], "name": function["name"], "content": call.result}
-        at = begin
+        at = call.offset
     yield {"role": "assistant", "content": text.plain[at:]}
 
 
@@ -282,10 +281,12 @@ def _function(lane: Lane) -> dict[str, Any]:
     found = re.search(rf"\[{re.escape(lane.tool.name)}\((.*?)\)\]", lane.tool.prompt.partition("Output:")[2])
     shown = f", such as {found[1]}" if found and found[1] else ""
     given = {"type": "string", "description": f"the text between the parentheses of a call{shown}"}
-    parameters = {"type": "object", "properties": {"input": given}, "required": ["input"]}
-    told = f"The tool {lane.tool.name} of this data set: takes a text and returns a text."
-    name = _function_name(lane.tool.name)
-    return {"type": "function", "function": {"name": name, "description": told, "parameters": parameters}}
+    function = {
+        "name": _function_name(lane.tool.name),
+        "description": f"The tool {lane.tool.name} of this data set: takes a text and returns a text.",
+        "parameters": {"type": "object", "properties": {"input": given}, "required": ["input"]},
+    }
+    return {"type": "function", "function": function}
 
 
 def _function_name(name: str) -> str:

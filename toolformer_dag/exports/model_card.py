@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.exports.dataset_card import CITATION, table
+from toolformer_dag.exports.dataset_card import CITATION, TOOL_TITLES, lane_cells, table
 from toolformer_dag.files import unsealed
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import sql_text
@@ -50,15 +50,6 @@ LIMITS = {
 }
 
 
-TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f", "training texts")
-
-
-def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
-    """Write the card of a trained checkpoint. `choosing`: how many texts chose its step. Raises WriteError."""
-    folder = checkpoint_folder(plan.settings, name)
-    write_card(folder, _card(plan, name, report, choosing))
-
-
 def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> None:
     """Replace the last part of a card, the figures of evaluation; a folder without a whole card is left alone.
 
@@ -80,19 +71,24 @@ def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.D
     write_card(folder, kept + EVALUATION + "\n" + "\n".join(told) if told else kept)
 
 
-def _card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> str:
+def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
+    """Write the card of a trained checkpoint. `choosing`: how many texts chose its step. Raises WriteError."""
+    folder = checkpoint_folder(plan.settings, name)
     title, about, use = ABOUT[name]
-    record = unsealed((checkpoint_folder(plan.settings, name) / RECORD).read_bytes())
+    record = unsealed((folder / RECORD).read_bytes())
     base = folder_name(plan.settings.model.name)
     warning = too_few(choosing, "choose the checkpoint")
     license = plan.settings.export.model_license
-    return _header(plan, base, license) + CARD_TEXT.substitute(
+    text = CARD_TEXT.substitute(
         title=f"{base} {title}",
         about=about,
         use=use,
         data=_data(plan, record, report),
-        tools=table(TOOL_TITLES, _tools(plan)),
-        settings=table(("setting", "value"), _settings(record)),
+        tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),
+        settings=table(
+            ("setting", "value"),
+            [(f"`training.{key}`", "not set" if value is None else value) for key, value in record["settings"].items()],
+        ),
         figures=table(("figure", "value"), _figures(record, report)),
         choosing=choosing,
         curve=table(
@@ -102,9 +98,10 @@ def _card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> str:
         license=license,
         citation=CITATION.strip(),
     )
+    write_card(folder, _header(plan, license) + text)
 
 
-def _header(plan: Plan, base: str, license: str) -> str:
+def _header(plan: Plan, license: str) -> str:
     from huggingface_hub import ModelCardData
 
     hub_id = plan.model.get("id")
@@ -135,35 +132,18 @@ def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
 
 
 def _tools(plan: Plan) -> list[tuple[object, ...]]:
-    """A line per lane: thresholds, and in how many training texts its calls stood."""
-    corpus = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN).collect()
-    return [
-        (
-            f"`{lane.key}`",
-            lane.tool.name,
-            lane.tau_s,
-            lane.k,
-            lane.m,
-            _threshold(plan, lane),
-            f"{_texts(corpus, lane):,}",
-        )
-        for lane in plan.lanes
-    ]
-
-
-def _texts(corpus: pl.DataFrame, lane: Lane) -> int:
-    return corpus.filter(pl.col("tools").list.contains(lane.key)).height
+    """Return a line per lane: thresholds, and in how many training texts its calls stood."""
+    corpus = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN)
+    called = corpus.select(pl.col("tools").list.unique().explode())
+    texts = dict(called.group_by("tools").len().collect().iter_rows())
+    return [(*lane_cells(lane), _threshold(plan, lane), f"{texts.get(lane.key, 0):,}") for lane in plan.lanes]
 
 
 def _threshold(plan: Plan, lane: Lane) -> object:
-    """The tau_f that the kept calls passed; in words where none was kept."""
+    """Return the tau_f that the kept calls passed; in words where none was kept."""
     table = plan.lake.table(f"{lane.key}/filtered_calls")
     kept = table.scan().select("tau_f").head(1).collect() if table.parts() else pl.DataFrame()
     return "no call kept" if kept.is_empty() else kept.item()
-
-
-def _settings(record: Mapping[str, Any]) -> list[tuple[str, object]]:
-    return [(f"`training.{key}`", "not set" if value is None else value) for key, value in record["settings"].items()]
 
 
 def _figures(record: Mapping[str, Any], report: TrainingReport) -> list[tuple[str, object]]:

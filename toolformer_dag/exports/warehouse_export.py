@@ -18,7 +18,7 @@ from toolformer_dag.exports.dataset_folder import (
 )
 from toolformer_dag.lake.queries import quoted
 from toolformer_dag.lake.warehouse import opened
-from toolformer_dag.lake.warehouse_filling import VIEWS
+from toolformer_dag.lake.warehouse_filling import RULE, VIEWS
 
 LOAD = "load.sql"
 ABOUT = """\
@@ -87,7 +87,7 @@ def _load(schemas: dict[str, pa.Schema]) -> str:
         for field in schema:
             comment = quoted(field.metadata[b"comment"].decode())
             lines.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
-    return "\n".join(lines) + "\n\n" + VIEWS
+    return "\n".join(lines) + f"\n\nCREATE {RULE}\n" + VIEWS
 
 
 def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
