@@ -9,12 +9,11 @@ from random import Random
 import polars as pl
 
 from embedded_model.real_text import load_real_text
-from toolformer_dag.evaluation.accuracy_tables import outcome_table
 from toolformer_dag.evaluation.asking import DISABLED, benchmark_outcomes, compared
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.evaluation.measurements import OUTCOMES
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, outcome_table
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows

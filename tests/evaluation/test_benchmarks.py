@@ -6,11 +6,29 @@ from typing import Any
 
 import pytest
 
+from toolformer_dag.evaluation.benchmark import (
+    in_first_five_words,
+    in_first_ten_words,
+    in_first_twenty_words,
+    number_is_right,
+)
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, wikitext
 from toolformer_dag.evaluation.catalogue import READERS, benchmark_identity, read_benchmark
 
 LAMA = "Please complete the following text so that it is factually correct: "
 ASK = "Answer the following question: "
+MLQA = (
+    "Your task is to answer a question based on the following paragraph: {} "
+    "Now answer the following question in English: {}"
+)
+FOLDERS = {"lama", "mawps", "mlqa"}
+WITHHELD = {"lama": {"WikiSearch"}, "webquestions": {"QA"}, "nq": {"QA"}, "triviaqa": {"QA"}}
+RULES = {
+    **dict.fromkeys(("lama", "templama"), in_first_five_words),
+    **dict.fromkeys(("webquestions", "nq", "triviaqa"), in_first_twenty_words),
+    **dict.fromkeys(("asdiv", "svamp", "mawps"), number_is_right),
+    "mlqa": in_first_ten_words,
+}
 
 
 def lines(file: Path, *records: Any) -> Path:
@@ -19,150 +37,212 @@ def lines(file: Path, *records: Any) -> Path:
     return file
 
 
-def test_lama(tmp_path: Path) -> None:
-    lines(tmp_path / "relations.jsonl", {"relation": "P19", "template": "[X] was born in [Y] ."})
-    lines(
-        tmp_path / "Squad" / "test.jsonl",
-        {"masked_sentences": ["The show aired on [MASK]."], "obj_label": "CBS"},
-        {"masked_sentences": ["The [MASK] color was used."], "obj_label": "gold"},
-        {"masked_sentences": ["One.", "Two [MASK]."], "obj_label": "three"},
-    )
-    born = {"pred": "/people/person/place_of_birth", "sub_label": "Ada", "obj_label": "London"}
-    lines(tmp_path / "Google_RE" / "a.jsonl", born, {**born, "pred": "/people/person/date_of_birth"})
-    lines(
-        tmp_path / "TREx" / "P19.jsonl",
-        {"predicate_id": "P19", "sub_label": "Bo", "obj_label": "Rome"},
-        {"predicate_id": "P0", "sub_label": "Bo", "obj_label": "Rome"},
-    )
-    squad, google, trex = read_benchmark("lama", tmp_path)
-    assert [(q.prompt, q.answers) for q in squad.questions] == [(f"{LAMA}The show aired on", ("CBS",))]
-    assert squad.left_out == {"mask_not_last": 1, "several_sentences": 1}
-    asked = [(q.prompt, q.answers) for q in google.questions]
-    assert asked == [(f"{LAMA}Ada was born in", ("London",)), (f"{LAMA}Ada (born", ("London",))]
-    assert google.left_out == {}
-    assert [q.prompt for q in trex.questions] == [f"{LAMA}Bo was born in"] and trex.left_out == {"unknown_relation": 1}
-    assert squad.withheld == google.withheld == trex.withheld == {"WikiSearch"}
-    assert squad.correct(" the CBS network", ("CBS",)) and not squad.correct(" a b c d e CBS", ("CBS",))
+def of_mlqa(language: str, version: str = "1.0", **asked: str) -> dict[str, str]:
+    """Return a file of MLQA with a paragraph and the questions by their ids."""
+    answers = [{"text": "Bo"}, {"text": "Bo"}]
+    qas = [{"id": key, "question": question, "answers": answers} for key, question in asked.items()]
+    data = [{"paragraphs": [{"context": "It is Bo.", "qas": qas}]}]
+    return {f"test-context-en-question-{language}.json": json.dumps({"version": version, "data": data})}
 
 
-def test_templama(tmp_path: Path) -> None:
-    one = {"query": "Alex plays for _X_.", "answer": {"name": "Orlando"}, "date": "2012", "relation": "P54"}
-    many = {**one, "answer": [{"name": "Orlando"}, {"name": "Portland"}]}
-    coach = {**one, "query": "_X_ is the head coach of Alex."}
-    file = lines(tmp_path / "t.jsonl", one, many, coach, {**one, "answer": []}, {**one, "answer": {"name": " "}})
-    [found] = read_benchmark("templama", file)
-    assert found.questions[0].prompt == f"{LAMA}Alex plays for" and found.questions[0].context == "2012-01-01"
-    assert [q.answers for q in found.questions] == [("Orlando",), ("Orlando", "Portland")]
-    assert found.left_out == {"mask_not_last": 1, "no_answer": 2}
-    for wrong, reason in (({"answer": {"name": None}}, "no attribute 'strip'"), ({"date": "2010-05-01"}, "2010-05-01")):
-        lines(tmp_path / "t.jsonl", one, {**one, **wrong})
-        with pytest.raises(BenchmarkError, match=rf"t\.jsonl, record 2 has an unexpected shape \(.*{reason}"):
-            read_benchmark("templama", file)
+def mlqa_asked(question: str) -> tuple[str, tuple[str, ...]]:
+    return MLQA.format("It is Bo.", question), ("Bo",)
 
 
-def test_a_question_with_half_a_character_is_left_out_and_counted(tmp_path: Path) -> None:
-    good = {"question": "Who?", "answer": ["Ada"]}
-    broken = [{**good, "question": "Who \ud83d?"}, {**good, "answer": ["Ada \ude00"]}]
-    [found] = read_benchmark("nq", lines(tmp_path / "nq.jsonl", good, *broken))
-    assert len(found.questions) == 1 and found.left_out == {"not_utf8": 2}
+def of_lama(**files: list[Any]) -> dict[str, str]:
+    """Return LAMA's files with the records of some, by folder."""
+    known = {"relation": "P19", "template": "[X] was born in [Y] ."}
+    named = {f"{folder}/a.jsonl": "\n".join(map(json.dumps, records)) for folder, records in files.items()}
+    return {"relations.jsonl": json.dumps(known), **named}
 
 
-def test_mathematics(tmp_path: Path) -> None:
-    answers = ["9 (apples)", "Mrs. Hilt", "1,200 (miles)", "2:3", "0.5", "17 (years old); 12 (years old)"]
-    problem = "<Problem><Body>Some.</Body><Question>How many? </Question><Solution-Type>Sum</Solution-Type>"
-    problems = "".join(f"{problem}<Answer>{answer}</Answer></Problem>" for answer in answers)
-    (tmp_path / "a.xml").write_text(f"<A><ProblemSet>{problems}</ProblemSet></A>", encoding="utf-8")
-    [asdiv] = read_benchmark("asdiv", tmp_path / "a.xml")
-    assert asdiv.questions[0].prompt == "Some. How many? The answer is"
-    assert [q.answers for q in asdiv.questions] == [("9",), ("1,200",), ("0.5",)]
-    assert asdiv.left_out == {"answer_is_no_number": 3}
-    assert asdiv.correct(" 1200", asdiv.questions[1].answers)
-    record = {"Body": "A pack costs 76.", "Question": "How much?", "Answer": 51.0, "Type": "Subtraction"}
-    (tmp_path / "s.json").write_text(json.dumps([record, {**record, "Answer": "1/2"}]))
-    [svamp] = read_benchmark("svamp", tmp_path / "s.json")
-    assert svamp.questions[0].prompt == "A pack costs 76. How much? The answer is"
-    assert svamp.correct(" 76-25=51 dollars", svamp.questions[0].answers)
-    assert len(svamp.questions) == 1 and svamp.left_out == {"answer_is_no_number": 1}
-    lines(tmp_path / "mawps" / "b.jsonl", {"input": "Joan had 2. How many ?", "target": 2})
-    problem = {"iIndex": 1, "sQuestion": " Bo had 3. How many ?", "lEquations": ["X=3"], "lSolutions": [3.0]}
-    (tmp_path / "mawps" / "a.json").write_text(json.dumps([problem, {**problem, "lSolutions": [3.0, 4.0]}]))
-    [mawps] = read_benchmark("mawps", tmp_path / "mawps")
-    asked = [(q.prompt, q.answers) for q in mawps.questions]
-    assert asked == [
-        ("Bo had 3. How many ? The answer is", ("3.0",)),
-        ("Joan had 2. How many ? The answer is", ("2",)),
-    ]
-    assert mawps.left_out == {"answer_is_no_number": 1}
+BORN = {"pred": "/people/person/place_of_birth", "sub_label": "Ada", "obj_label": "London"}
+TREX = {"predicate_id": "P19", "sub_label": "Bo", "obj_label": "Rome"}
+TEMPLAMA = {"query": "Alex plays for _X_.", "answer": {"name": "Orlando"}, "date": "2012", "relation": "P54"}
+PROBLEM = "<Problem><Body>Some.</Body><Question>How many? </Question><Solution-Type>Sum</Solution-Type>"
+ASDIV = ["9 (apples)", "Mrs. Hilt", "1,200 (miles)", "2:3", "0.5", "17 (years old); 12 (years old)"]
+PACK = {"Body": 'A "big" pack, new, costs 76.', "Question": "How much?", "Answer": 51.0, "Type": "Subtraction"}
+PACK_ASKED = [('A "big" pack, new, costs 76. How much? The answer is', ("51.0",))]
+PROBLEMS = {"iIndex": 1, "sQuestion": " Bo had 3. How many ?", "lEquations": ["X=3"], "lSolutions": [3.0]}
+LISP = '(list (description "Bo \\"B\\" Lee") (description Umbaria) (description "Bo (town)"))'
+HERB = {"question": "Which herb?", "answer": "Onion"}
+HERB_ASKED = [(f"{ASK}Which herb?", ("Onion",))]
+ONION = {"Value": "Onion", "Aliases": ["Onions", "Onion"], "NormalizedValue": "onion", "Type": "FreeForm"}
+READ: list[tuple[str, dict[str, str], list[tuple[str, list[tuple[str, tuple[str, ...]]], dict[str, int]]]]] = [
+    (
+        "lama",
+        of_lama(
+            Squad=[
+                {"masked_sentences": ["The show aired on [MASK]."], "obj_label": "CBS"},
+                {"masked_sentences": ["The [MASK] color was used."], "obj_label": "gold"},
+                {"masked_sentences": ["One.", "Two [MASK]."], "obj_label": "three"},
+            ],
+            Google_RE=[BORN, {**BORN, "pred": "/people/person/date_of_birth"}],
+            TREx=[TREX, {**TREX, "predicate_id": "P0"}],
+        ),
+        [
+            ("LAMA SQuAD", [(f"{LAMA}The show aired on", ("CBS",))], {"mask_not_last": 1, "several_sentences": 1}),
+            (
+                "LAMA Google-RE",
+                [(f"{LAMA}Ada was born in", ("London",)), (f"{LAMA}Ada (born", ("London",))],
+                {},
+            ),
+            ("LAMA T-REx", [(f"{LAMA}Bo was born in", ("Rome",))], {"unknown_relation": 1}),
+        ],
+    ),
+    (
+        "templama",
+        {
+            "t.jsonl": "\n".join(
+                json.dumps({**TEMPLAMA, **changed})
+                for changed in (
+                    {},
+                    {"answer": [{"name": "Orlando"}, {"name": "Portland"}]},
+                    {"query": "_X_ is the head coach of Alex."},
+                    {"answer": []},
+                    {"answer": {"name": " "}},
+                )
+            )
+        },
+        [
+            (
+                "TempLAMA",
+                [(f"{LAMA}Alex plays for", ("Orlando",)), (f"{LAMA}Alex plays for", ("Orlando", "Portland"))],
+                {"mask_not_last": 1, "no_answer": 2},
+            )
+        ],
+    ),
+    (
+        "asdiv",
+        {"a.xml": f"<A>{''.join(f'{PROBLEM}<Answer>{answer}</Answer></Problem>' for answer in ASDIV)}</A>"},
+        [
+            (
+                "ASDiv",
+                [("Some. How many? The answer is", (answer,)) for answer in ("9", "1,200", "0.5")],
+                {"answer_is_no_number": 3},
+            )
+        ],
+    ),
+    *(
+        ("svamp", {name: content}, [("SVAMP", PACK_ASKED, left_out)])
+        for name, content, left_out in (
+            ("s.json", json.dumps([PACK, {**PACK, "Answer": "1/2"}]), {"answer_is_no_number": 1}),
+            ("s.jsonl", json.dumps(PACK), {}),
+            ("lines.json", json.dumps(PACK) + "\n" + json.dumps({**PACK, "Answer": "x"}), {"answer_is_no_number": 1}),
+            ("marked.json", "\ufeff" + json.dumps([PACK]), {}),  # a byte-order mark
+            ("s.csv", 'Body,Question,Answer\n"A ""big"" pack, new, costs 76.",How much?,51.0\n', {}),
+        )
+    ),
+    (
+        "mawps",
+        {
+            "b.jsonl": json.dumps({"input": "Joan had 2. How many ?", "target": 2}),
+            "a.json": json.dumps([PROBLEMS, {**PROBLEMS, "lSolutions": [3.0, 4.0]}]),
+        },
+        [
+            (
+                "MAWPS",
+                [("Bo had 3. How many ? The answer is", ("3.0",)), ("Joan had 2. How many ? The answer is", ("2",))],
+                {"answer_is_no_number": 1},
+            )
+        ],
+    ),
+    (
+        "webquestions",
+        {"w.json": json.dumps([{"qText": "who is it?", "answers": ["Bo", "Bo", " "]}])},
+        [("WebQuestions", [(f"{ASK}who is it?", ("Bo",))], {})],
+    ),
+    (
+        "webquestions",
+        {"o.json": json.dumps([{"url": "", "utterance": "who is it?", "targetValue": LISP}])},
+        [("WebQuestions", [(f"{ASK}who is it?", ('Bo "B" Lee', "Umbaria", "Bo (town)"))], {})],
+    ),
+    (
+        "nq",
+        {
+            "n.jsonl": "\ufeff"
+            + "\n".join(
+                json.dumps({"question": question, "answer": [answer]})
+                for question, answer in (("who", "Bo"), ("Who \ud83d?", "Bo"), ("who", "Ada \ude00"))
+            )
+        },
+        [("Natural Questions", [(f"{ASK}who?", ("Bo",))], {"not_utf8": 2})],
+    ),
+    (
+        "triviaqa",
+        {"t.jsonl": json.dumps({"context": "Question: Which herb?\nAnswer:", **HERB, "aliases": ["Onions", "Onion"]})},
+        [("TriviaQA", [(f"{ASK}Which herb?", ("Onion", "Onions"))], {})],
+    ),
+    (
+        "triviaqa",
+        {"t.json": json.dumps({"Data": [{"Question": "Which herb?", "Answer": ONION}]})},
+        [("TriviaQA", [(f"{ASK}Which herb?", ("Onion", "Onions"))], {})],
+    ),
+    *(
+        ("triviaqa", {name: content}, [("TriviaQA", HERB_ASKED, {})])
+        for name, content in (
+            ("context.jsonl", json.dumps({"context": "Question: Which herb?\nAnswer:", "answer": "Onion"})),
+            ("none.jsonl", json.dumps({**HERB, "aliases": None})),
+            ("empty.jsonl", json.dumps({**HERB, "answer": {"value": "Onion", "aliases": []}})),
+            ("value.jsonl", json.dumps({**HERB, "answer": {"value": "Onion"}})),
+            ("own.json", json.dumps({"Data": [{"Question": "Which herb?", "Answer": {"Value": "Onion"}}]})),
+            ("table.csv", "question,answer,aliases\nWhich herb?,Onion,[]\n"),
+        )
+    ),
+    *(
+        (benchmark, {form: content}, [(name, [(f"{ASK}who is it?", ("Bo", "Bo Lee"))], {})])
+        for benchmark, name in (("nq", "Natural Questions"), ("triviaqa", "TriviaQA"), ("webquestions", "WebQuestions"))
+        for form, content in {
+            "answer.jsonl": '{"question": "who is it", "answer": ["Bo", "Bo Lee"]}\n',
+            "answers.jsonl": '{"id": 1, "question": "who is it", "answers": ["Bo", "Bo Lee"]}\n',
+            "golden.jsonl": '{"id": "a", "question": "who is it?", "golden_answers": ["Bo", "Bo Lee"]}\n',
+            "list.json": '[{"question": "who is it", "answers": ["Bo", "Bo Lee"]}]',
+            "headed.csv": 'id,question,answers\n1,who is it,"[\'Bo\', ""Bo Lee""]"\n',
+            "numpy.csv": "question,golden_answers\nwho is it,['Bo' 'Bo Lee']\n",
+            "dpr.qa.csv": "who is it\t['Bo', \"Bo Lee\"]\n",
+            "dpr_quoted.tsv": '"who is it"\t"[\'Bo\', ""Bo Lee""]"\n',
+        }.items()
+    ),
+    ("mlqa", of_mlqa("de", a="Wo?"), [("MLQA (de)", [mlqa_asked("Wo?")], {})]),
+    ("mlqa", of_mlqa("de", "xquad-1.1", a="Wo?"), [("XQuAD in MLQA's form (de)", [mlqa_asked("Wo?")], {})]),
+    (
+        "mlqa",  # without a question in English there is no benchmark of these
+        {**of_mlqa("de", a="Wo?"), **of_mlqa("en", b="Where?")},
+        [("MLQA (de)", [mlqa_asked("Wo?")], {})],
+    ),
+    (
+        "mlqa",
+        {**of_mlqa("de", a="Wo?", b="Wer?", c="Was?"), **of_mlqa("en", b="Who?", a="Where?")},
+        [
+            ("MLQA (de)", [mlqa_asked(asked) for asked in ("Wo?", "Wer?", "Was?")], {}),
+            ("MLQA (de, all En)", [mlqa_asked("Where?"), mlqa_asked("Who?")], {"not_in_english": 1}),
+        ],
+    ),
+]
 
 
-def test_open_questions(tmp_path: Path) -> None:
-    (tmp_path / "w.json").write_text(json.dumps([{"qText": "who is it?", "answers": ["Bo", "Bo", " "]}]))
-    [web] = read_benchmark("webquestions", tmp_path / "w.json")
-    assert (web.questions[0].prompt, web.questions[0].answers) == (f"{ASK}who is it?", ("Bo",))
-    lisp = '(list (description "Bo \\"B\\" Lee") (description Umbaria) (description "Bo (town)"))'
-    (tmp_path / "o.json").write_text(json.dumps([{"url": "", "utterance": "who is it?", "targetValue": lisp}]))
-    [own] = read_benchmark("webquestions", tmp_path / "o.json")
-    assert own.questions[0].answers == ('Bo "B" Lee', "Umbaria", "Bo (town)")
-    [nq] = read_benchmark("nq", lines(tmp_path / "n.jsonl", {"question": "who", "answer": ["Bo"]}))
-    assert nq.questions[0].prompt == f"{ASK}who?"
-    record = {"context": "Question: Which herb?\nAnswer:", "answer": "Onion", "aliases": ["Onions", "Onion"]}
-    [trivia] = read_benchmark("triviaqa", lines(tmp_path / "t.jsonl", record))
-    assert (trivia.questions[0].prompt, trivia.questions[0].answers) == (f"{ASK}Which herb?", ("Onion", "Onions"))
-    answer = {"Value": "Onion", "Aliases": ["Onions", "Onion"], "NormalizedValue": "onion", "Type": "FreeForm"}
-    (tmp_path / "t.json").write_text(json.dumps({"Data": [{"Question": "Which herb?", "Answer": answer}]}))
-    [own] = read_benchmark("triviaqa", tmp_path / "t.json")
-    assert own.questions == trivia.questions
-    assert web.withheld == nq.withheld == trivia.withheld == {"QA"}
-
-
-OPEN_FORMS = {
-    "answer.jsonl": '{"question": "who is it", "answer": ["Bo", "Bo Lee"]}\n' * 2,
-    "answers.jsonl": '{"id": 1, "question": "who is it", "answers": ["Bo", "Bo Lee"]}\n',
-    "golden.jsonl": '{"id": "a", "question": "who is it?", "golden_answers": ["Bo", "Bo Lee"]}\n',
-    "list.json": '[{"question": "who is it", "answers": ["Bo", "Bo Lee"]}]',
-    "headed.csv": 'id,question,answers\n1,who is it,"[\'Bo\', ""Bo Lee""]"\n',
-    "numpy.csv": "question,golden_answers\nwho is it,['Bo' 'Bo Lee']\n",
-    "dpr.qa.csv": "who is it\t['Bo', \"Bo Lee\"]\n",
-    "dpr_quoted.tsv": '"who is it"\t"[\'Bo\', ""Bo Lee""]"\n',
-}
-
-
-@pytest.mark.parametrize("benchmark", ["nq", "triviaqa", "webquestions"])
-@pytest.mark.parametrize("form", OPEN_FORMS)
-def test_questions_and_answers_are_read_in_the_forms_they_are_passed_on_in(
-    tmp_path: Path, benchmark: str, form: str
+@pytest.mark.parametrize(("name", "files", "expected"), READ, ids=lambda value: next(iter(value), "") if value else "")
+def test_a_benchmark_is_read_in_each_form_it_is_passed_on_in(
+    tmp_path: Path, name: str, files: dict[str, str], expected: list[Any]
 ) -> None:
-    (tmp_path / form).write_text(OPEN_FORMS[form])
-    [found] = read_benchmark(benchmark, tmp_path / form)
-    assert {(q.prompt, q.answers) for q in found.questions} == {(f"{ASK}who is it?", ("Bo", "Bo Lee"))}
+    for file, content in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content, encoding="utf-8")
+    found = read_benchmark(name, tmp_path if name in FOLDERS else tmp_path / next(iter(files)))
+    told = [(one.name, [(each.prompt, each.answers) for each in one.questions], one.left_out) for one in found]
+    assert told == expected
+    for one in found:
+        assert one.withheld == WITHHELD.get(name, set()) and one.correct is RULES[name]
+        assert {each.context for each in one.questions} == {"2012-01-01" if name == "templama" else ""}
 
 
-def test_answers_of_trivia_qa_need_no_aliases(tmp_path: Path) -> None:
-    records = [
-        {"context": "Question: Which herb?\nAnswer:", "answer": "Onion"},
-        {"question": "Which herb?", "answer": "Onion", "aliases": None},
-        {"question": "Which herb?", "answer": {"value": "Onion", "aliases": []}},
-        {"question": "Which herb?", "answer": {"value": "Onion"}},
-    ]
-    [found] = read_benchmark("triviaqa", lines(tmp_path / "t.jsonl", *records))
-    assert {(q.prompt, q.answers) for q in found.questions} == {(f"{ASK}Which herb?", ("Onion",))}
-    (tmp_path / "t.json").write_text(json.dumps({"Data": [{"Question": "Which herb?", "Answer": {"Value": "Onion"}}]}))
-    [own] = read_benchmark("triviaqa", tmp_path / "t.json")
-    assert own.questions == found.questions[:1]
-    (tmp_path / "t.csv").write_text('question,answer,aliases\nWhich herb?,"Onion, red",[]\n')
-    [table] = read_benchmark("triviaqa", tmp_path / "t.csv")
-    assert [q.answers for q in table.questions] == [("Onion, red",)]
-
-
-def test_svamp_is_read_as_a_list_as_lines_and_as_a_table(tmp_path: Path) -> None:
-    record = {"Body": 'A "big" pack, new, costs 76.', "Question": "How much?", "Answer": 51.0}
-    (tmp_path / "s.json").write_text(json.dumps([record, record]))
-    lines(tmp_path / "s.jsonl", record, record)
-    (tmp_path / "lines.json").write_text((tmp_path / "s.jsonl").read_text())
-    (tmp_path / "s.csv").write_text("Body,Question,Answer\n" + '"A ""big"" pack, new, costs 76.",How much?,51.0\n' * 2)
-    found = [read_benchmark("svamp", tmp_path / name)[0] for name in ("s.json", "s.jsonl", "lines.json", "s.csv")]
-    assert all(one.questions == found[0].questions for one in found)
-    assert found[0].questions[0].prompt == 'A "big" pack, new, costs 76. How much? The answer is'
+@pytest.mark.parametrize(
+    ("wrong", "reason"), [({"answer": {"name": None}}, "no attribute 'strip'"), ({"date": "2010-05-01"}, "2010-05-01")]
+)
+def test_a_record_of_templama_of_another_shape_is_refused(tmp_path: Path, wrong: dict[str, Any], reason: str) -> None:
+    lines(tmp_path / "t.jsonl", TEMPLAMA, {**TEMPLAMA, **wrong})
+    with pytest.raises(BenchmarkError, match=rf"t\.jsonl, record 2 has an unexpected shape \(.*{reason}"):
+        read_benchmark("templama", tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -181,34 +261,6 @@ def test_a_wrong_file_is_named_with_what_was_found_and_what_is_known(
     (tmp_path / name).write_text(content)
     with pytest.raises(BenchmarkError, match=f"{name}.*{message}"):
         read_benchmark(name.partition(".")[0], tmp_path / name)
-
-
-def test_mlqa_and_its_likeness_are_told_apart(tmp_path: Path) -> None:
-    asked = {"question": "Wo?", "answers": [{"text": "here"}, {"text": "here"}]}
-    data = [{"paragraphs": [{"context": "It is here.", "qas": [asked]}]}]
-    for version, name in (("1.0", "MLQA (de)"), ("xquad-1.1", "XQuAD in MLQA's form (de)")):
-        (tmp_path / "test-context-en-question-de.json").write_text(json.dumps({"version": version, "data": data}))
-        [found] = read_benchmark("mlqa", tmp_path)
-        assert found.name == name
-    (tmp_path / "test-context-en-question-en.json").write_text(json.dumps({"version": "1.0", "data": data}))
-    assert [one.name for one in read_benchmark("mlqa", tmp_path)] == [name]
-    assert found.questions[0].answers == ("here",)
-    assert found.questions[0].prompt == (
-        "Your task is to answer a question based on the following paragraph: It is here. "
-        "Now answer the following question in English: Wo?"
-    )
-
-
-def test_the_same_questions_of_mlqa_are_asked_in_english(tmp_path: Path) -> None:
-    for language, asked in (("de", {"1": "Wo?", "2": "Wer?", "3": "Was?"}), ("en", {"2": "Who?", "1": "Where?"})):
-        qas = [{"id": key, "question": question, "answers": [{"text": "Bo"}]} for key, question in asked.items()]
-        data = [{"paragraphs": [{"context": "It is Bo.", "qas": qas}]}]
-        file = tmp_path / f"test-context-en-question-{language}.json"
-        file.write_text(json.dumps({"version": "1.0", "data": data}))
-    german, english = read_benchmark("mlqa", tmp_path)
-    assert (german.name, english.name) == ("MLQA (de)", "MLQA (de, all En)")
-    assert [one.prompt.rpartition("English: ")[2] for one in english.questions] == ["Where?", "Who?"]
-    assert (len(german.questions), english.left_out) == (3, {"not_in_english": 1})
 
 
 def test_mlqa_asks_in_one_file_per_language(tmp_path: Path) -> None:
@@ -260,13 +312,8 @@ def test_the_file_of_a_folder_is_named(tmp_path: Path) -> None:
         read_benchmark("lama", tmp_path)
 
 
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    record = {"Body": "A pack costs 76.", "Question": "How much?", "Answer": 51.0, "Type": "Subtraction"}
-    (tmp_path / "s.json").write_text(json.dumps([record]), encoding="utf-8-sig")
-    (tmp_path / "n.jsonl").write_text('{"question": "who", "answer": ["Bo"]}\n', encoding="utf-8-sig")
+def test_the_byte_order_mark_of_wikitext_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_text(" \n = One = \n \n Text . \n", encoding="utf-8-sig")
-    for name, file in (("svamp", "s.json"), ("nq", "n.jsonl")):
-        assert [len(found.questions) for found in read_benchmark(name, tmp_path / file)] == [1]
     assert wikitext(tmp_path / "w.txt") == [" = One = \n \n Text . \n"]
 
 

@@ -19,7 +19,7 @@ from toolformer_dag.evaluation.asking import benchmark_outcomes
 from toolformer_dag.evaluation.benchmark import predicted_number
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.evaluation.harness_adapter import HarnessModel, harness_task
-from toolformer_dag.evaluation.scores import Condition, score
+from toolformer_dag.evaluation.scores import Condition
 from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import load_identified, load_model
 from toolformer_dag.settings.sections import Settings
@@ -75,12 +75,12 @@ def test_the_harness_gives_our_figure_of_svamp(line: Line, tmp_path: Path) -> No
     right = [float(number) if number is not None and at % 2 == 0 else -77.0 for at, number in enumerate(numbers)]
     write_svamp(file, right)
     benchmark, outcomes = ours()
-    figure = score(outcomes)
-    assert 0 < figure.accuracy < 1 and figure.calls > 0
+    accuracy = sum(one.correct for one in outcomes) / len(outcomes)
+    assert 0 < accuracy < 1 and any(one.calls for one in outcomes)
     found = simple_evaluate(
         model_of(line), tasks=[harness_task(benchmark, "svamp_with_tools", 12)], bootstrap_iters=0, log_samples=True
     )
-    assert found["results"]["svamp_with_tools"]["acc,none"] == pytest.approx(figure.accuracy)
+    assert found["results"]["svamp_with_tools"]["acc,none"] == pytest.approx(accuracy)
     samples = sorted(found["samples"]["svamp_with_tools"], key=lambda sample: sample["doc_id"])
     assert [bool(sample["acc"]) for sample in samples] == [one.correct for one in outcomes]
     plain = [take_out(one.written, ["Calculator"]) for one in outcomes]

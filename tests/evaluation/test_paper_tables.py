@@ -13,7 +13,6 @@ import pytest
 from assets.plots import PLOTS
 from toolformer_dag.cli.sql_command import saved_queries
 from toolformer_dag.decoding.generation import DecodedCall, Generation
-from toolformer_dag.evaluation.accuracy_tables import OUTCOME_SCHEMA, outcome_table, score_table
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS, publish
@@ -26,7 +25,15 @@ from toolformer_dag.evaluation.paper_tables import (
     tools_called,
 )
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, judge, score, wilson
+from toolformer_dag.evaluation.scores import (
+    OUTCOME_SCHEMA,
+    Condition,
+    QuestionOutcome,
+    judge,
+    outcome_table,
+    score_table,
+    wilson,
+)
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import build, query
 from toolformer_dag.pipeline.plan import Plan
@@ -77,13 +84,6 @@ def outcomes() -> list[QuestionOutcome]:
     return found
 
 
-def groups(found: list[QuestionOutcome]) -> list[list[QuestionOutcome]]:
-    by_name: dict[tuple[str, str], list[QuestionOutcome]] = defaultdict(list)
-    for one in found:
-        by_name[one.benchmark, one.condition].append(one)
-    return list(by_name.values())
-
-
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     folder = tmp_path_factory.mktemp("world")
@@ -96,7 +96,7 @@ def database(plan: Plan) -> Path:
     """A warehouse over measurements that no model made."""
     found = outcomes()
     publish(plan.lake, OUTCOMES, outcome_table(found), {}, {}, left_out=LEFT_OUT)
-    publish(plan.lake, ACCURACY, score_table([score(group) for group in groups(found)], WEIGHTS), {}, {})
+    publish(plan.lake, ACCURACY, score_table(outcome_table(found), WEIGHTS), {}, {})
     size = len({one.question for one in found if one.benchmark == "SVAMP"})
     held = [("SVAMP", number, is_in, None, None, None) for number, is_in in enumerate(IN_CORPUS[:size], 1)]
     publish(plan.lake, OVERLAP, pl.DataFrame(held, OVERLAP_COLUMNS, orient="row"), {}, {})
@@ -312,11 +312,12 @@ def test_saved_queries_name_the_questions_that_tools_change_and_those_left_out(d
 
 
 @pytest.mark.parametrize("table", PAPER_TABLES, ids=lambda table: table.number)
-def test_people_see_every_row_with_whose_figure_it_is(database: Path, table: PaperTable) -> None:
+def test_people_see_every_row_with_whose_figure_it_is_and_a_plot(database: Path, table: PaperTable) -> None:
     found = table.wide(table.rows(database))
     assert found.height > 0 or table.number == "2"  # which counts rows of the lanes, and none has any
     assert all(found.columns)
     assert notes(database, table)
+    assert PLOTS[table.view](table.rows(database)).startswith(b"\x89PNG")
 
 
 def test_a_table_for_people_has_n_intervals_and_the_papers_figures(database: Path) -> None:
@@ -367,8 +368,3 @@ def test_measurements_of_an_earlier_release_stand_in_the_warehouse_until_they_ar
     told = [(1.0, None), (1.0, False), (2.0, True)]
     found = rows(file, "select seconds, failed from costs order by seconds, failed nulls first")
     assert [(row["seconds"], row["failed"]) for row in found] == told
-
-
-@pytest.mark.parametrize("table", PAPER_TABLES, ids=lambda table: table.number)
-def test_every_table_is_drawn(database: Path, table: PaperTable) -> None:
-    assert PLOTS[table.view](table.rows(database)).startswith(b"\x89PNG")

@@ -9,10 +9,9 @@ import polars as pl
 from tests.pipeline.conftest import hand_made, publish, update_one
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation import measurements as measured
-from toolformer_dag.evaluation.accuracy_tables import outcome_table, score_table
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.evaluated_tables import all_tables
-from toolformer_dag.evaluation.scores import Condition, judge, score
+from toolformer_dag.evaluation.scores import Condition, judge, outcome_table, score_table
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.spending import StepCost, add_cost
@@ -110,13 +109,9 @@ def _measured(lake: Lake) -> None:
         for condition in (Condition("base", 0), Condition(DISABLED, 0, "Toolformer"), Condition("Toolformer", 10))
         for number in range(1, QUESTIONS + 1)
     ]
-    groups = [
-        [one for one in asked if (one.benchmark, one.condition) == key]
-        for key in sorted({(one.benchmark, one.condition) for one in asked})
-    ]
     measured.publish(lake, measured.OUTCOMES, outcome_table(asked), {}, {})
     weights = dict.fromkeys(("base", "Toolformer"), ("gpt2", 124))
-    measured.publish(lake, measured.ACCURACY, score_table([score(group) for group in groups], weights), {}, {})
+    measured.publish(lake, measured.ACCURACY, score_table(outcome_table(asked), weights), {}, {})
     perplexity = pl.DataFrame(
         [("WikiText", "base", 2, 10, 9.5, 9.0, 10.1, 1.25, "base")], measured.PERPLEXITY_COLUMNS, orient="row"
     )

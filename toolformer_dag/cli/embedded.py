@@ -141,7 +141,7 @@ def visitor(
     Example: toolformer-dag embedded visitor --each 4
     """
     from embedded_model.visitor_study import visitor_outcomes, visitor_table
-    from toolformer_dag.evaluation.accuracy_tables import markdown
+    from toolformer_dag.evaluation.scores import markdown
     from toolformer_dag.model.loading import load_identified
     from toolformer_dag.training.training_report import finetuned_or_base
 
@@ -160,7 +160,7 @@ def scaling(
     Example: toolformer-dag embedded scaling scaling.svg study-small/ study/
     """
     from embedded_model.study_tables import scaling_figure, scaling_table
-    from toolformer_dag.evaluation.accuracy_tables import markdown
+    from toolformer_dag.evaluation.scores import markdown
 
     table = scaling_table(studies)
     figure.write_text(scaling_figure(table), "utf-8")
@@ -183,7 +183,7 @@ def filters(
     """
     from embedded_model.filter_report import report
     from embedded_model.filter_study import FilterStudy, results, run
-    from toolformer_dag.evaluation.accuracy_tables import markdown
+    from toolformer_dag.evaluation.scores import markdown
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
@@ -208,7 +208,7 @@ def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
 
 def _show(outcomes: "pl.DataFrame", plain: "pl.DataFrame") -> None:
     from embedded_model.study_tables import accuracy_table, calls_table, perplexity_table, right_tool_table
-    from toolformer_dag.evaluation.accuracy_tables import markdown
+    from toolformer_dag.evaluation.scores import markdown
 
     tables = {
         "Questions answered right, in per cent (95 % interval)": accuracy_table(outcomes),

@@ -6,11 +6,10 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from toolformer_dag.decoding.generation import DECODING, TOOL_DOWN, DecodedCall, Generation
+from toolformer_dag.decoding.generation import DECODING, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.evaluation.accuracy_tables import CALLS
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, judge
+from toolformer_dag.evaluation.scores import CALLS, Condition, QuestionOutcome, is_lost, judge
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
@@ -18,7 +17,6 @@ from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.tools.tool import LOST
 from toolformer_dag.training.training_report import checkpoint_folder
 
 NO_CALLS = 0
@@ -158,26 +156,20 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
     """Generate a row per prompt and store the rows without a lost call."""
     prompts, contexts = (chunk[name].to_list() for name in KEY)
     texts = asking.write(prompts, contexts)
-    rows = [_row(*each) for each in zip(prompts, contexts, texts, strict=True)]
-    frame = pl.DataFrame(rows, schema=ROW, orient="row")
-    lost = [any(_is_lost(call) for call in text.calls) for text in texts]
+    rows = [
+        {"prompt": prompt, "context": context, **asdict(text)}
+        for prompt, context, text in zip(prompts, contexts, texts, strict=True)
+    ]
+    frame = pl.DataFrame(rows, schema=ROW)
+    lost = [any(map(is_lost, text.calls)) for text in texts]
     store.append(frame.filter(~pl.Series(lost, dtype=pl.Boolean)))
     return frame
 
 
-def _is_lost(call: DecodedCall) -> bool:
-    return call.reason is not None and (call.reason.startswith(LOST) or call.reason == TOOL_DOWN)
-
-
-def _row(prompt: str, context: str, generation: Generation) -> tuple[object, ...]:
-    calls = [asdict(call) for call in generation.calls]
-    return prompt, context, generation.text, generation.plain, calls, generation.tokens, generation.reason
-
-
 def _read(rows: pl.DataFrame) -> Iterator[tuple[tuple[str, str], Generation]]:
-    for prompt, context, text, plain, calls, tokens, reason in rows.iter_rows():
-        made = tuple(DecodedCall(**call) for call in calls)
-        yield (prompt, context), Generation(text, plain, made, tokens, reason)
+    for row in rows.iter_rows(named=True):
+        calls = tuple(DecodedCall(**call) for call in row.pop("calls"))
+        yield (row.pop("prompt"), row.pop("context")), Generation(**row, calls=calls)
 
 
 @dataclass(frozen=True, slots=True)

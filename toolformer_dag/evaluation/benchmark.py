@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from unicodedata import normalize
 
 
@@ -42,7 +43,6 @@ class Benchmark:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-LAMA_WORDS, QUESTION_WORDS, MLQA_WORDS = 5, 20, 10
 SIGN = r"(?:(?<!\w)[-\u2212])?"  # not the hyphen of `COVID-19`
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|{SIGN}\.\d+")
 EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not the `=` in `width=300` or `?id=77`
@@ -50,25 +50,18 @@ WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d
 HALF_A_HUNDREDTH = Decimal("0.005")
 
 
-def in_first_five_words(output: str, answers: Sequence[str]) -> bool:
-    """Judge LAMA, TempLAMA and Dateset."""
-    return in_first_words(output, answers, LAMA_WORDS)
-
-
-def in_first_twenty_words(output: str, answers: Sequence[str]) -> bool:
-    """Judge WebQuestions, Natural Questions and TriviaQA."""
-    return in_first_words(output, answers, QUESTION_WORDS)
-
-
-def in_first_ten_words(output: str, answers: Sequence[str]) -> bool:
-    """Judge MLQA."""
-    return in_first_words(output, answers, MLQA_WORDS)
-
-
 def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
     """Return whether any of `answers` occurs within the first `words` words of `output`; empty answers do not."""
     written = _words(" ".join(output.split()[:words]))
     return any(_holds(written, _words(answer)) for answer in answers)
+
+
+in_first_five_words: Rule = partial(in_first_words, words=5)
+"""The rule of LAMA, TempLAMA and Dateset."""
+in_first_ten_words: Rule = partial(in_first_words, words=10)
+"""The rule of MLQA."""
+in_first_twenty_words: Rule = partial(in_first_words, words=20)
+"""The rule of WebQuestions, Natural Questions and TriviaQA."""
 
 
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
@@ -82,6 +75,11 @@ def predicted_number(output: str) -> Decimal | None:
     equals = EQUALS.search(output)
     found = (NUMBER.search(output, equals.end()) if equals else None) or NUMBER.search(output)
     return _number(found[0]) if found else None
+
+
+def numbers_in(text: str) -> list[Decimal]:
+    """Return all numbers of a text, in order."""
+    return [_number(found) for found in NUMBER.findall(text)]
 
 
 def _number(text: str) -> Decimal:

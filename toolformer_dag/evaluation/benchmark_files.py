@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.evaluation.benchmark import BenchmarkQuestion
+from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, Rule
 from toolformer_dag.files import UserError, require_regular
 
 QuestionOrReason = BenchmarkQuestion | str
@@ -58,10 +58,10 @@ def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
     text = _text(file)
     delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+        rows = list(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)))
     except csv.Error as error:
         raise BenchmarkError(f"{file} is not readable CSV ({error}); give the benchmark's own file") from error
-    headed = bool(rows) and any(cell.strip().lower() in HEADINGS for cell in rows[0])
+    headed = any(cell.strip().lower() in HEADINGS for cell in next(iter(rows), []))
     names = [name.strip() for name in rows.pop(0)] if headed else ["question", "answers"]
     for number, row in enumerate(rows, 1 + headed):
         if len(row) != len(names):
@@ -104,7 +104,7 @@ def list_in(found: Any, file: Path, key: str | None) -> list[Any]:
     listed = found if key is None else found.get(key) if isinstance(found, dict) else None
     if not isinstance(listed, list):
         what = f"{file} holds no list{f' {key!r}' if key else ''}"
-        raise BenchmarkError(f"{what}; give the benchmark's own file ({_told(found)})")
+        raise BenchmarkError(f"{what}; give the benchmark's own file ({_described(found)})")
     return listed
 
 
@@ -131,17 +131,22 @@ def content(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _told(found: Any) -> str:
+def _described(found: Any) -> str:
     """Say what a value is: its fields, or its type."""
     if not isinstance(found, dict):
         return f"it holds {type(found).__name__} {found!r:.40}"
     return f"it has the fields {', '.join(map(str, found)) or 'none'}"[:200]
 
 
-def read_questions(
-    sources: Mapping[Path, Iterable[Any]], convert: Callable[[Any], QuestionOrReason], known: str = ""
-) -> tuple[tuple[BenchmarkQuestion, ...], dict[str, int]]:
-    """Convert the records of all files; return the questions, and the number of other records by reason.
+def benchmark(
+    name: str,
+    sources: Mapping[Path, Iterable[Any]],
+    convert: Callable[[Any], QuestionOrReason],
+    correct: Rule,
+    withheld: frozenset[str] = frozenset(),
+    known: str = "",
+) -> Benchmark:
+    """Convert the records of all files to a benchmark; the other records are counted by reason.
 
     Raises BenchmarkError for a record of another shape, with what it holds and the shapes that are `known`.
     """
@@ -150,8 +155,9 @@ def read_questions(
         for file, records in sources.items()
         for number, record in enumerate(records, 1)
     ]
+    questions = tuple(result for result in results if isinstance(result, BenchmarkQuestion))
     left_out = Counter(result for result in results if isinstance(result, str))
-    return tuple(result for result in results if isinstance(result, BenchmarkQuestion)), dict(left_out)
+    return Benchmark(name, questions, correct, withheld, dict(left_out))
 
 
 @contextmanager
@@ -166,7 +172,7 @@ def expect_shape(where: str, told: str = "") -> Iterator[None]:
 
 
 def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], known: str) -> QuestionOrReason:
-    told = f": {_told(record)}; known: {known}"
+    told = f": {_described(record)}; known: {known}"
     with expect_shape(where, told if known else ""):
         result = convert(record)
         return _answerable(result) if isinstance(result, BenchmarkQuestion) else result
@@ -185,12 +191,12 @@ def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
     return replace(question, answers=right) if right else "no_answer"
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
     try:
         require_regular(file)
         return file.read_text(encoding="utf-8-sig")  # drops a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{file} cannot be read ({error}); give the benchmark's own file") from error
+        raise BenchmarkError(f"{file} cannot be read ({error}); {remedy}") from error
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -229,6 +235,7 @@ def with_question_mark(question: str) -> str:
     return stripped if stripped.endswith("?") else f"{stripped}?"
 
 
+WIKITEXT = "give wiki.test.tokens or a similar file"
 BLANK = "\n \n"
 TITLE = re.compile(rf"(?<={BLANK})(?= = [^=\n].*[^=] = {BLANK})")  # an equation on its own line has text around it
 
@@ -238,12 +245,8 @@ def wikitext(file: Path) -> list[str]:
 
     Raises BenchmarkError for a file that cannot be read or holds no text.
     """
-    try:
-        require_regular(file)
-        text = file.read_text(encoding="utf-8-sig")  # drops a byte-order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{file} cannot be read ({error}); give wiki.test.tokens or a similar file") from error
+    text = _text(file, WIKITEXT)
     articles = [article for article in TITLE.split(BLANK + text) if article.strip()]
     if not articles:
-        raise BenchmarkError(f"{file} holds no text; give wiki.test.tokens or a similar file")
+        raise BenchmarkError(f"{file} holds no text; {WIKITEXT}")
     return articles

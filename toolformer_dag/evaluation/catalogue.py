@@ -4,32 +4,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from toolformer_dag.evaluation import readers
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words, number_is_right
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content
 from toolformer_dag.evaluation.dateset import dateset
-from toolformer_dag.evaluation.knowledge_benchmarks import (
-    lama,
-    mlqa,
-    natural_questions,
-    templama,
-    trivia_qa,
-    web_questions,
-)
-from toolformer_dag.evaluation.mathematics import asdiv, mawps, svamp
 from toolformer_dag.settings.sections import EvaluationSettings
 from toolformer_dag.synthetic.phenomena import questions
 from toolformer_dag.synthetic.web import VERSION
 
 READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
-    "lama": lama,
-    "templama": lambda file: [templama(file)],
-    "asdiv": lambda file: [asdiv(file)],
-    "svamp": lambda file: [svamp(file)],
-    "mawps": lambda folder: [mawps(folder)],
-    "webquestions": lambda file: [web_questions(file)],
-    "nq": lambda file: [natural_questions(file)],
-    "triviaqa": lambda file: [trivia_qa(file)],
-    "mlqa": mlqa,
+    "lama": readers.lama,
+    "templama": readers.templama,
+    "asdiv": readers.asdiv,
+    "svamp": readers.svamp,
+    "mawps": readers.mawps,
+    "webquestions": readers.web_questions,
+    "nq": readers.natural_questions,
+    "triviaqa": readers.trivia_qa,
+    "mlqa": readers.mlqa,
     "dateset": lambda _: [dateset()],
 }
 """Readers by name: `lama`, `mawps` and `mlqa` read a folder, `dateset` ignores its path, the others read a file."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from toolformer_dag.evaluation.accuracy_tables import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS
 from toolformer_dag.evaluation.paper_tables import VIEWS
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
+from toolformer_dag.evaluation.scores import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.lake.table import DamagedPart, Lake
 from toolformer_dag.lake.warehouse import WarehouseTable
 from toolformer_dag.pipeline.spending import COST_COLUMNS, COSTS

@@ -70,7 +70,8 @@ def perplexity(
     encoding = language_model.encoding
     rows = [encoding.bos + text.ids for text in encoding.texts(texts)]
     length = min(backend.context_length, PASS_TOKENS)
-    pieces = sorted(((piece, text) for text, ids in enumerate(rows) for piece in windows(ids, length)), key=_length)
+    pieces = [(piece, text) for text, ids in enumerate(rows) for piece in windows(ids, length)]
+    pieces.sort(key=lambda one: len(one[0]))
     start = encoding.start if disabled else []
     nats, tokens, left_out = np.zeros(len(texts)), np.zeros(len(texts), np.int64), 0
     for first in range(0, len(pieces), PIECES):
@@ -84,12 +85,8 @@ def perplexity(
     predicted = int(tokens.sum())
     if not predicted:
         raise ValueError("no text has two tokens: there is nothing to predict")
-    utf8_bytes = sum(len(text.encode()) for text in texts)
+    utf8_bytes = len("".join(texts).encode())
     return Perplexity(float(nats.sum()), predicted, utf8_bytes, left_out, _error(nats, tokens))
-
-
-def _length(piece: tuple[list[int], int]) -> int:
-    return len(piece[0])
 
 
 def _error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:

@@ -7,25 +7,28 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from toolformer_dag.decoding.generation import DECODING
-from toolformer_dag.evaluation.accuracy_tables import (
-    OUTCOME_SCHEMA,
-    Weights,
-    accuracy_by_condition,
-    outcome_table,
-    score_table,
-)
-from toolformer_dag.evaluation.arithmetic_baselines import BASELINES, baseline_outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmark_files import content, wikitext
 from toolformer_dag.evaluation.catalogue import READING, chosen_benchmarks, chosen_identity
 from toolformer_dag.evaluation.question_overlap import question_overlap
-from toolformer_dag.evaluation.scores import Condition, check_outage, score
+from toolformer_dag.evaluation.scores import (
+    BASELINES,
+    OUTCOME_SCHEMA,
+    Condition,
+    Weights,
+    accuracy_by_condition,
+    baseline_outcomes,
+    check_outage,
+    outcome_table,
+    score_table,
+)
 from toolformer_dag.files import StorageError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, changes, record
@@ -142,7 +145,7 @@ def measurement_reasons(plan: Plan, name: str) -> list[str]:
         except StorageError as error:
             return [str(error).partition(";")[0]]
     now = record(SETTINGS[name](plan), {**checkpoint_versions(plan), **_texts_version(plan, name)})
-    return [str(change) for change in changes(plan.lake.table(name).record(WHOLE), _plain(now))]
+    return [str(change) for change in changes(plan.lake.table(name).record(WHOLE), json.loads(json.dumps(now)))]
 
 
 def _texts_version(plan: Plan, name: str) -> dict[str, str]:
@@ -205,9 +208,9 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     weights: dict[str, Weights] = {}
     asked = _ask(plan, benchmarks, weights, progress)
-    groups = [*(one.outcomes for one in asked), *(some for one in benchmarks for some in baseline_outcomes(one))]
-    table = score_table([score(group) for group in groups], weights)
-    outcomes = outcome_table([outcome for group in groups for outcome in group])
+    groups = [*(one.outcomes for one in asked), *map(baseline_outcomes, benchmarks)]
+    outcomes = outcome_table(list(chain.from_iterable(groups)))
+    table = score_table(outcomes, weights)
     settings, stores = accuracy_settings(plan), sorted({one.store for one in asked})
     left_out = {one.name: one.left_out for one in benchmarks if one.left_out}
     publish(plan.lake, OUTCOMES, outcomes, settings, versions, stores, left_out)
@@ -279,8 +282,3 @@ MEASURES: Mapping[str, Callable[[Plan, Progress], Measurement]] = {
     ACCURACY: measure_accuracy,
     PERPLEXITY: measure_perplexity,
 }
-
-
-def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert values to the form that JSON returns."""
-    return dict(json.loads(json.dumps(values)))

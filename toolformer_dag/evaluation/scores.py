@@ -1,12 +1,20 @@
-"""Compute accuracies with intervals from judged answers. Imports no torch."""
+"""Judge answers, and compute accuracies with intervals from them. Imports no torch.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+Arithmetic questions are also answered without a model, by what their numbers give by themselves. On SVAMP the
+difference of the first two numbers answers 23 % of the questions, so a model that answers fewer has learnt nothing
+about them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
 from math import sqrt
 from types import MappingProxyType
 
+import polars as pl
+
 from toolformer_dag.decoding.generation import TOOL_DOWN, DecodedCall, Generation
-from toolformer_dag.evaluation.benchmark import Benchmark
+from toolformer_dag.evaluation.benchmark import Benchmark, number_is_right, numbers_in
 from toolformer_dag.tools.tool import LOST, ToolDown
 
 
@@ -121,30 +129,9 @@ def judge(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The score of a benchmark under a condition; shares are of all `n` questions.
-
-    - `low`, `high`: the 95 % interval of the accuracy (Wilson).
-    - `calls`: the share of questions with a call.
-    - `right_tool`: the share of right tools among questions with a target; None without such questions.
-    """
-
-    benchmark: str
-    condition: str
-    model: str
-    k: int | None
-    n: int
-    accuracy: float
-    low: float
-    high: float
-    calls: float
-    right_tool: float | None
-
-
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
     """Raise ToolDown where a tool was down or calls of more than MAX_LOST of the questions were lost."""
-    failed = [[call for call in outcome.calls if _is_outage(call)] for outcome in outcomes]
+    failed = [[call for call in outcome.calls if is_lost(call)] for outcome in outcomes]
     affected = sum(map(bool, failed))
     down = any(call.reason == TOOL_DOWN for calls in failed for call in calls)
     if down or affected > MAX_LOST * len(outcomes):
@@ -152,24 +139,134 @@ def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
         raise ToolDown(f"{names}: no answer to {affected} of {len(outcomes)} questions; fix the backend and run again")
 
 
-def _is_outage(call: DecodedCall) -> bool:
+def is_lost(call: DecodedCall) -> bool:
+    """Return whether the tool gave no answer: a time limit, a connection, an outage."""
     return call.reason == TOOL_DOWN or (call.reason or "").startswith(LOST)
 
 
-def score(outcomes: Sequence[QuestionOutcome]) -> Score:
-    """Score the outcomes of a benchmark under a condition; there must be at least one outcome."""
-    n, correct = len(outcomes), sum(outcome.correct for outcome in outcomes)
-    low, high = wilson(correct, n)
-    targeted = [outcome.right_tool for outcome in outcomes if outcome.right_tool is not None]
-    return Score(
-        benchmark=outcomes[0].benchmark,
-        condition=outcomes[0].condition,
-        model=outcomes[0].model,
-        k=outcomes[0].k,
-        n=n,
-        accuracy=correct / n,
-        low=low,
-        high=high,
-        calls=sum(outcome.called is not None for outcome in outcomes) / n,
-        right_tool=sum(targeted) / len(targeted) if targeted else None,
+SCORE_SCHEMA = {
+    "benchmark": pl.String,
+    "condition": pl.String,
+    "n": pl.Int64,
+    "accuracy": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "calls": pl.Float64,
+    "right_tool": pl.Float64,
+    "model": pl.String,
+    "k": pl.Int64,
+    "weights": pl.String,
+    "parameters": pl.Int64,
+}
+CALLS = pl.List(pl.Struct({name: pl.String() for name in ("tool", "input", "result", "reason")}))
+"""The calls of a text; fields as in `DecodedCall`."""
+OUTCOME_SCHEMA = {
+    "benchmark": pl.String(),
+    "question": pl.Int64(),
+    "condition": pl.String(),
+    "model": pl.String(),
+    "k": pl.Int64(),
+    "wording": pl.String(),
+    "prompt": pl.String(),
+    "context": pl.String(),
+    "gold": pl.List(pl.String),
+    "written": pl.String(),
+    "plain": pl.String(),
+    "called": pl.String(),
+    "call_input": pl.String(),
+    "call_result": pl.String(),
+    "calls": CALLS,
+    "reason": pl.String(),
+    "right_tool": pl.Boolean(),
+    "correct": pl.Boolean(),
+    "tokens": pl.Int64(),
+}
+Weights = tuple[str, int]
+"""What a model is, or was finetuned from, and its number of parameters."""
+
+
+def outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
+    """Return a row per question and condition."""
+    rows = [
+        {name: getattr(outcome, name) for name in OUTCOME_SCHEMA} | {"calls": [asdict(call) for call in outcome.calls]}
+        for outcome in outcomes
+    ]
+    return pl.DataFrame(rows, schema=OUTCOME_SCHEMA)
+
+
+def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = MappingProxyType({})) -> pl.DataFrame:
+    """Return a row per benchmark and condition: accuracy with 95 % interval, shares of calls and right tools.
+
+    `outcomes`: as of `outcome_table`. `weights`: by model; the columns of others are null.
+    """
+    counts = outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
+        n=pl.len(),
+        right=pl.col("correct").sum(),
+        accuracy=pl.col("correct").mean(),
+        calls=pl.col("called").is_not_null().mean(),
+        right_tool=pl.col("right_tool").mean(),
     )
+    rows = []
+    for row in counts.iter_rows(named=True):
+        low, high = wilson(row.pop("right"), row["n"])
+        named, parameters = weights.get(row["model"], (None, None))
+        rows.append({**row, "low": low, "high": high, "weights": named, "parameters": parameters})
+    return pl.DataFrame(rows, schema=SCORE_SCHEMA)
+
+
+def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per benchmark and a column per condition, in per cent: `95.0 (91.0-97.3)`; order is kept.
+
+    The last column, where there is one, holds the best of the baselines that need no model.
+    """
+    percent = [(pl.col(name) * 100).round(1).cast(pl.String) for name in ("accuracy", "low", "high")]
+    cells = scores.with_columns(cell=pl.format("{} ({}-{})", *percent))
+    of_models, without = (cells.filter(chosen) for chosen in (pl.col("k").is_not_null(), pl.col("k").is_null()))
+    wide = of_models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
+    if without.is_empty():
+        return wide
+    best = without.sort("accuracy", descending=True, maintain_order=True).unique("benchmark", keep="first")
+    named = best.select(
+        "benchmark", pl.format("{} {}", "cell", pl.col("condition").str.split(": ").list.last()).alias(NO_MODEL)
+    )
+    return wide.join(named, on="benchmark", how="left", maintain_order="left")
+
+
+def markdown(frame: pl.DataFrame) -> str:
+    """Format a table as Markdown; floats have three decimals."""
+    lines = [frame.columns, ["---"] * frame.width, *([_cell(value) for value in row] for row in frame.iter_rows())]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+NO_MODEL = "no model"
+BASELINES: Mapping[str, tuple[int, Callable[..., Decimal]]] = {
+    "a + b": (2, lambda a, b: a + b),
+    "|a - b|": (2, lambda a, b: abs(a - b)),
+    "a x b": (2, lambda a, b: a * b),
+    "first number": (1, lambda a: a),
+}
+"""Name -> (how many of a question's first numbers it takes, the answer)."""
+
+
+def baseline_outcomes(benchmark: Benchmark) -> list[QuestionOutcome]:
+    """Return the outcomes of all baselines, judged like those of a model; empty for other than arithmetic benchmarks.
+
+    A question with fewer numbers than a baseline takes has no answer, which is wrong.
+    """
+    found: list[QuestionOutcome] = []
+    if benchmark.correct is not number_is_right:
+        return found
+    for name, (taken, answer) in BASELINES.items():
+        condition = Condition(f"{NO_MODEL}: {name}", None, NO_MODEL)
+        for number, question in enumerate(benchmark.questions, 1):
+            given = numbers_in(question.prompt)
+            written = f" {answer(*given[:taken]):f}" if len(given) >= taken else ""
+            reason = None if written else "too_few_numbers"
+            found.append(judge(benchmark, number, condition, Generation(written, written, (), tokens=0, reason=reason)))
+    return found

@@ -1,4 +1,4 @@
-"""Read LAMA, TempLAMA, WebQuestions, Natural Questions, TriviaQA and MLQA (paper, section 4.2)."""
+"""Read the paper's benchmarks but Dateset, which is generated (section 4.2)."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -6,17 +6,21 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from toolformer_dag.evaluation.benchmark import (
+    NUMBER,
     Benchmark,
     BenchmarkQuestion,
     in_first_five_words,
     in_first_ten_words,
     in_first_twenty_words,
+    number_is_right,
 )
 from toolformer_dag.evaluation.benchmark_files import (
     BenchmarkError,
     QuestionOrReason,
+    benchmark,
     completion,
     expect_shape,
     field_of,
@@ -24,9 +28,9 @@ from toolformer_dag.evaluation.benchmark_files import (
     json_file,
     json_lines,
     list_in,
+    mathematics,
     multilingual,
     question_answering,
-    read_questions,
     records,
 )
 
@@ -47,12 +51,16 @@ def lama(folder: Path) -> list[Benchmark]:
         ("LAMA Google-RE", "Google_RE", partial(_templated, templates=GOOGLE_RE, key="pred")),
         ("LAMA T-REx", "TREx", partial(_templated, templates=templates, key="predicate_id")),
     )
-    found = []
-    for name, subset, make in subsets:
-        records = {file: json_lines(file) for file in files(folder / subset, "*.jsonl")}
-        questions, left_out = read_questions(records, make)
-        found.append(Benchmark(name, questions, in_first_five_words, LAMA_WITHHELD, left_out))
-    return found
+    return [
+        benchmark(
+            name,
+            {file: json_lines(file) for file in files(folder / subset, "*.jsonl")},
+            make,
+            in_first_five_words,
+            LAMA_WITHHELD,
+        )
+        for name, subset, make in subsets
+    ]
 
 
 def _templates(file: Path) -> dict[str, str]:
@@ -85,14 +93,13 @@ def _lama_question(masked: str, answer: str) -> QuestionOrReason:
 BLANK = "_X_"
 
 
-def templama(file: Path) -> Benchmark:
+def templama(file: Path) -> list[Benchmark]:
     """Read TempLAMA, a question per query and year.
 
     The paper does not say how the model learns the year: here the calendar returns it. Answers of more than five words
     never fit the rule and count as wrong.
     """
-    questions, left_out = read_questions({file: json_lines(file)}, _templama_question)
-    return Benchmark("TempLAMA", questions, in_first_five_words, left_out=left_out)
+    return [benchmark("TempLAMA", {file: json_lines(file)}, _templama_question, in_first_five_words)]
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
@@ -109,17 +116,17 @@ OPEN_QUESTIONS_WITHHELD = frozenset({"QA"})
 DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')  # an answer in Lisp syntax
 
 
-def web_questions(file: Path) -> Benchmark:
+def web_questions(file: Path) -> list[Benchmark]:
     """Read WebQuestions: `utterance` and `targetValue` (the original), or a question and its answers."""
     return _open_benchmark("WebQuestions", file, records(file), _web_question, f"utterance and targetValue; {OPEN}")
 
 
-def natural_questions(file: Path) -> Benchmark:
+def natural_questions(file: Path) -> list[Benchmark]:
     """Read NQ-open: a question and its answers."""
     return _open_benchmark("Natural Questions", file, records(file, lone=True), _question_and_answers, OPEN)
 
 
-def trivia_qa(file: Path) -> Benchmark:
+def trivia_qa(file: Path) -> list[Benchmark]:
     """Read TriviaQA; every alias of an answer is right, and a record may have none.
 
     - The original: `Question` and `Answer` (`Value`, `Aliases`) under `Data`.
@@ -134,9 +141,8 @@ def trivia_qa(file: Path) -> Benchmark:
 
 def _open_benchmark(
     name: str, file: Path, found: Iterable[Any], convert: Callable[[Any], QuestionOrReason], known: str
-) -> Benchmark:
-    questions, left_out = read_questions({file: found}, convert, known)
-    return Benchmark(name, questions, in_first_twenty_words, OPEN_QUESTIONS_WITHHELD, left_out)
+) -> list[Benchmark]:
+    return [benchmark(name, {file: found}, convert, in_first_twenty_words, OPEN_QUESTIONS_WITHHELD, known)]
 
 
 OPEN = "question or qText with a list answer, answers or golden_answers"
@@ -225,8 +231,7 @@ def _language(file: Path) -> str:
 def _mlqa(file: Path) -> Benchmark:
     """Read a file of MLQA, or of XQuAD in its format, which gets its own name."""
     name, pairs = _named_pairs(file)
-    questions, left_out = read_questions({file: pairs}, _mlqa_question)
-    return Benchmark(f"{name} ({_language(file)})", questions, in_first_ten_words, left_out=left_out)
+    return benchmark(f"{name} ({_language(file)})", {file: pairs}, _mlqa_question, in_first_ten_words)
 
 
 def _in_english(file: Path, english: Path) -> Benchmark:
@@ -234,8 +239,8 @@ def _in_english(file: Path, english: Path) -> Benchmark:
     name, pairs = _named_pairs(file)
     in_english = {_id(english, pair): pair for pair in _named_pairs(english)[1]}
     found = [in_english.get(_id(file, pair) or ABSENT) for pair in pairs]
-    questions, left_out = read_questions({english: found}, lambda pair: _mlqa_question(pair) if pair else ABSENT)
-    return Benchmark(f"{name} ({_language(file)}{ALL_ENGLISH}", questions, in_first_ten_words, left_out=left_out)
+    named = f"{name} ({_language(file)}{ALL_ENGLISH}"
+    return benchmark(named, {english: found}, lambda pair: _mlqa_question(pair) if pair else ABSENT, in_first_ten_words)
 
 
 ABSENT = "not_in_english"
@@ -265,3 +270,60 @@ def _mlqa_question(pair: tuple[str, Any]) -> QuestionOrReason:
     answers = tuple(answer["text"] for answer in record["answers"])
     prompt = multilingual(paragraph.strip(), record["question"].strip())
     return BenchmarkQuestion(prompt, answers, "machine_translation")
+
+
+ASDIV_ANSWER = re.compile(r"([^\s()]+)\s*(?:\([^()]*\))?")  # a number and its unit
+NO_NUMBER = "answer_is_no_number"
+
+
+def asdiv(file: Path) -> list[Benchmark]:
+    """Read ASDiv.xml; problems whose answer is not a single number (a name, a ratio) are left out."""
+    try:
+        problems = ElementTree.parse(file).getroot().iter("Problem")
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
+        raise BenchmarkError(f"{file} is not ASDiv.xml ({error}); give the benchmark's own file") from error
+    return [benchmark("ASDiv", {file: problems}, _asdiv, number_is_right)]
+
+
+def svamp(file: Path) -> list[Benchmark]:
+    """Read SVAMP: a JSON list (the original), JSON lines or CSV with `Body`, `Question`, `Answer` and maybe `Type`."""
+    return [benchmark("SVAMP", {file: records(file)}, _svamp, number_is_right, known="Body, Question and Answer")]
+
+
+def mawps(folder: Path) -> list[Benchmark]:
+    """Read all files of a folder as MAWPS; problems with several solutions are left out.
+
+    Records have `sQuestion` and `lSolutions` (the original), or `input` (context and question) and `target`, as JSON or
+    CSV.
+    """
+    found = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
+    known = "sQuestion and lSolutions; input and target"
+    return [benchmark("MAWPS", found, _mawps, number_is_right, known=known)]
+
+
+def _asdiv(problem: Any) -> QuestionOrReason:
+    body, question, answer = (problem.findtext(tag).strip() for tag in ("Body", "Question", "Answer"))
+    match = ASDIV_ANSWER.fullmatch(answer)
+    if match is None:
+        return NO_NUMBER
+    return _question(mathematics(body, question), match[1], problem.findtext("Solution-Type"))
+
+
+def _svamp(record: Any) -> QuestionOrReason:
+    prompt = mathematics(record["Body"].strip(), record["Question"].strip())
+    return _question(prompt, record["Answer"], str(record.get("Type") or ""))
+
+
+def _mawps(record: Any) -> QuestionOrReason:
+    if "sQuestion" not in record:
+        return _question(mathematics("", record["input"].strip()), record["target"])
+    solutions = record["lSolutions"]
+    if len(solutions) != 1:
+        return NO_NUMBER
+    return _question(mathematics("", record["sQuestion"].strip()), solutions[0])
+
+
+def _question(prompt: str, answer: Any, wording: str = "") -> QuestionOrReason:
+    if NUMBER.fullmatch(str(answer)) is None:
+        return NO_NUMBER
+    return BenchmarkQuestion(prompt, (str(answer),), "calculator", wording=wording)
