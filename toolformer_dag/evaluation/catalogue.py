@@ -17,6 +17,7 @@ from toolformer_dag.evaluation.knowledge_benchmarks import (
 )
 from toolformer_dag.evaluation.mathematics import asdiv, mawps, svamp
 from toolformer_dag.settings.sections import EvaluationSettings
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import questions
 from toolformer_dag.synthetic.web import VERSION
 
@@ -86,5 +87,5 @@ def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list
 def chosen_identity(section: EvaluationSettings) -> Mapping[str, object]:
     """Return what determines the questions. Raises BenchmarkError for an unknown benchmark or missing files."""
     files = {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()}
-    synthetic = {"questions": section.questions, "seed": section.seed, "world": VERSION}
-    return {**synthetic, "benchmarks": files, "reading": READING}
+    synthetic = determining(section, "questions", "seed")
+    return {**synthetic, "world": VERSION, "benchmarks": files, "reading": READING}

@@ -48,6 +48,10 @@ class WrittenSettings(SettingsTables, BaseSettings):
     )
 
 
+ALL_TOOLS = InitSettingsSource(WrittenSettings, {"tools": {name: {} for name in BUILT_IN_TOOLS}})
+"""The lanes of a file without lanes."""
+
+
 class GivenSetting(InitSettingsSource):
     """Give one value outside of the file. `origin`: the option or variable that gives it, for messages."""
 
@@ -122,7 +126,6 @@ def load_settings(
     source = settings_file(file, environment)
     shown, root = printable(source), source.parent
     in_file = _read(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
-    all_tools = InitSettingsSource(WrittenSettings, {"tools": {name: {} for name in BUILT_IN_TOOLS}})
     given = [
         *([GivenSetting("--profile", ["profile"], profile)] if profile else []),
         *([GivenSetting("--shards", ["corpus", "shards"], list(shards))] if shards else []),
@@ -134,16 +137,17 @@ def load_settings(
         return next((setting.origin for setting in given if setting.gives(path)), shown)
 
     with _explained(origin):
-        sources = [*given, in_file, *([] if "tools" in in_file.toml_data else [all_tools])]
-        written = _merged(sources)
-        _refuse_lanes_of_profiles(origin, written)
-        merged = _merged([*sources, *_chosen_profile(origin, written)])
-        tables = {name: getattr(merged, name) for name in SettingsTables.model_fields}
-        paths, model = merged.paths.under(root), merged.model.under(root)
-        moved = {"paths": paths, "model": model, "evaluation": merged.evaluation.under(root)}
-        moved |= {"corpus": merged.corpus.under(root)}
-        tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
-        return Settings.model_validate({**tables, **moved, "tools": tools, "profile": merged.profile, "root": root})
+        return _settings(origin, [*given, in_file, *([] if "tools" in in_file.toml_data else [ALL_TOOLS])], root)
+
+
+def _settings(origin: Origin, sources: Sequence[PydanticBaseSettingsSource], root: Path) -> Settings:
+    """Merge the sources with those of the chosen profile, which they name."""
+    written = _merged(sources)
+    _refuse_lanes_of_profiles(origin, written)
+    merged = _merged([*sources, *_chosen_profile(origin, written)])
+    tables = {name: getattr(merged, name).under(root) for name in SettingsTables.model_fields if name != "tools"}
+    tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
+    return Settings.model_validate({**tables, "tools": tools, "profile": merged.profile, "root": root})
 
 
 def _merged(sources: Sequence[PydanticBaseSettingsSource]) -> WrittenSettings:
@@ -230,34 +234,27 @@ def _value(origin: str, text: str) -> Any:
     return parsed["value"]
 
 
-def _refuse_unusable(origin: str, values: Any) -> None:
+def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     """Raise SettingsError for values that TOML allows and nothing else can hold, in options of tools too."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), values)]
-    while waiting:
-        path, value = waiting.pop()
-        reason = None
-        if len(path) > MAXIMUM_DEPTH:
-            reason = "values are nested too deeply; no setting needs that"
-            path = path[:1]
-        elif isinstance(value, Mapping):
-            waiting += [((*path, str(key)), nested) for key, nested in value.items()]
-            waiting += [((*path, "a key"), key) for key in value]
-        elif isinstance(value, list):
-            waiting += [((*path, str(number)), nested) for number, nested in enumerate(value)]
-        elif isinstance(value, str):
-            reason = _unusable_text(value)
-        elif isinstance(value, int) and value.bit_length() > 63:
-            reason = "the number takes more than 64 bits; write a smaller number"
-        if reason:
-            raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
+    if len(path) > MAXIMUM_DEPTH:
+        raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
+    if isinstance(value, Mapping):
+        for key, nested in value.items():
+            _refuse_unusable(origin, key, *path, "a key")
+            _refuse_unusable(origin, nested, *path, key)
+    elif isinstance(value, list):
+        for number, nested in enumerate(value):
+            _refuse_unusable(origin, nested, *path, str(number))
+    elif reason := _unusable(value):
+        raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
 
 
-def _unusable_text(text: str) -> str | None:
-    if "\0" in text:
+def _unusable(value: object) -> str | None:
+    if isinstance(value, int) and value.bit_length() > 63:
+        return "the number takes more than 64 bits; write a smaller number"
+    if isinstance(value, str) and "\0" in value:
         return "the text holds a NUL character; remove it"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if isinstance(value, str) and printable(value) != value:
         return "the text is not UTF-8; rename what it names"
     return None
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.weights import ModelError
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, holds_foreign_chunk
 from toolformer_dag.tools.nllb_tokenizer import encode, knows, load_nllb_tokenizer
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model
@@ -145,10 +146,7 @@ class NeuralTranslator:
         return "foreign_chunk" if holds_foreign_chunk(text, self._identifier) else None
 
     def identity(self) -> Mapping[str, object]:
-        limits = {
-            "max_input_tokens": self._options.max_input_tokens,
-            "max_output_tokens": self._options.max_output_tokens,
-        }
+        limits = determining(self._options, "max_input_tokens", "max_output_tokens")
         return {**self._weights(), "identifier": self._identifier.identity(), **limits}
 
     def _weights(self) -> Mapping[str, object]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_arguments import (
     BadArgument,
@@ -152,13 +153,13 @@ class McpTool(Tool):
     def identity(self) -> Mapping[str, object]:
         """Return the server's address or command, its tool and its arguments; no secret, no folder."""
         shown = "url" if self.options.command is None else "command"
-        kept = self.options.model_dump(mode="json", include={"tool", "arguments", "fields"})
+        kept = determining(self.options, "tool", "arguments", "fields")
         arguments = kept["arguments"] and shown_values(kept["arguments"])
         return {"command": None, "url": None, **kept, "arguments": arguments, shown: self.options.shown}
 
     def selection(self) -> Mapping[str, object]:
         """Return only the regular expression: changing it selects other texts but keeps stored results."""
-        return self.options.model_dump(mode="json", include={"wants"})
+        return determining(self.options, "wants")
 
     def close(self) -> None:
         """Close the connection before the process ends; the next call opens another."""
