@@ -9,17 +9,11 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
 
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, Unfingerprinted, meant, printable, tables_in
@@ -35,10 +29,8 @@ Origin = Callable[[Sequence[str]], str]
 EXAMPLE = "write key.path=value, as in tools.calculator.tau_f=0.8"
 
 
-class WrittenSettings(SettingsTables, BaseSettings):
+class WrittenSettings(SettingsTables):
     """Hold what all sources say together, before the chosen profile becomes part of it."""
-
-    model_config = SettingsConfigDict(case_sensitive=True)
 
     profile: Unfingerprinted[str] = Field(
         "embedded", description="Profile whose values hold where the file has none: embedded, gpt2, gptj, or your own."
@@ -48,14 +40,16 @@ class WrittenSettings(SettingsTables, BaseSettings):
     )
 
 
-ALL_TOOLS = InitSettingsSource(WrittenSettings, {"tools": {name: {} for name in BUILT_IN_TOOLS}})
-"""The lanes of a file without lanes."""
+@dataclass(frozen=True, slots=True)
+class GivenSetting:
+    """One value outside of the file. `origin`: the option or variable that gives it, for messages."""
 
+    origin: str
+    values: Mapping[str, Any]
 
-class GivenSetting(InitSettingsSource):
-    """Give one value outside of the file. `origin`: the option or variable that gives it, for messages."""
-
-    def __init__(self, origin: str, path: Sequence[str], value: Any) -> None:
+    @staticmethod
+    def at(origin: str, path: Sequence[str], value: Any) -> "GivenSetting":
+        """Give a value at a path. Raises SettingsError."""
         if not all(path):
             raise SettingsError(f"{origin}: a part of the key is empty; {EXAMPLE}")
         if len(path) > MAXIMUM_DEPTH:
@@ -63,12 +57,11 @@ class GivenSetting(InitSettingsSource):
         for part in reversed(path):
             value = {part: value}
         _refuse_unusable(origin, value)
-        super().__init__(WrittenSettings, value)
-        self.origin = origin
+        return GivenSetting(origin, value)
 
     def gives(self, path: Sequence[str]) -> bool:
         """Return whether the value at `path` comes from here: all of it, a part of it, or a value in place of it."""
-        found: Any = self.init_kwargs
+        found: Any = self.values
         for part in path:
             if not isinstance(found, Mapping):
                 return True
@@ -78,22 +71,17 @@ class GivenSetting(InitSettingsSource):
         return True
 
 
-class SettingsFile(TomlConfigSettingsSource):
-    """Read a TOML file, with or without a byte-order mark. Raises SettingsError."""
-
-    def __init__(self, file: Path) -> None:
-        self.shown = printable(file)
-        super().__init__(WrittenSettings, file)
-
-    def _read_file(self, file_path: Any) -> dict[str, Any]:
-        try:
-            values = tomllib.loads(file_path.read_text("utf-8-sig"))
-        except RecursionError:
-            raise SettingsError(f"{self.shown}: values are nested too deeply; no setting needs that") from None
-        except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
-            raise SettingsError(f"{self.shown}: not TOML: {error}; correct that line") from error
-        _refuse_unusable(self.shown, values)
-        return values
+def _toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file, with or without a byte-order mark; empty where there is none. Raises SettingsError, OSError."""
+    shown = printable(file)
+    try:
+        values = tomllib.loads(file.read_text("utf-8-sig")) if file.is_file() else {}
+    except RecursionError:
+        raise SettingsError(f"{shown}: values are nested too deeply; no setting needs that") from None
+    except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
+        raise SettingsError(f"{shown}: not TOML: {error}; correct that line") from error
+    _refuse_unusable(shown, values)
+    return values
 
 
 def settings_file(file: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
@@ -104,8 +92,7 @@ def settings_file(file: Path | None = None, environment: Mapping[str, str] | Non
 
 def known_profiles(file: Path | None = None) -> list[str]:
     """Return the names of the file's own profiles and of the package's. Raises SettingsError."""
-    own = SettingsFile(settings_file(file)).toml_data.get("profiles", {})
-    return sorted({*own, *SettingsFile(PROFILES).toml_data["profiles"]})
+    return sorted({*_toml(settings_file(file)).get("profiles", {}), *_toml(PROFILES)["profiles"]})
 
 
 def load_settings(
@@ -127,35 +114,40 @@ def load_settings(
     shown, root = printable(source), source.parent
     in_file = _read(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
     given = [
-        *([GivenSetting("--profile", ["profile"], profile)] if profile else []),
-        *([GivenSetting("--shards", ["corpus", "shards"], list(shards))] if shards else []),
+        *([GivenSetting.at("--profile", ["profile"], profile)] if profile else []),
+        *([GivenSetting.at("--shards", ["corpus", "shards"], list(shards))] if shards else []),
         *[_from_pair(shown, pair) for pair in reversed(overrides)],
-        *[_from_variable(name, environment[name], in_file.toml_data) for name in _variables(environment)],
+        *[_from_variable(name, environment[name], in_file) for name in _variables(environment)],
     ]
 
     def origin(path: Sequence[str]) -> str:
         return next((setting.origin for setting in given if setting.gives(path)), shown)
 
     with _explained(origin):
-        return _settings(origin, [*given, in_file, *([] if "tools" in in_file.toml_data else [ALL_TOOLS])], root)
+        lanes = {} if "tools" in in_file else {"tools": {name: {} for name in BUILT_IN_TOOLS}}
+        return _settings(origin, _over(*(setting.values for setting in given), in_file, lanes), root)
 
 
-def _settings(origin: Origin, sources: Sequence[PydanticBaseSettingsSource], root: Path) -> Settings:
-    """Merge the sources with those of the chosen profile, which they name."""
-    written = _merged(sources)
+def _settings(origin: Origin, values: Mapping[str, Any], root: Path) -> Settings:
+    """Return the values with those of the chosen profile, which they name, below them."""
+    written = WrittenSettings.model_validate(values)
     _refuse_lanes_of_profiles(origin, written)
-    merged = _merged([*sources, *_chosen_profile(origin, written)])
+    merged = WrittenSettings.model_validate(_over(values, _chosen_profile(origin, written)))
     tables = {name: getattr(merged, name).under(root) for name in SettingsTables.model_fields if name != "tools"}
     tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
     return Settings.model_validate({**tables, "tools": tools, "profile": merged.profile, "root": root})
 
 
-def _merged(sources: Sequence[PydanticBaseSettingsSource]) -> WrittenSettings:
+def _over(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
     """Merge sources table by table; earlier sources win."""
-    return WrittenSettings(_build_sources=(tuple(sources), {}))
+    merged = _over(*lower) if lower else {}
+    for key, value in upper.items():
+        below = merged.get(key)
+        merged[key] = _over(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return merged
 
 
-def _read(source: Path, named: bool) -> SettingsFile:
+def _read(source: Path, named: bool) -> dict[str, Any]:
     """Read the file; it may be absent where nobody named it."""
     shown = printable(source)
     try:
@@ -164,25 +156,22 @@ def _read(source: Path, named: bool) -> SettingsFile:
             raise SettingsError(f"{shown}: no such file; run in the folder that holds toolformer.toml or name it")
         if source.exists() and not source.is_file():
             raise SettingsError(f"{shown}: is not a file; name a TOML file")
-        return SettingsFile(source)
+        return _toml(source)
     except UnicodeEncodeError:
         raise SettingsError(f"{shown}: the path is not UTF-8, which tables and DuckDB require; rename it") from None
     except OSError as error:
         raise SettingsError(f"{shown}: cannot be read: {error.strerror}; name a file that can") from error
 
 
-def _chosen_profile(origin: Origin, written: WrittenSettings) -> list[InitSettingsSource]:
+def _chosen_profile(origin: Origin, written: WrittenSettings) -> dict[str, Any]:
     """Return the values of the chosen profile: the file's own, then the package's. Its other lanes are left out."""
-    name, packaged = written.profile, SettingsFile(PROFILES).toml_data["profiles"]
+    name, packaged = written.profile, _toml(PROFILES)["profiles"]
     own = {key: profile.model_dump(exclude_unset=True) for key, profile in written.profiles.items()}
     if name not in {*own, *packaged}:
         known = ", ".join(sorted({*own, *packaged}))
         raise SettingsError(f"{origin(['profile'])}: profile {name!r} does not exist; known profiles: {known}")
-    sources = []
-    for values in (own.get(name, {}), packaged.get(name, {})):
-        lanes = {key: lane for key, lane in values.get("tools", {}).items() if key in written.tools}
-        sources.append(InitSettingsSource(WrittenSettings, {**values, "tools": lanes}))
-    return sources
+    chosen = _over(own.get(name, {}), packaged.get(name, {}))
+    return {**chosen, "tools": {key: lane for key, lane in chosen.get("tools", {}).items() if key in written.tools}}
 
 
 def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
@@ -209,7 +198,7 @@ def _from_variable(name: str, value: str, known: Any) -> GivenSetting:
         path.append(key)
         known = table.get(key)
     origin = f"${printable(name)}"
-    return GivenSetting(origin, path, _value(origin, value))
+    return GivenSetting.at(origin, path, _value(origin, value))
 
 
 def _from_pair(shown: str, pair: str) -> GivenSetting:
@@ -217,7 +206,7 @@ def _from_pair(shown: str, pair: str) -> GivenSetting:
     origin = f"--set {printable(key.strip())}"
     if not (key and equals):
         raise SettingsError(f"{shown}: {origin}: {EXAMPLE}")
-    return GivenSetting(origin, key.strip().split("."), _value(origin, value))
+    return GivenSetting.at(origin, key.strip().split("."), _value(origin, value))
 
 
 def _value(origin: str, text: str) -> Any:

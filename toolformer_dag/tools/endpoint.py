@@ -9,21 +9,13 @@ from dataclasses import dataclass
 import httpx
 
 from toolformer_dag.tools.options import shown_url, url_secrets, without
-from toolformer_dag.tools.tool import RetryableError
+from toolformer_dag.tools.tool import NoResult, RetryableError
 
 MAX_ANSWER_BYTES = 4 << 20
 """The longest answer, after decompression."""
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 ENCODINGS = {"": False, "identity": False, "gzip": True, "x-gzip": True, "deflate": True}
 """Encodings that are read, and whether they are compressed."""
-
-
-class UnreadableAnswer(Exception):
-    """An answer that is not read to its end; `reason` is short, for counting."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +43,9 @@ class Endpoint:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def post(self, body: object) -> Answer:
-        """Send `body` as JSON. Raises RetryableError for a lost connection or a passed deadline, UnreadableAnswer.
+        """Send `body` as JSON. Raises RetryableError for a lost connection or a passed deadline, NoResult.
 
-        Reasons of UnreadableAnswer: `answer_too_long` (over MAX_ANSWER_BYTES), `malformed_response` (compressed data
+        Reasons of NoResult: `answer_too_long` (over MAX_ANSWER_BYTES), `malformed_response` (compressed data
         that is damaged, or compressed otherwise than with gzip or deflate).
         """
         try:
@@ -78,14 +70,14 @@ async def _content(response: httpx.Response) -> bytes:
     """Read and decompress a body piece by piece: a megabyte of gzip can hold a gigabyte."""
     compressed = ENCODINGS.get(response.headers.get("content-encoding", "").strip().lower())
     if compressed is None:
-        raise UnreadableAnswer("malformed_response")
+        raise NoResult("malformed_response")
     inflate = zlib.decompressobj(GZIP_OR_ZLIB) if compressed else None
     content = bytearray()
     async for block in response.aiter_raw():
         try:
             content += block if inflate is None else inflate.decompress(block, MAX_ANSWER_BYTES + 1 - len(content))
         except zlib.error as error:
-            raise UnreadableAnswer("malformed_response") from error
+            raise NoResult("malformed_response") from error
         if len(content) > MAX_ANSWER_BYTES:
-            raise UnreadableAnswer("answer_too_long")
+            raise NoResult("answer_too_long")
     return bytes(content)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -169,18 +170,15 @@ def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
     Raises OverBudget where fastText would get more than MAX_CHARACTERS.
     """
     budget = WorkBudget(MAX_CHARACTERS)
-    chunks = [chunk for paragraph in text.splitlines() for chunk in paragraph_chunks(paragraph)]
-    candidates = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
-    asked = [chunk_text(chunks[place]) for place in candidates]
+    chunks = list(chain.from_iterable(map(paragraph_chunks, text.splitlines())))
+    foreign = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
+    asked = [chunk_text(chunks[place]) for place in foreign]
     budget.spend(sum(map(len, asked)))
-    foreign = [
-        place
-        for place, found in zip(candidates, identifier.identify(asked), strict=True)
-        if found.label != ENGLISH_LABEL and found.confidence > CONFIDENCE
-    ]
-    if foreign:
+    surely = [found.label != ENGLISH_LABEL and found.confidence > CONFIDENCE for found in identifier.identify(asked)]
+    if any(surely):
         first, last = english_borders(chunks, identifier, budget)
-        yield from (chunk_text(chunks[place]) for place in foreign if first < place < last)
+        placed = zip(foreign, asked, surely, strict=True)
+        yield from (chunk for place, chunk, sure in placed if sure and first < place < last)
 
 
 def paragraph_chunks(paragraph: str) -> list[list[str]]:

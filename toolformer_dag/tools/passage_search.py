@@ -109,8 +109,8 @@ def ensure_index(
     folder = index_folder(source, root)
     if damaged_index_files(folder):
         with _building(folder):
-            if damaged := damaged_index_files(folder):
-                _set_aside(folder, damaged)
+            _set_aside(folder)
+            if not folder.is_dir():
                 partial = folder.with_suffix(".building")
                 write_index(read_passages(source), partial, progress or (lambda done: None), commit_every)
                 _publish(partial, folder)
@@ -127,20 +127,20 @@ def set_aside_damaged_index(folder: Path) -> list[Path]:
     if not folder.is_dir() or not damaged_index_files(folder):
         return []
     with _building(folder):
-        damaged = damaged_index_files(folder)
-        if damaged:
-            _set_aside(folder, damaged)
-    return damaged
+        return _set_aside(folder)
 
 
-def _set_aside(folder: Path, damaged: list[Path]) -> None:
-    if not folder.is_dir():
-        return
+def _set_aside(folder: Path) -> list[Path]:
+    """Rename an index with damaged files, whose lock is held, and return these."""
+    damaged = damaged_index_files(folder) if folder.is_dir() else []
+    if not damaged:
+        return []
     aside = folder.with_suffix(".damaged")
     names = ", ".join(str(path) for path in damaged)
     _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
     shutil.rmtree(aside, ignore_errors=True)
     folder.replace(aside)
+    return damaged
 
 
 def _publish(partial: Path, folder: Path) -> None:
