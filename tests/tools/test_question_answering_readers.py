@@ -86,7 +86,7 @@ def test_a_seq2seq_reader_answers_a_batch_in_order(seq2seq: str, passages: str) 
         "no_question",
         "scranton",
     ]
-    assert [tool.answer(question) for question in QUESTIONS] == ANSWERS
+    assert [answers(tool, [question])[0] for question in QUESTIONS] == ANSWERS
 
 
 def test_the_answer_is_bounded(seq2seq: str, passages: str) -> None:
@@ -299,7 +299,7 @@ def test_a_compressed_answer_is_read_up_to_a_limit_of_what_it_holds(
         state.update(encoding=encoding, body=body)
         assert answers(tool, ["Who?"]) == [outcome]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    assert grown < 20 * MAX_ANSWER_BYTES
+    assert grown < 40 * MAX_ANSWER_BYTES
 
 
 def test_no_secret_of_a_url_or_a_header_is_told(
@@ -364,5 +364,5 @@ def test_an_endpoint_may_be_asked_without_passages(endpoint: tuple[str, dict[str
     url, state = endpoint
     state["body"] = reply("Scranton")
     tool = http_tool(url, "nowhere.jsonl", passages_read=0)
-    assert tool.answer("Where?") == "Scranton"
+    assert answers(tool, ["Where?"]) == ["Scranton"]
     assert "passages" not in tool.identity()

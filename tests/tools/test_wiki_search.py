@@ -161,12 +161,14 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ]
 
 
-def test_an_index_is_found_again_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_index_is_found_again_by_its_content_and_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
-    first, second = write(tmp_path / "a.jsonl", made_passages(5)), write(tmp_path / "b.jsonl", made_passages(5))
-    told: list[int] = []
-    assert ensure_index(first) == ensure_index(second, progress=told.append) == index_folder(second)
-    assert told == []
+    first, second = (write(tmp_path / name, made_passages(5)) for name in ("a.jsonl", "b.jsonl"))
+    inode, told = ensure_index(first).stat().st_ino, list[int]()
+    assert ensure_index(second, progress=told.append) == index_folder(second)
+    assert index_folder(second).stat().st_ino == inode and told == []
 
 
 def whole_files(folder: Path) -> list[Path]:
@@ -206,14 +208,6 @@ def test_a_flipped_bit_in_any_file_of_an_index_is_named_and_the_index_is_built_a
     assert damaged_index_files(folder) == [folder / "meta.json"]
     ensure_index(source)
     assert [hit.passage for hit in PassageSearch(folder).search("river castle", 10)] == before
-
-
-def test_a_whole_index_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
-    source = write(tmp_path / "a.jsonl", made_passages(5))
-    inode = ensure_index(source).stat().st_ino
-    told: list[int] = []
-    assert ensure_index(source, progress=told.append).stat().st_ino == inode and told == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

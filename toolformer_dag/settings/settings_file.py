@@ -24,6 +24,8 @@ PROFILES = Path(__file__).parents[1] / "profiles.toml"
 BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 MAXIMUM_DEPTH = 20
 """Levels of tables and lists; deeper values would exhaust the stack of whatever copies or prints them."""
+PLACES = {"profile": ["profile"], "shards": ["corpus", "shards"]}
+"""Where the values of the options --profile and --shards go."""
 Origin = Callable[[Sequence[str]], str]
 """Names the option, variable or file that gives the value at a path."""
 EXAMPLE = "write key.path=value, as in tools.calculator.tau_f=0.8"
@@ -113,19 +115,19 @@ def load_settings(
     source = settings_file(file, environment)
     shown, root = printable(source), source.parent
     in_file = _read(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
+    options = {"profile": profile, "shards": list(shards)}
     given = [
-        *([GivenSetting.at("--profile", ["profile"], profile)] if profile else []),
-        *([GivenSetting.at("--shards", ["corpus", "shards"], list(shards))] if shards else []),
+        *[GivenSetting.at(f"--{name}", PLACES[name], value) for name, value in options.items() if value],
         *[_from_pair(shown, pair) for pair in reversed(overrides)],
-        *[_from_variable(name, environment[name], in_file) for name in _variables(environment)],
+        *_from_variables(environment, in_file),
     ]
 
     def origin(path: Sequence[str]) -> str:
         return next((setting.origin for setting in given if setting.gives(path)), shown)
 
     with _explained(origin):
-        lanes = {} if "tools" in in_file else {"tools": {name: {} for name in BUILT_IN_TOOLS}}
-        return _settings(origin, _over(*(setting.values for setting in given), in_file, lanes), root)
+        in_file.setdefault("tools", {name: {} for name in BUILT_IN_TOOLS})
+        return _settings(origin, _over(*(setting.values for setting in given), in_file), root)
 
 
 def _settings(origin: Origin, values: Mapping[str, Any], root: Path) -> Settings:
@@ -184,9 +186,10 @@ def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
             raise SettingsError(f"{origin(path)}: {'.'.join(path)}: {reason}")
 
 
-def _variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that hold settings; a longer name wins over a shorter name."""
-    return sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
+def _from_variables(environment: Mapping[str, str], known: Any) -> list[GivenSetting]:
+    """Read the variables that hold settings; a longer name wins over a shorter name."""
+    names = sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
+    return [_from_variable(name, environment[name], known) for name in names]
 
 
 def _from_variable(name: str, value: str, known: Any) -> GivenSetting:

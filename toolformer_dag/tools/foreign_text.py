@@ -3,7 +3,7 @@
 import functools
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import chain
@@ -209,18 +209,13 @@ def _holds_letter(chunk: list[str]) -> bool:
 
 def english_borders(chunks: list[list[str]], identifier: Identifier, budget: WorkBudget) -> tuple[int, int]:
     """Return the indices of the first and last English chunk; `len(chunks)` and -1 where there is none."""
-    first = _first_english(enumerate(chunks), identifier, budget)
-    if first is None:
-        return len(chunks), -1
-    last = _first_english(((place, chunks[place]) for place in reversed(range(len(chunks)))), identifier, budget)
-    return first, -1 if last is None else last
 
-
-def _first_english(placed: Iterable[tuple[int, list[str]]], identifier: Identifier, budget: WorkBudget) -> int | None:
-    for place, chunk in placed:
-        text = chunk_text(chunk)
+    def is_english(place: int) -> bool:
+        text = chunk_text(chunks[place])
         budget.spend(len(text))
         found = identifier.identify([text])[0]
-        if found.label == ENGLISH_LABEL and found.confidence >= ENGLISH_CONFIDENCE and _holds_letter(chunk):
-            return place
-    return None
+        return found.label == ENGLISH_LABEL and found.confidence >= ENGLISH_CONFIDENCE and _holds_letter(chunks[place])
+
+    places = range(len(chunks))
+    first = next(filter(is_english, places), None)
+    return (len(chunks), -1) if first is None else (first, next(filter(is_english, reversed(places))))

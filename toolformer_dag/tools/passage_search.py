@@ -228,7 +228,10 @@ class PassageSearch:
         terms = query_terms(query)
         if not terms:
             return []
-        found = self._with_ties(self._query(terms), limit)
+        query = tantivy.Query.boolean_query(
+            [(tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "words", term, "freq")) for term in terms]
+        )
+        found = self._with_ties(query, limit)
         numbers = self._searcher.fast_field_values("number", [address for _, address in found])
         ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
         return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]
@@ -242,12 +245,6 @@ class PassageSearch:
             if len(found) < wanted or scores[-1] < scores[limit - 1]:
                 return found
             wanted *= 4
-
-    def _query(self, terms: list[str]) -> tantivy.Query:
-        should = tantivy.Occur.Should
-        return tantivy.Query.boolean_query(
-            [(should, tantivy.Query.term_query(self._schema, "words", term, "freq")) for term in terms]
-        )
 
     def _passage(self, address: tantivy.DocAddress) -> Passage:
         return Passage.unpacked(bytes(self._searcher.doc(address)["passage"][0]))

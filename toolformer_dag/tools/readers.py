@@ -217,20 +217,20 @@ class HttpReader:
     def _ask(self, text: str) -> ToolResult:
         shown = self._endpoint.shown
         try:
-            answer = self._endpoint.post(self._body(text))
+            status, content = self._endpoint.post(self._body(text))
         except NoResult as error:
             return ToolResult(None, error.reason)
-        if answer.status in BUSY or answer.status >= 500:
-            raise RetryableError(f"{shown}: status {answer.status}")
-        if answer.status in REFUSED:
-            told = self._endpoint.public(answer.body[:200].decode("utf-8", "replace"))
+        if status in BUSY or status >= 500:
+            raise RetryableError(f"{shown}: status {status}")
+        if status in REFUSED:
+            told = self._endpoint.public(content[:200].decode("utf-8", "replace"))
             raise ToolDown(
-                f"{shown} answered with status {answer.status}: {told}; correct url, "
+                f"{shown} answered with status {status}: {told}; correct url, "
                 "model or api_key_variable of [tools.question_answering], or check the account"
             )
-        if answer.status != 200:
-            return ToolResult(None, f"status_{answer.status}")
-        body = _json(answer.body)
+        if status != 200:
+            return ToolResult(None, f"status_{status}")
+        body = _json(content)
         if sent := body.get("error"):  # some gateways send errors with status 200
             raise RetryableError(f"{shown}: {self._endpoint.public(str(sent)[:200])}")
         return _result(body)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TypeGuard
 
 from pydantic import ValidationError
 
@@ -201,7 +202,7 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
     found = getattr(_import(key, use, module_name, root), class_name, None)
-    if not (inspect.isclass(found) and issubclass(found, Tool) and not inspect.isabstract(found)):
+    if not _is_tool(found):
         raise ToolError(
             f"[tools.{key}]: use = {use!r} is not a tool; {class_name!r} must be a class of {module_name} that derives "
             "from toolformer_dag.tools.tool.Tool and defines run"
@@ -221,18 +222,12 @@ def _built_in(key: str, name: str) -> type[Tool]:
             f"[tools.{key}]: there is no built-in tool {name!r} ({', '.join(known)}); for your own tool add "
             'use = "my_package.tools:MyTool"'
         )
-    return _only_tool(importlib.import_module(f"{BUILT_IN}.{name}"))
+    module = importlib.import_module(f"{BUILT_IN}.{name}")
+    return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
 
 
-def _only_tool(module: ModuleType) -> type[Tool]:
-    tools = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Tool) and value.__module__ == module.__name__
-    ]
-    if len(tools) != 1:
-        raise ToolError(f"{module.__name__} must define exactly one tool class, not {len(tools)}")
-    return tools[0]
+def _is_tool(value: object) -> TypeGuard[type[Tool]]:
+    return inspect.isclass(value) and issubclass(value, Tool) and not inspect.isabstract(value)
 
 
 def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:

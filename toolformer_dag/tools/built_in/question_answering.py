@@ -36,10 +36,6 @@ class QuestionAnswering(Tool):
             return self
         return type(self)(self.key, self.options.at_inference(), self.prompt)
 
-    def answer(self, question: str) -> str | None:
-        """Answer a single question; None without an answer."""
-        return self.run([ToolCall(question)])[0].result
-
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Build the index if it is missing, and load the reader."""
         with self._in_use:
