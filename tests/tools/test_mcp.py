@@ -15,6 +15,7 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.types import Tool as ListedTool
 
+from tests.ui_server import free_port
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_session import McpOptions, Session, open_session
@@ -79,12 +80,6 @@ def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def await_port(port: int) -> None:

@@ -192,7 +192,8 @@ def test_two_tools_of_one_name_are_refused(folder: Path, use: str) -> None:
 def test_loading_imports_no_model_library() -> None:
     """Definitions load every tool: that must stay cheap."""
     code = (
-        "import sys; from toolformer_dag.tools.registry import load_tools; import toolformer_dag.tools.built_in.mcp, "
-        "toolformer_dag.tools.runner; sys.exit(bool({'torch', 'transformers', 'mcp'} & set(sys.modules)))"
+        "import sys; from toolformer_dag.tools.registry import load_tool; import toolformer_dag.tools.built_in.mcp, "
+        "toolformer_dag.tools.runner; load_tool('machine_translation', {}).identity(); "
+        "sys.exit(bool({'torch', 'transformers', 'ctranslate2', 'mcp'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -93,23 +93,23 @@ def outcomes(results: Sequence[ToolResult]) -> list[str | None]:
     return [result.reason or result.result for result in results]
 
 
-def test_results_keep_the_order_and_equal_calls_share_one_run() -> None:
+@pytest.mark.parametrize(
+    ("calls", "batches"),
+    [
+        ("b a b c a", [["b", "a"], ["c"]]),
+        ("", []),
+    ],
+)
+def test_results_keep_the_order_and_equal_calls_share_one_run(calls: str, batches: list[list[str]]) -> None:
     tool = Answering(batch_size=2)
-    results = run_calls(tool, calls_of("b", "a", "b", "c", "a"), ToolLimits())
-    assert outcomes(results) == ["B", "A", "B", "C", "A"]
-    assert tool.batches == [["b", "a"], ["c"]]
+    assert outcomes(run_calls(tool, calls_of(*calls.split()), ToolLimits())) == calls.upper().split()
+    assert tool.batches == batches
 
 
 def test_the_context_makes_calls_distinct() -> None:
-    tool = Answering(lambda _: "today")
-    assert len(run_calls(tool, [ToolCall("", "2020-01-01"), ToolCall("", "2021-01-01")], ToolLimits())) == 2
+    tool = Answering(batch_size=1)
+    run_calls(tool, [ToolCall("", "2020-01-01"), ToolCall("", "2021-01-01")], ToolLimits())
     assert len(tool.batches) == 2
-
-
-def test_no_calls_no_run() -> None:
-    tool = Answering()
-    assert run_calls(tool, [], ToolLimits()) == []
-    assert tool.batches == []
 
 
 @pytest.mark.parametrize(
@@ -296,13 +296,12 @@ def test_seconds_and_cost_are_kept() -> None:
     assert 0.02 <= measured.seconds < 7.0
 
 
-def test_a_result_of_nothing_visible_is_no_result() -> None:
-    assert outcomes(run_calls(Answering(lambda _: " \n\u200b\x00"), calls_of("a"), ToolLimits())) == ["empty_result"]
-
-
-def test_a_long_result_is_cut() -> None:
-    (result,) = run_calls(Answering(lambda _: "x" * 1_000_000), calls_of("a"), ToolLimits(max_result_characters=50))
-    assert result.result == "x" * 50
+@pytest.mark.parametrize(
+    ("answer", "outcome"), [(" \n\u200b\x00", "empty_result"), ("x" * 1_000_000, "x" * 50)], ids=["nothing", "long"]
+)
+def test_a_result_of_nothing_visible_is_none_and_a_long_one_is_cut(answer: str, outcome: str) -> None:
+    tool = Answering(lambda _: answer)
+    assert outcomes(run_calls(tool, calls_of("a"), ToolLimits(max_result_characters=50))) == [outcome]
 
 
 def test_the_tool_is_prepared_once_before_its_first_call() -> None:

@@ -9,10 +9,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
-import bm25s
 import orjson
 import pytest
 from hypothesis import example, given
@@ -27,7 +25,7 @@ from toolformer_dag.tools.passage_search import (
     query_terms,
     write_index,
 )
-from toolformer_dag.tools.passages import Passage, PassageError, read_passages
+from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
@@ -253,17 +251,3 @@ def test_relative_passages_lie_beside_the_settings(tmp_path: Path, monkeypatch: 
     tool = load_tool("wiki_search", {"passages": "p.jsonl", "index_folder": "idx"}, root=tmp_path)
     assert tool.run([ToolCall('"falcon"')])[0].result == "Kestrel > a small falcon"
     assert (tmp_path / "idx").is_dir()
-
-
-def test_real_passages_agree_with_bm25s(shared: Path, tmp_path: Path) -> None:
-    passages = list(islice(read_passages(str(shared / "data/wikipedia/passages.jsonl.gz")), 2000))
-    write_index(passages, tmp_path, lambda done: None, 250_000)
-    search, exact = PassageSearch(tmp_path), bm25s.BM25(k1=1.2, b=0.75, method="lucene")
-    exact.index([analyzer().analyze(passage.searched()) for passage in passages], show_progress=False)
-    titles = [passage.title for passage in passages[::50]]
-    reference, _ = exact.retrieve([query_terms(title) for title in titles], k=5, show_progress=False)
-    shared_hits = sum(
-        len({hit.passage.id for hit in search.search(title, 5)} & {passages[n].id for n in numbers})
-        for title, numbers in zip(titles, reference, strict=True)
-    )
-    assert shared_hits / (5 * len(titles)) > 0.9

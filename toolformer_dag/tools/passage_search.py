@@ -228,10 +228,10 @@ class PassageSearch:
         terms = query_terms(query)
         if not terms:
             return []
-        query = tantivy.Query.boolean_query(
+        any_term = tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "words", term, "freq")) for term in terms]
         )
-        found = self._with_ties(query, limit)
+        found = self._with_ties(any_term, limit)
         numbers = self._searcher.fast_field_values("number", [address for _, address in found])
         ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
         return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]

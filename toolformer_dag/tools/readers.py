@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
@@ -282,6 +282,9 @@ def load_reader(options: QuestionAnsweringOptions) -> Reader:
     """Load the reader and its weights. Raises ModelError."""
     if options.reader == "embedded":
         return EmbeddedReader()
-    kinds = {"http": HttpReader, "extractive": ExtractiveReader, "seq2seq": Seq2SeqReader}
-    reader: Reader = kinds[options.reader](options)
-    return reader
+    kinds: dict[str, Callable[[QuestionAnsweringOptions], Reader]] = {
+        "http": HttpReader,
+        "extractive": ExtractiveReader,
+        "seq2seq": Seq2SeqReader,
+    }
+    return kinds[options.reader](options)
