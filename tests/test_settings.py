@@ -1,13 +1,9 @@
 """Settings: which source wins, and what is refused with the file, the key and the remedy."""
 
-import os
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic_settings import BaseSettings, InitSettingsSource
 
 from toolformer_dag.cli.settings_reference import settings_reference
 from toolformer_dag.pipeline.plan import lanes
@@ -17,6 +13,7 @@ from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
 from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
+VARIABLE = "TOOLFORMER__TOOLS__CALCULATOR__K"
 FILE = """
 profile = "small"
 [tools.calculator]
@@ -40,6 +37,13 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "toolformer.toml"
     path.write_text(FILE)
     return path
+
+
+def refusal(file, **given):
+    with pytest.raises(SettingsError) as error:
+        load_settings(file, **{"environment": {}} | given)
+    str(error.value).encode()  # a message that no terminal or log refuses
+    return str(error.value)
 
 
 def test_later_sources_win(file):
@@ -94,30 +98,27 @@ def test_shards_are_taken_as_they_are(file):
     assert load_settings(file, environment={}, shards=["/tmp/o'b/*.gz"]).corpus.shards == ("/tmp/o'b/*.gz",)
 
 
-def test_home_is_where_a_tilde_points(file, monkeypatch):
+@pytest.mark.parametrize(
+    ("pairs", "key", "value"),
+    [
+        ([], "paths.lake", "lake"),
+        (["paths.lake=~/lake"], "paths.lake", "/home/ada/lake"),
+        (["paths.lake='other'"], "paths.warehouse", "other/toolformer.duckdb"),
+        (["paths.lake='other'", "paths.warehouse='w.duckdb'"], "paths.warehouse", "w.duckdb"),
+        (["model.name=mine"], "model.name", "mine"),
+    ],
+)
+def test_paths_count_from_the_folder_of_the_file(file, monkeypatch, pairs, key, value):
     monkeypatch.setenv("HOME", "/home/ada")
-    paths = load_settings(file, environment={}, overrides=["paths.lake=~/lake"]).paths
-    assert paths.lake == Path("/home/ada/lake")
-
-
-def test_paths_count_from_the_folder_of_the_file(file):
-    assert load_settings(file, environment={}).paths.lake == file.parent / "lake"
-
-
-def test_the_warehouse_lies_in_the_lake_unless_it_is_given(file):
-    plain = load_settings(file, environment={}, overrides=["paths.lake='other'"]).paths
-    assert plain.warehouse == file.parent / "other" / "toolformer.duckdb"
-    given = load_settings(file, environment={}, overrides=["paths.lake='other'", "paths.warehouse='w.duckdb'"]).paths
-    assert given.warehouse == file.parent / "w.duckdb"
-
-
-def test_model_folder_counts_from_the_folder_of_the_file(file):
     (file.parent / "mine").mkdir()
-    named = {name: load_settings(file, environment={}, overrides=[f"model.name={name}"]) for name in ("mine", "gpt2")}
-    assert {name: settings.model.name for name, settings in named.items()} == {
-        "mine": str(file.parent / "mine"),
-        "gpt2": "gpt2",
-    }
+    section, _, name = key.partition(".")
+    found = getattr(getattr(load_settings(file, environment={}, overrides=pairs), section), name)
+    assert Path(found) == file.parent / value
+
+
+@pytest.mark.parametrize("name", ["gpt2", "x" * 5000])
+def test_a_name_that_is_no_folder_is_a_model_s(file, name):
+    assert load_settings(file, environment={}, overrides=[f"model.name={name}"]).model.name == name
 
 
 @pytest.mark.parametrize(
@@ -166,34 +167,37 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
     ],
 )
 def test_mistakes_are_named(file, pair, words):
-    with pytest.raises(SettingsError) as error:
-        load_settings(file, environment={}, overrides=[pair])
-    assert all(word in str(error.value) for word in words)
-    assert str(error.value).startswith((str(file), "--set "))
+    message = refusal(file, overrides=[pair])
+    assert all(word in message for word in words)
+    assert message.startswith((str(file), "--set "))
 
 
-def test_a_mistake_is_blamed_on_where_it_was_made(file):
-    def blamed(**given):
-        with pytest.raises(SettingsError) as error:
-            load_settings(file, **{"environment": {}} | given)
-        return str(error.value).partition(": ")[0]
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ({"overrides": ["tools.calculator.k=-1"]}, "--set tools.calculator.k"),
+        ({"environment": {VARIABLE: "-1"}}, f"${VARIABLE}"),
+        ({"environment": {VARIABLE: "-1"}, "overrides": ["tools.calculator.k=-2"]}, "--set tools.calculator.k"),
+        ({"environment": {VARIABLE: "3"}, "overrides": ["tools.calculator=3"]}, "--set tools.calculator"),
+        ({"profile": "nowhere"}, "--profile"),
+        ({"environment": {"TOOLFORMER__PROFILE": "nowhere"}}, "$TOOLFORMER__PROFILE"),
+    ],
+)
+def test_a_mistake_is_blamed_on_where_it_was_made(file, given, origin):
+    assert refusal(file, **given).startswith(f"{origin}: ")
 
-    variable = "TOOLFORMER__TOOLS__CALCULATOR__K"
-    assert blamed(overrides=["tools.calculator.k=-1"]) == "--set tools.calculator.k"
-    assert blamed(environment={variable: "-1"}) == f"${variable}"
-    assert blamed(environment={variable: "-1"}, overrides=["tools.calculator.k=-2"]) == "--set tools.calculator.k"
-    assert blamed(environment={variable: "3"}, overrides=["tools.calculator=3"]) == "--set tools.calculator"
-    file.write_text(file.read_text() + "[sampling]\nseed = 'x'\n")
-    assert blamed(environment={variable: "3"}) == str(file)
+
+def test_a_mistake_in_the_file_is_not_blamed_on_a_variable_beside_it(file):
+    file.write_text(file.read_text() + "[sampling]\ntop_p = 2\n")
+    for environment in ({VARIABLE: "3"}, {"TOOLFORMER__SAMPLING": "{seed = 1}"}):
+        assert refusal(file, environment=environment).startswith(f"{file}: ")
 
 
 def test_broken_and_missing_files_are_named(tmp_path):
     broken = tmp_path / "toolformer.toml"
     broken.write_text("[tools\n")
-    with pytest.raises(SettingsError, match="not TOML"):
-        load_settings(broken, environment={})
-    with pytest.raises(SettingsError, match="no such file"):
-        load_settings(tmp_path / "other.toml", environment={})
+    assert "not TOML" in refusal(broken)
+    assert "no such file" in refusal(tmp_path / "other.toml")
 
 
 def test_a_byte_order_mark_is_no_part_of_the_file(file):
@@ -205,43 +209,6 @@ def test_no_enabled_tool_is_refused(file):
     pairs = ["tools.calculator.enabled=false", "tools.calendar.enabled=false"]
     with pytest.raises(SettingsError, match=r"no tool is enabled; write `enabled = true` under \[tools.calculator\]"):
         load_settings(file, environment={}, overrides=pairs)
-
-
-class Anything(BaseSettings, extra="allow"):
-    """Takes every key, so that only the merging of sources is tested."""
-
-
-def merge(under, over):
-    sources = (InitSettingsSource(Anything, over), InitSettingsSource(Anything, under))
-    return Anything(_build_sources=(sources, {})).model_extra
-
-
-tables = st.recursive(
-    st.integers() | st.text(max_size=3),
-    lambda values: st.dictionaries(st.sampled_from("abc"), values, max_size=3),
-    max_leaves=8,
-)
-table = st.dictionaries(st.sampled_from("abc"), tables, max_size=3)
-
-
-@settings(deadline=None)
-@given(table, table)
-def test_merge_keeps_every_leaf_of_the_upper_table(under, over):
-    def leaves(values, path=()):
-        for key, value in values.items():
-            if isinstance(value, dict) and value:
-                yield from leaves(value, (*path, key))
-            elif not isinstance(value, dict):
-                yield (*path, key), value
-
-    merged = dict(leaves(merge(under, over)))
-    assert all(merged[path] == value for path, value in leaves(over))
-
-
-def test_repository_file_is_valid():
-    repository = Path(__file__).parents[1] / "toolformer.toml"
-    settings = load_settings(repository, environment=dict.fromkeys(os.environ.keys() & {"HOME"}, ""))
-    assert tuple(settings.tools) == BUILT_IN_TOOLS
 
 
 def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
@@ -269,13 +236,6 @@ def test_a_threshold_is_a_number_or_a_table_and_the_later_source_wins_whole(tmp_
     assert tau_f("tools.calendar.tau_f={by_chance=0.1}", lane="calendar") == ChanceThreshold(by_chance=0.1)
     variable = {"TOOLFORMER__TOOLS__CALENDAR__TAU_F__BY_CHANCE": "0.2"}
     assert tau_f(lane="calendar", **variable) == ChanceThreshold(by_chance=0.2)
-
-
-def refusal(file, **given):
-    with pytest.raises(SettingsError) as error:
-        load_settings(file, **{"environment": {}} | given)
-    str(error.value).encode()  # a message that no terminal or log refuses
-    return str(error.value)
 
 
 LEVELS = 1000
@@ -365,20 +325,6 @@ def test_a_shard_whose_name_is_not_utf_8_is_named(file, tmp_path):
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "."])
 def test_a_path_that_is_no_file_is_named(name):
     assert "name" in refusal(Path(name))
-
-
-def test_a_long_model_name_is_no_folder(file):
-    assert load_settings(file, environment={}, overrides=[f"model.name={'x' * 5000}"]).model.name == "x" * 5000
-
-
-def test_a_mistake_beside_a_variable_s_table_is_not_blamed_on_the_variable(file):
-    file.write_text(file.read_text() + "[sampling]\ntop_p = 2\n")
-    assert refusal(file, environment={"TOOLFORMER__SAMPLING": "{seed = 1}"}).startswith(str(file))
-
-
-def test_an_unknown_profile_is_blamed_on_the_option_that_names_it(file):
-    assert refusal(file, profile="nowhere").startswith("--profile: profile 'nowhere' does not exist; known profiles")
-    assert refusal(file, environment={"TOOLFORMER__PROFILE": "nowhere"}).startswith("$TOOLFORMER__PROFILE: ")
 
 
 def test_lanes_keep_the_order_of_the_file(tmp_path):

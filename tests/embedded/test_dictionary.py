@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.synthetic.lexicon import ARTICLES, LANGUAGES, all_forms, translate, words, words_of
+from toolformer_dag.synthetic.lexicon import ARTICLES, LANGUAGES, lexicon, translate, words, words_of
 from toolformer_dag.synthetic.names import PARTS
 from toolformer_dag.synthetic.phenomena import phenomenon
 from toolformer_dag.synthetic.world import World
@@ -57,7 +57,7 @@ def test_a_form_means_one_thing_in_one_language() -> None:
         for word in words(language, word_class)
         for form in set(word.forms)
     ]
-    assert len(forms) == len(set(forms)) == len(all_forms())
+    assert len(forms) == len(set(forms)) == len(lexicon())
 
 
 def test_every_language_has_enough_words() -> None:

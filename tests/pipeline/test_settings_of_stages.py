@@ -1,11 +1,18 @@
 """Content decides identity: what changes the settings of a stage, and of which."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated, Any
 
 import polars as pl
 import pytest
+from pydantic import BaseModel, create_model
 
 from tests.pipeline.conftest import Line, NewLine
+from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
+from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
+from toolformer_dag.lake.record import ABSENT, changes
 from toolformer_dag.pipeline import (
     augmented_corpus,
     document_cuts,
@@ -18,7 +25,12 @@ from toolformer_dag.pipeline import (
     scored_candidates,
     swapped_results,
 )
+from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import Column, Stage, TableOutput
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.settings.setting_types import AsBefore
+from toolformer_dag.tools.registry import load_tools
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, checkpoint_settings
 
 LANE = {"heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "swapped_results", "filtered_calls"}
 STAGES = {"raw_shards", "heldout_texts", "augmented_corpus", *LANE}
@@ -118,6 +130,108 @@ def test_how_work_is_done_changes_no_stage(new_line: NewLine, values: dict[str, 
     before = versions(line)
     line.set(**values)
     assert changed(line, before) == set()
+
+
+def later(table: BaseModel, key: str, before: object, value: object) -> BaseModel:
+    """Return a table as a release has it in which `key` is new, and `before` stands for what was before it."""
+    field = type(table).model_fields.get(key)
+    kind: Any = Annotated[field.annotation if field else int, AsBefore(before)]
+    with_key: type[BaseModel] = create_model("Later", __base__=type(table), **{key: (kind, before)})
+    return with_key.model_construct(**{**dict(table), key: value})
+
+
+def records(plan: Plan) -> dict[str, Mapping[str, Any]]:
+    """Return what determines every output of a plan and, under `rows`, the rows that are stored."""
+    found: dict[str, Mapping[str, Any]] = {output.stage.name: output.settings for output in table_outputs(plan)}
+    found |= {name: checkpoint_settings(plan, name) for name in CHECKPOINTS}
+    found |= {name: settings(plan) for name, settings in MEASURED.items()}
+    stored = (scored_candidates.positions_identity, scored_candidates.samples_identity, losses.losses_identity)
+    return found | {identity.__name__: identity(plan, plan.lanes[0]) for identity in stored}
+
+
+def plan_with(plan: Plan, section: str, key: str, before: object, value: object) -> Plan:
+    """Return the plan with a key that came later in a section."""
+    if section == "options":
+        (lane,) = plan.lanes
+        options: Any = later(lane.tool.options, key, before, value)
+        tool = type(lane.tool)(lane.key, options, lane.tool.prompt)
+        return replace(plan, lanes=(replace(lane, tool=tool),))
+    if section == "limits":
+        limits: Any = later(plan.lanes[0].limits, key, before, value)
+        return replace(plan, lanes=(replace(plan.lanes[0], limits=limits),))
+    changed_section = later(getattr(plan.settings, section), key, before, value)
+    return Plan.of(plan.settings.model_copy(update={section: changed_section}))
+
+
+STORED_SAMPLES, ASKED = {"samples_identity"}, {"positions_identity", "samples_identity"}
+TRAINED, ANSWERS = set(CHECKPOINTS), {ACCURACY}
+NEW = "added_later"
+LATER = [
+    ("sampling", NEW, 0, 1, {*SAMPLES, *STORED_SAMPLES}),
+    ("filtering", NEW, 0, 1, LOSSES),
+    ("filtering", "loss_floor", None, -1.0, LOSSES),
+    ("training", NEW, 0, 1, TRAINED),
+    ("decoding", NEW, 0, 1, ANSWERS),
+    ("control", NEW, 0, 1, {"swapped_results"}),
+    ("model", NEW, 0, 1, {*MODEL, *ASKED, "losses_identity", *TRAINED, *ANSWERS, PERPLEXITY}),
+    ("options", NEW, 0, 1, {"heuristic_subset", "tool_results", "loss_deltas", *ANSWERS}),
+    ("limits", NEW, 0, 1, {"tool_results", *ANSWERS}),
+    ("corpus", "format", "auto", "plain", {"raw_shards"}),
+    ("corpus", "segment_tokens", 36, 40, TEXTS),
+    ("corpus", "texts_per_shard", None, 9, {"heuristic_subset"}),
+    ("corpus", "documents_per_shard", None, 9, {"heuristic_subset"}),
+    ("evaluation", "questions", 200, 9, ANSWERS),
+    ("evaluation", "swapped_texts", 3, 9, {"swapped_results"}),
+    ("execution", NEW, 0, 1, set()),
+    ("export", NEW, 0, 1, set()),
+]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "before", "other", "stages"), LATER, ids=[f"{section}.{key}" for section, key, *_ in LATER]
+)
+def test_a_setting_that_came_later_makes_nothing_stale_at_the_value_that_stands_for_before(
+    line: Line, section: str, key: str, before: object, other: object, stages: set[str]
+) -> None:
+    plan = line.plan()
+    as_before = records(plan_with(plan, section, key, before, before))
+    if key == NEW:
+        assert as_before == records(plan)
+    found = records(plan_with(plan, section, key, before, other))
+    differing = {name: changes({"settings": as_before[name]}, {"settings": record}) for name, record in found.items()}
+    assert {name for name, found_changes in differing.items() if found_changes} == stages
+    for change in (change for found_changes in differing.values() for change in found_changes):
+        assert (change.field.rpartition(".")[2], change.old, change.new) == (key, ABSENT, other)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "other"),
+    [
+        ({"use": "calendar"}, NEW, 1),
+        ({"use": "wiki_search", "passages": "embedded"}, "snippet_characters", 9),
+        ({"use": "question_answering", "passages": "embedded", "reader": "embedded"}, "passages_read", 9),
+        ({"use": "machine_translation", "model": "some/model"}, "max_output_tokens", 9),
+        (
+            {"use": "mcp", "name": "Ask", "prompt": "mcp.txt", "tool": "ask", "url": "http://127.0.0.1:9"},
+            "fields",
+            re.compile("x"),
+        ),
+    ],
+    ids=lambda value: value["use"] if isinstance(value, dict) else "",
+)
+def test_an_option_that_came_later_is_no_part_of_a_tool_s_identity_at_the_value_that_stands_for_before(
+    line: Line, section: dict[str, object], key: str, other: object
+) -> None:
+    (line.folder / "mcp.txt").write_text("Ask.\nInput: 1 .\nOutput: [Ask(1)] 1 .\n")
+    tool = load_tools({"lane": section}, root=line.folder)["lane"]
+    before = getattr(tool.options, key, 0)
+
+    def identity(value: object) -> dict[str, object]:
+        options: Any = later(tool.options, key, before, value)
+        return dict(type(tool)(tool.key, options, tool.prompt).identity())
+
+    assert identity(before) == {name: value for name, value in tool.identity().items() if name != key}
+    assert identity(other).keys() - identity(before).keys() == {key}
 
 
 def test_a_prompt_changes_what_is_sampled_and_the_room_for_texts(new_line: NewLine) -> None:

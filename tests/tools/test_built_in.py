@@ -15,12 +15,23 @@ PAPER = {  # appendix A, "API Call Sampling" and Table 2
     "question_answering": ("QA", RARE),
     "wiki_search": ("WikiSearch", RARE),
 }
+PROMPTS = {
+    "calculator": (5, 7),
+    "calendar": (5, 6),
+    "machine_translation": (3, 4),
+    "question_answering": (2, 5),
+    "wiki_search": (3, 4),
+}
+"""Examples and calls in the prompts of appendix A.2."""
 
 
 @pytest.mark.parametrize("key", TOOLS)
-def test_names_and_thresholds_are_the_paper_s(key: str) -> None:
+def test_names_thresholds_and_prompts_are_the_paper_s(key: str) -> None:
     tool = load_tool(key, {})
     assert (tool.name, tool.defaults) == PAPER[key]
+    examples, calls = PROMPTS[key]
+    assert tool.prompt.count("Input:") == tool.prompt.count("Output:") == examples
+    assert tool.prompt.count(f"[{tool.name}(") == calls
 
 
 @pytest.mark.parametrize("key", TOOLS)

@@ -187,16 +187,3 @@ def test_the_tool_answers_every_call_in_order_and_strips_quotes() -> None:
         ToolResult(None, "too_long"),
         ToolResult("54"),
     ]
-    assert (tool.name, tool.defaults.k, tool.defaults.m, tool.defaults.tau_s, tool.defaults.tau_f) == (
-        "Calculator",
-        20,
-        10,
-        0.0,
-        0.5,
-    )
-
-
-def test_the_prompt_is_the_paper_s() -> None:
-    prompt = load_tool("calculator", {}).prompt
-    assert prompt.count("Input:") == prompt.count("Output:") == 5 and prompt.count("[Calculator(") == 7
-    assert prompt.startswith("Your task is to add calls to a Calculator API to a piece of text.")

@@ -136,15 +136,20 @@ def test_rules(text: str, reason: str | None) -> None:
     assert selection_rule(text, text) == reason
 
 
-def test_three_numbers_that_stand_too_far_apart_are_no_operation() -> None:
-    for fill, reason in ((97, "operation"), (98, None)):
-        assert selection_rule(UNLUCKY + "18 12 " + "word " * fill + "30", UNLUCKY) == reason
-
-
-def test_marks_and_words_are_tokens_but_a_number_is_one() -> None:
-    assert selection_rule(UNLUCKY + "18 12 " + "." * 97 + " 30", UNLUCKY) == "operation"
-    assert selection_rule(UNLUCKY + "18 12 " + "." * 98 + " 30", UNLUCKY) is None
-    assert selection_rule(UNLUCKY + "18 12 " + "7,654,321.5 " * 97 + "30", UNLUCKY) == "operation"
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        ("word " * 97, "operation"),
+        ("word " * 98, None),
+        ("." * 97 + " ", "operation"),
+        ("." * 98 + " ", None),
+        ("7,654,321.5 " * 97, "operation"),
+    ],
+)
+def test_words_marks_and_numbers_are_a_token_each_and_three_numbers_stand_in_a_hundred(
+    between: str, reason: str | None
+) -> None:
+    assert selection_rule(f"{UNLUCKY}18 12 {between}30", UNLUCKY) == reason
 
 
 def test_one_percent_of_the_texts_with_three_numbers_and_always_the_same() -> None:

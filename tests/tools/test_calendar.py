@@ -18,10 +18,6 @@ def document(day: date | None) -> Document:
     return Document("s", "d", "https://example.org/", "example.org", "", day, "en", "text")
 
 
-def test_the_paper_s_example() -> None:
-    assert CALENDAR.run([ToolCall("", "2023-01-30")]) == [ToolResult("Today is Monday, January 30, 2023.")]
-
-
 @given(st.dates())
 def test_every_day_is_named_as_the_standard_library_names_it(day: date) -> None:
     assert locale.getlocale(locale.LC_TIME)[0] in (None, "C", "en_US", "C.UTF-8")
@@ -57,10 +53,3 @@ def test_it_wants_the_texts_whose_url_holds_a_date() -> None:
     assert CALENDAR.wants_document(dated) == CALENDAR.wants("a segment", dated) == "date_in_url"
     assert CALENDAR.wants_document(undated) is None and CALENDAR.wants("a segment", undated) is None
     assert CALENDAR.context(dated) == "2017-03-09" and CALENDAR.context(undated) == ""
-
-
-def test_the_prompt_and_the_thresholds_are_the_paper_s() -> None:
-    defaults = CALENDAR.defaults
-    assert (CALENDAR.name, defaults.tau_s, defaults.k, defaults.m, defaults.tau_f) == ("Calendar", 0.05, 5, 5, 1.0)
-    assert CALENDAR.prompt.count("Input:") == CALENDAR.prompt.count("Output:") == 5
-    assert CALENDAR.prompt.count("[Calendar()]") == 6

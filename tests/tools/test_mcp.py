@@ -15,10 +15,10 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client
 from mcp.types import Tool as ListedTool
 
+from tests.ui_server import free_port
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.built_in.mcp import Connection
-from toolformer_dag.tools.mcp_session import McpOptions, Session
+from toolformer_dag.tools.mcp_session import McpOptions, Session, open_session
 from toolformer_dag.tools.registry import ToolError, load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
@@ -82,12 +82,6 @@ def started(*command: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def await_port(port: int) -> None:
     for _ in range(400):
         with socket.socket() as probe:
@@ -97,8 +91,7 @@ def await_port(port: int) -> None:
     raise AssertionError("the test's MCP server did not start")
 
 
-def plain_connection() -> Connection:
-    return Connection("weather", McpOptions(prompt="p", name="Weather", tool="weather", command=tuple(PLAIN)))
+PLAIN_OPTIONS = McpOptions(prompt="p", name="Weather", tool="weather", command=tuple(PLAIN))
 
 
 def outcomes(tool: Tool, *inputs: str, limits: ToolLimits = LIMITS) -> list[str | None]:
@@ -106,66 +99,64 @@ def outcomes(tool: Tool, *inputs: str, limits: ToolLimits = LIMITS) -> list[str 
     return [result.result if result.reason is None else result.reason for result in results]
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-def test_a_tool_answers_over_either_transport(make: Make, url: str, transport: str) -> None:
-    tool = make(command=COMMAND) if transport == "stdio" else make(url=url)
-    assert outcomes(tool, "Rome", '"Paris"', "Atlantis") == [
-        "Rome) → sunny in 0 days.",
-        "Paris) → sunny in 0 days.",
-        "tool_error",
-    ]
+ROME = "Rome) → sunny in 0 days."
+SERVED = "the address of the server over HTTP"
+CASES: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
+    "over stdio": (
+        {"command": COMMAND},
+        ["Rome", '"Paris"', "Atlantis", "Pompeii", "Oslo"],
+        # at Pompeii the server falls over, and is started again
+        [ROME, "Paris) → sunny in 0 days.", "tool_error", "lost:unavailable", "Oslo) → sunny in 0 days."],
+    ),
+    "over HTTP": ({"url": SERVED}, ["Rome", "Atlantis"], [ROME, "tool_error"]),
+    "several arguments of the schema's types": (
+        {
+            "url": SERVED,
+            "tool": "add",
+            "fields": r"(?P<a>.+) and (?P<b>.+)",
+            "arguments": {"a": "{a}", "b": "{b}", "negative": True},
+        },
+        ["1.5 and 2", "1 plus 2", "one and two", "nan and 1"],
+        ["-3.5", "does_not_match_fields", "bad_argument", "bad_argument"],
+    ),
+    "a template round the input": (
+        {"url": SERVED, "arguments": {"city": "{input}, Italy", "days": 2}},
+        ["Rome {input}"],
+        ["Rome {input}, Italy) → sunny in 2 days."],
+    ),
+    "what a server sends": (
+        {"url": SERVED, "tool": "show"},
+        ["picture", "texts", "resource", "structured", "nothing"],
+        ["no_text", "one two", "a note", '{"zürich": 21}', "empty_result"],
+    ),
+    "answers against the protocol": ({"command": PLAIN}, ["Atlantis", "Babel", "Cibola"], ["malformed_response"] * 3),
+    "answers against their schema": (
+        {"command": PLAIN, "tool": "forecast"},
+        ["Rome", "Dilmun", "Thule"],
+        ["malformed_response", "malformed_response", '{"degrees": -5}'],
+    ),
+    "an answer that is put off": ({"command": COMMAND, "tool": "later"}, [""], ["lost:unavailable"]),
+    # INVALID_PARAMS, another, and then INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR and INTERNAL_ERROR
+    "errors of the protocol": (
+        {"command": PLAIN},
+        ["-32602", "-32042", "-32600", "-32601", "-32700", "-32603", "Rome"],
+        ["refused", "refused", *["lost:unavailable"] * 4, "sunny in Rome"],
+    ),
+    "in linear time": ({"command": PLAIN, "fields": "(a+)+b"}, ["a" * 400], ["does_not_match_fields"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_input_becomes_arguments_and_an_answer_a_line_or_a_reason(make: Make, url: str, case: str) -> None:
+    options, inputs, found = CASES[case]
+    tool = make(**{**options, "url": url} if options.get("url") == SERVED else options)
+    assert outcomes(tool, *inputs) == found
 
 
 def test_calls_run_at_once_over_one_connection(make: Make, url: str) -> None:
     calls = [ToolCall(f"City {number}") for number in range(20)]
     results = run_calls(make(url=url), calls, ToolLimits(concurrency=4))
     assert [result.result for result in results] == [f"City {number}) → sunny in 0 days." for number in range(20)]
-
-
-def test_an_input_is_split_into_several_arguments_of_the_schema_s_types(make: Make, url: str) -> None:
-    tool = make(
-        url=url, tool="add", fields=r"(?P<a>.+) and (?P<b>.+)", arguments={"a": "{a}", "b": "{b}", "negative": True}
-    )
-    assert outcomes(tool, "1.5 and 2", "1 plus 2", "one and two", "nan and 1") == [
-        "-3.5",
-        "does_not_match_fields",
-        "bad_argument",
-        "bad_argument",
-    ]
-
-
-def test_a_template_goes_round_the_input(make: Make, url: str) -> None:
-    assert outcomes(make(url=url, arguments={"city": "{input}, Italy", "days": 2}), "Rome {input}") == [
-        "Rome {input}, Italy) → sunny in 2 days."
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [
-        ("picture", "no_text"),
-        ("texts", "one two"),
-        ("resource", "a note"),
-        ("structured", '{"zürich": 21}'),
-        ("nothing", "empty_result"),
-    ],
-)
-def test_what_a_server_sends_becomes_a_line_or_a_reason(make: Make, url: str, kind: str, outcome: str) -> None:
-    assert outcomes(make(url=url, tool="show"), kind) == [outcome]
-
-
-@pytest.mark.parametrize(
-    ("name", "cities", "outcome"),
-    [
-        ("weather", ["Atlantis", "Babel", "Cibola"], "malformed_response"),
-        ("forecast", ["Rome", "Dilmun"], "malformed_response"),
-        ("forecast", ["Thule"], '{"degrees": -5}'),
-    ],
-)
-def test_an_answer_against_the_protocol_or_its_schema_is_final(
-    make: Make, name: str, cities: list[str], outcome: str
-) -> None:
-    assert outcomes(make(command=PLAIN, tool=name), *cities) == [outcome] * len(cities)
 
 
 def test_variables_reach_the_command_only_when_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,14 +207,6 @@ def test_a_missing_variable_stops_the_lane(make: Make, monkeypatch: pytest.Monke
         outcomes(make(command=COMMAND, env=["TEST_SECRET"]), "Rome")
 
 
-def test_a_server_that_falls_over_at_one_input_is_started_again(make: Make) -> None:
-    assert outcomes(make(command=COMMAND), "Rome", "Pompeii", "Oslo") == [
-        "Rome) → sunny in 0 days.",
-        "lost:unavailable",
-        "Oslo) → sunny in 0 days.",
-    ]
-
-
 @pytest.mark.parametrize("words", [[], ["silent"]])
 def test_a_server_that_started_anew_gets_a_new_session(make: Make, words: list[str]) -> None:
     port = free_port()
@@ -232,21 +215,6 @@ def test_a_server_that_started_anew_gets_a_new_session(make: Make, words: list[s
         with started(*PLAIN, str(port), *words):
             await_port(port)
             assert outcomes(tool, "Rome", "Oslo") == ["sunny in Rome", "sunny in Oslo"]
-
-
-@pytest.mark.parametrize(
-    ("code", "outcome"),
-    [
-        (-32602, "refused"),  # INVALID_PARAMS
-        (-32042, "refused"),
-        (-32600, "lost:unavailable"),  # INVALID_REQUEST
-        (-32601, "lost:unavailable"),  # METHOD_NOT_FOUND
-        (-32700, "lost:unavailable"),  # PARSE_ERROR
-        (-32603, "lost:unavailable"),  # INTERNAL_ERROR
-    ],
-)
-def test_only_a_refusal_of_the_call_is_final(make: Make, code: int, outcome: str) -> None:
-    assert outcomes(make(command=PLAIN), str(code), "Rome") == [outcome, "sunny in Rome"]
 
 
 def test_a_server_that_hangs_at_one_input_is_started_again(make: Make) -> None:
@@ -265,23 +233,19 @@ def test_calls_under_way_beside_one_that_hangs_are_asked_again(make: Make) -> No
     assert found == ["sunny in Oslo", "lost:timeout", *["sunny in Ys"] * 4]
 
 
-def test_a_call_that_the_server_puts_off_is_lost(make: Make) -> None:
-    assert outcomes(make(command=COMMAND, tool="later"), "", limits=ToolLimits(retries=0)) == ["lost:unavailable"]
-
-
-def test_a_call_on_a_connection_that_was_closed_is_asked_again() -> None:
-    connection = plain_connection()
-    session = connection.session()
-    connection.close()
+def test_a_call_on_a_session_that_was_closed_is_asked_again() -> None:
+    session = open_session("weather", PLAIN_OPTIONS)
+    session.close()
     with pytest.raises(RetryableError):
-        connection.call(session, {"city": "Rome"})
+        session.call({"city": "Rome"})
 
 
 def test_a_call_in_the_midst_of_closing_is_asked_again() -> None:
     with start_blocking_portal() as portal:  # still runs, while the client is closed
-        session = Session(ExitStack(), portal, Client("http://x/mcp"), ListedTool(name="weather", input_schema={}))
+        tool = ListedTool(name="weather", input_schema={})
+        session = Session(PLAIN_OPTIONS, ExitStack(), portal, Client("http://x/mcp"), tool)
         with pytest.raises(RetryableError):
-            plain_connection().call(session, {"city": "Rome"})
+            session.call({"city": "Rome"})
 
 
 def test_starting_a_server_takes_nothing_from_a_call_s_time(make: Make) -> None:
@@ -342,6 +306,7 @@ def test_a_list_of_tools_against_the_protocol_stops_the_lane_and_the_server(make
         ({"url": "http://localhost", "name": "two words"}, "name: String should match"),
         ({"url": "http://localhost", "fields": "("}, "fields: .*regular expression"),
         ({"url": "http://localhost", "arguments": {"city": "{town}"}}, r"\{town\}.*named group"),
+        ({"url": "http://localhost", "tool": None}, r"\[tools.weather\] tool: .*valid string"),
         ({"url": "http://localhost", "argument": "x"}, "did you mean 'arguments'"),
         ({"url": "http://localhost", "prompt": "no/such.txt"}, "no/such.txt: the prompt cannot be read"),
     ],
@@ -353,31 +318,27 @@ def test_sections_that_cannot_be_are_refused_before_anything_starts(
         make(**options)
 
 
-def test_the_section_s_key_is_missing(prompt: str) -> None:
-    with pytest.raises(ToolError, match=r"\[tools.weather\] tool: .*add it"):
-        load_tool("weather", {"use": "mcp", "name": "Weather", "prompt": prompt, "url": "http://localhost"})
-
-
-def test_only_what_determines_the_answers_is_in_the_identity(make: Make) -> None:
+def test_identity_tells_what_determines_answers_and_selection_the_rule_for_texts(make: Make) -> None:
     plain = make(url="http://localhost/mcp")
-    same = make(url="http://localhost/mcp", wants="rain", env=["A"], token_env="B", start_timeout_s=60)
-    other = make(url="http://localhost/mcp", arguments={"city": "{input}"})
-    assert plain.identity() == same.identity() != other.identity()
+    rain = make(url="http://localhost/mcp", wants="rain", env=["A"], token_env="B", start_timeout_s=60)
+    other = make(url="http://localhost/mcp", arguments={"city": "{input}"}, wants="(?i)rain")
+    assert plain.identity() == rain.identity() != other.identity()
+    assert rain.selection() == make(url="http://other/mcp", wants="rain", env=["A"]).selection()
+    assert len({str(tool.selection()) for tool in (plain, rain, other)}) == 3
     assert make(url="http://localhost/mcp", version="2").version == "2"
 
 
-def test_only_the_rule_for_texts_is_in_the_selection(make: Make) -> None:
-    rain = make(url="http://localhost/mcp", wants="rain")
-    assert rain.selection() == make(url="http://other/mcp", wants="rain", env=["A"]).selection()
-    assert rain.selection() != make(url="http://localhost/mcp", wants="(?i)rain").selection()
-    assert rain.selection() != make(url="http://localhost/mcp").selection()
-
-
-def test_a_regular_expression_says_which_texts_are_wanted(make: Make) -> None:
+@pytest.mark.parametrize(
+    ("options", "text", "why"),
+    [
+        ({"wants": "(?i)rain"}, "No Rain today.", "matches"),
+        ({"wants": "(?i)rain"}, "Dry.", None),
+        ({}, "Dry.", "every_text"),
+        ({"wants": "(a+)+$"}, "a" * 100_000 + "!", None),
+    ],
+)
+def test_a_regular_expression_says_which_texts_are_wanted(
+    make: Make, options: dict[str, object], text: str, why: str | None
+) -> None:
     document = Document("0", "d", "https://x.org", "x.org", "", None, "en", "")
-    rule = make(url="http://localhost/mcp", wants="(?i)rain")
-    assert [rule.wants(text, document) for text in ("No Rain today.", "Dry.")] == ["matches", None]
-    assert make(url="http://localhost/mcp").wants("Dry.", document) == "every_text"
-    endless = make(url="http://localhost/mcp", wants="(a+)+$", fields="(a+)+b")
-    assert endless.wants("a" * 100_000 + "!", document) is None
-    assert outcomes(make(command=PLAIN, fields="(a+)+b"), "a" * 400) == ["does_not_match_fields"]
+    assert make(url="http://localhost/mcp", **options).wants(text, document) == why

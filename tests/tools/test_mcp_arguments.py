@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.tools.mcp_arguments import (
-    BadArgument,
     argument_names,
     fill,
     only_argument,
@@ -18,6 +17,7 @@ from toolformer_dag.tools.mcp_arguments import (
     split_fields,
 )
 from toolformer_dag.tools.mcp_session import McpOptions
+from toolformer_dag.tools.tool import NoResult
 
 TEMPLATE = {"q": "{input}", "deep": {"list": ["<{input}>", 3]}, "n": 1, "on": True}
 
@@ -50,7 +50,7 @@ def test_the_input_goes_in_as_it_is(text: str) -> None:
 def test_what_goes_out_is_json_of_a_type_the_schema_names(text: str, schema: dict[str, Any] | bool) -> None:
     try:
         value = fill({"a": "{input}"}, {"input": text}, {"properties": {"a": schema}})["a"]
-    except BadArgument as error:
+    except NoResult as error:
         assert error.reason == "bad_argument"
         return
     assert json.loads(json.dumps(value, allow_nan=False)) == value
@@ -109,7 +109,7 @@ def test_texts_in_lists_and_tables_have_types_too(schema: dict[str, Any]) -> Non
     template = {"spots": ["{a}", "{b}"], "options": {"days": "{a}", "unit": "{b}", "more": "{b}"}}
     filled = fill(template, {"a": "1", "b": "2"}, schema)
     assert repr(filled) == "{'spots': [1.0, 2.0], 'options': {'days': 1, 'unit': '2', 'more': '2'}}"
-    with pytest.raises(BadArgument, match="bad_argument"):
+    with pytest.raises(NoResult, match="bad_argument"):
         fill(template, {"a": "1", "b": "two"}, schema)
 
 
@@ -118,7 +118,7 @@ def test_texts_in_lists_and_tables_have_types_too(schema: dict[str, Any]) -> Non
     [("integer", "1.5"), ("integer", "9" * 400), ("number", "nan"), ("number", "1e999"), ("boolean", "yes")],
 )
 def test_a_text_that_is_not_of_the_type_is_a_bad_argument(kind: str, text: str) -> None:
-    with pytest.raises(BadArgument, match="bad_argument"):
+    with pytest.raises(NoResult, match="bad_argument"):
         fill({"a": "{input}"}, {"input": text}, {"properties": {"a": {"type": kind}}})
 
 
@@ -126,7 +126,7 @@ def test_fields_split_the_whole_input() -> None:
     fields = re.compile(r"(?P<city>[^,]+)(, (?P<day>\w+))?")
     assert split_fields("Rome , Monday", fields) == {"input": "Rome , Monday", "city": "Rome", "day": "Monday"}
     assert split_fields("Rome", fields)["day"] == ""
-    with pytest.raises(BadArgument, match="does_not_match_fields"):
+    with pytest.raises(NoResult, match="does_not_match_fields"):
         split_fields("Rome, Monday!", fields)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from embedded_model.visitor_study import visitor_benchmark
 from toolformer_dag.tools.passages import Passage
-from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall
 from toolformer_dag.tools.wording_reader import answer
 
@@ -41,11 +41,6 @@ def test_a_namesake_is_no_answer() -> None:
 def test_any_text_is_read_without_an_exception_and_answers_stand_in_a_passage(a: str, b: str, c: str) -> None:
     found = answer(a, [Passage("1", c, "", b)])
     assert found is None or found in b
-
-
-def test_other_passages_want_another_reader() -> None:
-    with pytest.raises(ToolError, match="choose another reader"):
-        load_tool("question_answering", {"reader": "embedded", "passages": "own.jsonl"})
 
 
 def test_the_made_world_is_answered(tool: Tool) -> None:

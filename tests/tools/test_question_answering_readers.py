@@ -1,7 +1,6 @@
 """Readers with weights, on tiny checkpoints made on the spot, and the reader behind a real HTTP server."""
 
 import gzip
-import importlib.util
 import json
 import resource
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.tools.tiny_readers import write_extractive, write_seq2seq
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering
 from toolformer_dag.tools.endpoint import MAX_ANSWER_BYTES
@@ -35,15 +34,6 @@ FACTS = [
 ]
 QUESTIONS = [question for question, _, _ in FACTS]
 ANSWERS = [answer for _, _, answer in FACTS]
-
-
-def _helper() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tiny_readers", Path(__file__).with_name("tiny_readers.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,7 +54,7 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> str:
     pairs = [(reader_input(question, [passage]), answer) for question, passage, answer in FACTS]
-    return str(_helper().write_seq2seq(tmp_path_factory.mktemp("t5"), pairs))
+    return str(write_seq2seq(tmp_path_factory.mktemp("t5"), pairs))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +65,7 @@ def extractive(tmp_path_factory: pytest.TempPathFactory) -> str:
         for _, passage, other in FACTS
         for found in [answer == other]
     ]
-    return str(_helper().write_extractive(tmp_path_factory.mktemp("bert"), examples))
+    return str(write_extractive(tmp_path_factory.mktemp("bert"), examples))
 
 
 def load(options: dict[str, object]) -> QuestionAnswering:
@@ -96,7 +86,7 @@ def test_a_seq2seq_reader_answers_a_batch_in_order(seq2seq: str, passages: str) 
         "no_question",
         "scranton",
     ]
-    assert [tool.answer(question) for question in QUESTIONS] == ANSWERS
+    assert [answers(tool, [question])[0] for question in QUESTIONS] == ANSWERS
 
 
 def test_the_answer_is_bounded(seq2seq: str, passages: str) -> None:
@@ -115,15 +105,6 @@ def test_a_finetuned_model_is_answered_by_the_reader_of_inference(seq2seq: str, 
     assert answers(at_inference, QUESTIONS) == ["Scranton", "Atlanta", "a drug"]
     assert at_inference.identity() == load({**options, "reader": "extractive", "model": extractive}).identity()
     assert tool.at_inference().at_inference().identity() == at_inference.identity()
-
-
-def test_the_reader_of_inference_is_checked_like_the_other(passages: str) -> None:
-    with pytest.raises(ToolError, match="needs url"):
-        load({"passages": passages, "inference": {"reader": "http"}})
-    with pytest.raises(ToolError, match="answers from passages only"):
-        load({"passages_read": 0, "inference": {"reader": "extractive"}})
-    with pytest.raises(ToolError, match=r"inference\.modle"):
-        load({"inference": {"modle": "x"}})
 
 
 def test_a_long_input_loses_the_end_of_the_passages_not_the_question(seq2seq: str) -> None:
@@ -158,9 +139,8 @@ def test_the_best_span_is_the_best_of_all_spans(
     found = best_span(starts, ends, allowed, most)
     assert (found is not None) == (best[0] > 0)
     if found:
-        assert found.score == pytest.approx(best[0], abs=1e-5)
-        assert allowed[found.first]
-        assert 0 <= found.last - found.first < most
+        score, first, last = found
+        assert score == pytest.approx(best[0], abs=1e-5) and allowed[first] and 0 <= last - first < most
 
 
 def test_weights_that_do_not_fit_the_reader_stop_the_lane(tmp_path: Path, passages: str) -> None:
@@ -242,56 +222,53 @@ def test_an_endpoint_gets_question_and_passages(
     assert "secret" not in str(tool.identity())
 
 
+DIGITS = json.dumps(reply("Scranton", usage={"cost": 1})).replace("1}", "9" * 5000 + "}").encode()
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "outcome"),
+    ("status", "body", "outcome", "cost"),
     [
-        (200, reply("Unknown."), "no_answer"),
-        (200, reply(""), "no_answer"),
-        (200, reply(None), "malformed_response"),
-        (200, {"choices": []}, "malformed_response"),
-        (200, b"<html>", "malformed_response"),
-        (400, {"error": "too long"}, "status_400"),
-        (200, reply("Scranton", error=None), "Scranton"),
+        (200, reply("Unknown."), "no_answer", None),
+        (200, reply("", usage={"cost": 1}), "no_answer", 1),
+        (200, reply(None), "malformed_response", None),
+        (200, {"choices": []}, "malformed_response", None),
+        (200, b"<html>", "malformed_response", None),
+        (400, {"error": "too long"}, "status_400", None),
+        (200, reply("Scranton", error=None), "Scranton", None),
+        (200, reply("Scranton", usage={"cost": "$0.0004"}), "Scranton", 0.0004),
+        *[(200, reply("Scranton", usage=usage), "Scranton", None) for usage in ({"cost": {}}, {"cost": "free"}, 5, [])],
+        (200, DIGITS, "Scranton", None),
     ],
 )
-def test_an_answer_that_is_none_has_a_reason(
-    endpoint: tuple[str, dict[str, object]], passages: str, status: int, body: object, outcome: str
+def test_an_answer_is_read_or_has_a_reason_and_an_odd_cost_costs_no_answer(
+    endpoint: tuple[str, dict[str, object]], passages: str, status: int, body: object, outcome: str, cost: float | None
 ) -> None:
     url, state = endpoint
     state.update(status=status, body=body)
-    assert answers(http_tool(url, passages), ["Who?"]) == [outcome]
+    (result,) = run_calls(http_tool(url, passages), [ToolCall("Who?")], ToolLimits())
+    assert (result.result or result.reason, result.cost) == (outcome, cost)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_busy_endpoint_may_be_asked_again(
-    endpoint: tuple[str, dict[str, object]], passages: str, status: int
+@pytest.mark.parametrize(
+    ("status", "body", "error", "told"),
+    [
+        *[(status, {}, RetryableError, str(status)) for status in (429, 500, 503)],
+        (200, {"error": {"code": 429, "message": "slow down"}}, RetryableError, "slow down"),
+        *[(status, {}, ToolDown, "api_key_variable") for status in (307, 401, 402, 404, 405)],
+    ],
+)
+def test_a_busy_endpoint_may_be_asked_again_and_one_that_refuses_stops_the_lane(
+    endpoint: tuple[str, dict[str, object]], passages: str, status: int, body: object, error: type[Exception], told: str
 ) -> None:
     url, state = endpoint
-    state["status"] = status
-    with pytest.raises(RetryableError, match=str(status)):
+    state.update(status=status, body=body)
+    with pytest.raises(error, match=told):
         http_tool(url, passages).run([ToolCall("Who?")])
 
 
 def test_a_lost_connection_may_be_tried_again(passages: str) -> None:
     with pytest.raises(RetryableError, match="ConnectError"):
         http_tool("http://127.0.0.1:9/v1", passages).run([ToolCall("Who?")])
-
-
-def test_an_error_sent_as_an_answer_is_none(endpoint: tuple[str, dict[str, object]], passages: str) -> None:
-    url, state = endpoint
-    state.update(status=200, body={"error": {"code": 429, "message": "slow down"}})
-    with pytest.raises(RetryableError, match="slow down"):
-        http_tool(url, passages).run([ToolCall("Who?")])
-
-
-@pytest.mark.parametrize("status", [307, 401, 402, 404, 405])
-def test_an_endpoint_that_refuses_stops_the_lane(
-    endpoint: tuple[str, dict[str, object]], passages: str, status: int
-) -> None:
-    url, state = endpoint
-    state["status"] = status
-    with pytest.raises(ToolDown, match="api_key_variable"):
-        http_tool(url, passages).run([ToolCall("Who?")])
 
 
 @pytest.mark.parametrize("where", ["headers", "body"])
@@ -310,44 +287,19 @@ def test_a_compressed_answer_is_read_up_to_a_limit_of_what_it_holds(
 ) -> None:
     url, state = endpoint
     tool, plain = http_tool(url, passages), json.dumps(reply("Scranton")).encode()
-    state.update(encoding="gzip", body=gzip.compress(plain))
-    assert answers(tool, ["Who?"]) == ["Scranton"]
-    state.update(encoding="deflate", body=zlib.compress(plain))
-    assert answers(tool, ["Who?"]) == ["Scranton"]
-    state.update(encoding="gzip", body=gzip.compress(bytes(500 * MAX_ANSWER_BYTES // 10)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert answers(tool, ["Who?"]) == ["answer_too_long"]
+    for encoding, body, outcome in (
+        ("gzip", gzip.compress(plain), "Scranton"),
+        ("deflate", zlib.compress(plain), "Scranton"),
+        ("gzip", gzip.compress(bytes(500 * MAX_ANSWER_BYTES // 10)), "answer_too_long"),
+        ("gzip", b"no gzip", "malformed_response"),
+        ("br", b"anything", "malformed_response"),
+        ("identity", reply("x" * MAX_ANSWER_BYTES), "answer_too_long"),
+    ):
+        state.update(encoding=encoding, body=body)
+        assert answers(tool, ["Who?"]) == [outcome]
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    assert grown < 10 * MAX_ANSWER_BYTES
-    state.update(encoding="gzip", body=b"no gzip")
-    assert answers(tool, ["Who?"]) == ["malformed_response"]
-    state.update(encoding="br", body=b"anything")
-    assert answers(tool, ["Who?"]) == ["malformed_response"]
-    del state["encoding"]
-    state["body"] = reply("x" * MAX_ANSWER_BYTES)
-    assert answers(tool, ["Who?"]) == ["answer_too_long"]
-
-
-@pytest.mark.parametrize(
-    ("usage", "cost"),
-    [({"cost": "$0.0004"}, 0.0004), ({"cost": {}}, None), ({"cost": "free"}, None), (5, None), ([], None), ("x", None)],
-)
-def test_an_odd_usage_costs_no_answer(
-    endpoint: tuple[str, dict[str, object]], passages: str, usage: object, cost: float | None
-) -> None:
-    url, state = endpoint
-    state["body"] = reply("Scranton", usage=usage)
-    (result,) = run_calls(http_tool(url, passages), [ToolCall("Where?")], ToolLimits())
-    assert (result.result, result.cost) == ("Scranton", cost)
-
-
-def test_a_number_of_thousands_of_digits_costs_no_answer(
-    endpoint: tuple[str, dict[str, object]], passages: str
-) -> None:
-    url, state = endpoint
-    state["body"] = json.dumps(reply("Scranton", usage={"cost": 1})).replace("1}", "9" * 5000 + "}").encode()
-    (result,) = run_calls(http_tool(url, passages), [ToolCall("Where?")], ToolLimits())
-    assert (result.result, result.cost) == ("Scranton", None)
+    assert grown < 40 * MAX_ANSWER_BYTES
 
 
 def test_no_secret_of_a_url_or_a_header_is_told(
@@ -381,21 +333,36 @@ def test_a_missing_key_and_impossible_options_are_named(passages: str, monkeypat
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(ToolDown, match="NO_SUCH_KEY"):
         http_tool("http://127.0.0.1:9/v1", passages, api_key_variable="NO_SUCH_KEY").run([ToolCall("Who?")])
-    for url in ("localhost:8000/v1", "http://", "http://[::1", "http://x:99999", "http://x y/v1", "http://x\n/v1"):
-        with pytest.raises(ToolError, match="url"):
-            http_tool(url, passages)
-    for seconds in (0, -1, 1e300, float("inf"), float("nan")):
-        with pytest.raises(ToolError, match="request_timeout_s"):
-            http_tool("http://127.0.0.1:9/v1", passages, request_timeout_s=seconds)
-    with pytest.raises(ToolError, match="needs url"):
-        load({"reader": "http"})
-    with pytest.raises(ToolError, match="passages_read"):
-        load({"reader": "extractive", "passages_read": 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *[
+            ({"reader": "http", "url": url}, "url")
+            for url in ("localhost:8000/v1", "http://", "http://[::1", "http://x:99999", "http://x y", "http://x\n/v1")
+        ],
+        *[
+            ({"reader": "http", "url": "http://x/v1", "request_timeout_s": seconds}, "request_timeout_s")
+            for seconds in (0, -1, 1e300, float("inf"), float("nan"))
+        ],
+        ({"reader": "http"}, "needs url"),
+        ({"reader": "extractive", "passages_read": 0}, "passages_read"),
+        ({"inference": {"reader": "http"}}, "needs url"),
+        ({"passages_read": 0, "inference": {"reader": "extractive"}}, "answers from passages only"),
+        ({"inference": {"modle": "x"}}, r"inference\.modle"),
+        ({"reader": "embedded", "passages": "own.jsonl"}, "reads only passages = 'embedded'; choose another reader"),
+        ({"passages": "own.jsonl", "inference": {"reader": "embedded"}}, "choose another reader"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_read(options: dict[str, object], told: str) -> None:
+    with pytest.raises(ToolError, match=told):
+        load(options)
 
 
 def test_an_endpoint_may_be_asked_without_passages(endpoint: tuple[str, dict[str, object]]) -> None:
     url, state = endpoint
     state["body"] = reply("Scranton")
     tool = http_tool(url, "nowhere.jsonl", passages_read=0)
-    assert tool.answer("Where?") == "Scranton"
+    assert answers(tool, ["Where?"]) == ["Scranton"]
     assert "passages" not in tool.identity()

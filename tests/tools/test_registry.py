@@ -95,19 +95,14 @@ def test_an_option_may_resemble_a_key_of_every_lane(folder: Path, use: str) -> N
     assert lane.tool.options.limit == 7
 
 
-def test_paths_are_read_against_the_settings_folder(folder: Path, use: str) -> None:
-    tool = load_tool("echo", {"use": f"{use}:Echo", "prompt": "loud.txt", "table": "t.csv"}, root=folder)
-    assert "WORD" in tool.prompt
-    assert tool.options.table == folder / "t.csv"
-
-
-def test_home_is_where_a_tilde_points(folder: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["", "~/"])
+def test_paths_are_read_against_the_settings_folder_or_home(
+    folder: Path, use: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    tool = load_tool("echo", {"use": f"{use}:Echo", "prompt": "~/loud.txt", "table": "~/t.csv"}, root=folder)
-    assert "WORD" in tool.prompt
-    assert tool.options.table == folder / "t.csv"
-    with pytest.raises(ToolError, match=r"table: ~nobody_of_that_name/t\.csv: .*Write the whole path"):
-        load_tool("echo", {"use": f"{use}:Echo", "table": "~nobody_of_that_name/t.csv"}, root=folder)
+    options = {"use": f"{use}:Echo", "prompt": f"{place}loud.txt", "table": f"{place}t.csv"}
+    tool = load_tool("echo", options, root=folder)
+    assert "WORD" in tool.prompt and tool.options.table == folder / "t.csv"
 
 
 @pytest.mark.parametrize(
@@ -121,6 +116,7 @@ def test_home_is_where_a_tilde_points(folder: Path, use: str, monkeypatch: pytes
         ({"use": "{use}:Echo", "tauf": 1.0}, r"\[tools.echo\] tauf: unknown key; did you mean 'tau_f'\?"),
         ({"use": "{use}:Echo", "loud": "perhaps"}, r"\[tools.echo\] loud: .*correct the value"),
         ({"use": "{use}:Echo", "prompt": "none.txt"}, r"none.txt: the prompt cannot be read"),
+        ({"use": "{use}:Echo", "table": "~nobody_of_that_name/t"}, "table: ~nobody_of_that_name/t: .*Write the whole"),
         ({"use": "{use}:Echoo"}, "is not a tool"),
         ({"use": "{use}:NoTool"}, "is not a tool"),
         ({"use": "{use}:Unfinished"}, "is not a tool.*defines run"),
@@ -147,32 +143,29 @@ def test_mistakes_name_section_reason_and_remedy(
         load_tool("echo", filled, root=folder)
 
 
-@pytest.mark.parametrize(("line", "reason"), [("def", "SyntaxError: "), ("nowhere", "NameError: name 'nowhere'")])
-def test_a_module_that_fails_is_named_with_its_error(folder: Path, use: str, line: str, reason: str) -> None:
-    (folder / f"{use}_broken.py").write_text(f"{line}\n")
-    with pytest.raises(
-        ToolError, match=rf"use = '{use}_broken:Echo' cannot be imported \({reason}.*; fix {use}_broken"
-    ):
-        load_tool("echo", {"use": f"{use}_broken:Echo"}, root=folder)
-
-
-@pytest.mark.parametrize("line", ["raise SystemExit(0)", "import sys; sys.exit()", "quit()"])
-def test_a_module_that_exits_ends_no_command(folder: Path, use: str, line: str) -> None:
-    (folder / f"{use}_exits.py").write_text(f"{line}\n")
-    with pytest.raises(ToolError, match=rf"cannot be imported \(SystemExit.*; fix {use}_exits"):
-        load_tool("echo", {"use": f"{use}_exits:Echo"}, root=folder)
-
-
-def test_a_class_that_exits_or_has_no_batches_is_refused(folder: Path, use: str) -> None:
-    module = folder / f"{use}.py"
-    module.write_text(
-        MODULE.replace('raise ValueError("no licence")', "raise SystemExit").replace("limit: int = 3", "")
-    )
-    with pytest.raises(ToolError, match=r"Failing cannot be constructed \(SystemExit\); its __init__"):
-        load_tool("echo", {"use": f"{use}:Failing"}, root=folder)
-    (folder / f"{use}_none.py").write_text(MODULE.replace('name = "Echo"', 'name = "Echo"\n    batch_size = 0'))
-    with pytest.raises(ToolError, match="does not set a batch_size of at least 1"):
-        load_tool("echo", {"use": f"{use}_none:Echo"}, root=folder)
+@pytest.mark.parametrize(
+    ("changed", "name", "reason"),
+    [
+        (("class NoTool:", "def"), "Echo", r"cannot be imported \(SyntaxError: .*; fix own_"),
+        (("from pathlib import Path\n", "nowhere\n"), "Echo", r"cannot be imported \(NameError: name 'now.*; fix own_"),
+        *[
+            (("from pathlib import Path\n", f"{line}\n"), "Echo", r"cannot be imported \(SystemExit.*; fix own_")
+            for line in ("raise SystemExit(0)", "import sys; sys.exit()", "quit()")
+        ],
+        (
+            ('raise ValueError("no licence")', "raise SystemExit"),
+            "Failing",
+            r"constructed \(SystemExit\); its __init__",
+        ),
+        (('name = "Echo"', 'name = "Echo"\n    batch_size = 0'), "Echo", "does not set a batch_size of at least 1"),
+    ],
+)
+def test_a_module_or_a_class_that_fails_or_exits_is_named_with_its_error(
+    folder: Path, use: str, changed: tuple[str, str], name: str, reason: str
+) -> None:
+    (folder / f"{use}_broken.py").write_text(MODULE.replace(*changed))
+    with pytest.raises(ToolError, match=reason):
+        load_tool("echo", {"use": f"{use}_broken:{name}"}, root=folder)
 
 
 def test_an_option_that_is_a_secret_is_in_no_record(folder: Path, use: str) -> None:
@@ -199,7 +192,8 @@ def test_two_tools_of_one_name_are_refused(folder: Path, use: str) -> None:
 def test_loading_imports_no_model_library() -> None:
     """Definitions load every tool: that must stay cheap."""
     code = (
-        "import sys; from toolformer_dag.tools.registry import load_tools; import toolformer_dag.tools.built_in.mcp, "
-        "toolformer_dag.tools.runner; sys.exit(bool({'torch', 'transformers', 'mcp'} & set(sys.modules)))"
+        "import sys; from toolformer_dag.tools.registry import load_tool; import toolformer_dag.tools.built_in.mcp, "
+        "toolformer_dag.tools.runner; load_tool('machine_translation', {}).identity(); "
+        "sys.exit(bool({'torch', 'transformers', 'ctranslate2', 'mcp'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,6 +17,7 @@ from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.training.training_report import checkpoint_folder
 
 NO_CALLS = 0
@@ -87,13 +88,14 @@ class Asking:
         if not self.language_model.identity:
             raise ValueError(f"{self.language_model.name} has no identity; load it with load_identified")
         weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
-        written = {"model": weights, "max_new_tokens": self.settings.decoding.max_new_tokens, "decoding": DECODING}
+        decoding = determining(self.settings.decoding, but=("k", "calls"))
+        written = {"model": weights, **decoding, "decoding": DECODING}
         if self.k == 0:
             return written
         return {
             **written,
             "k": self.k,
-            "calls": self.settings.decoding.calls,
+            **determining(self.settings.decoding, "calls"),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
             "tools": {lane.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),

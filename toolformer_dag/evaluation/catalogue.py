@@ -9,6 +9,7 @@ from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content
 from toolformer_dag.evaluation.dateset import dateset
 from toolformer_dag.settings.sections import EvaluationSettings
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import questions
 from toolformer_dag.synthetic.web import VERSION
 
@@ -78,5 +79,5 @@ def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list
 def chosen_identity(section: EvaluationSettings) -> Mapping[str, object]:
     """Return what determines the questions. Raises BenchmarkError for an unknown benchmark or missing files."""
     files = {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()}
-    synthetic = {"questions": section.questions, "seed": section.seed, "world": VERSION}
-    return {**synthetic, "benchmarks": files, "reading": READING}
+    synthetic = determining(section, "questions", "seed")
+    return {**synthetic, "world": VERSION, "benchmarks": files, "reading": READING}

@@ -16,7 +16,7 @@ from random import Random
 
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words
 from toolformer_dag.evaluation.benchmark_files import question_answering
-from toolformer_dag.tools.built_in.calendar import MONTHS, WEEKDAYS
+from toolformer_dag.synthetic.today import MONTHS, WEEK_DAYS
 
 MONDAY, THURSDAY = 0, 3
 JUNETEENTH_SINCE = 2021
@@ -131,8 +131,8 @@ def _ahead(dates: Dates) -> Iterator[QuestionAndAnswers]:
 
 
 def _weekday(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    yield f"What day of the week was it on {_text(dates.past)}?", (WEEKDAYS[dates.past.weekday()],)
-    yield f"What day of the week is it on {_text(dates.future)}?", (WEEKDAYS[dates.future.weekday()],)
+    yield f"What day of the week was it on {_text(dates.past)}?", (WEEK_DAYS[dates.past.weekday()],)
+    yield f"What day of the week is it on {_text(dates.future)}?", (WEEK_DAYS[dates.future.weekday()],)
 
 
 def _relative(dates: Dates) -> Iterator[QuestionAndAnswers]:
@@ -168,7 +168,7 @@ TEMPLATES: tuple[tuple[Callable[[Dates], Iterator[QuestionAndAnswers]], int], ..
 
 def _parts(day: date) -> list[tuple[str, tuple[str, ...]]]:
     return [
-        ("day of the week", (WEEKDAYS[day.weekday()],)),
+        ("day of the week", (WEEK_DAYS[day.weekday()],)),
         ("day of the month", (str(day.day), f"{day.day}{_ordinal(day.day)}")),
         ("month", (MONTHS[day.month - 1],)),
         ("year", (str(day.year),)),

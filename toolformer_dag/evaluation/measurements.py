@@ -39,6 +39,7 @@ from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import REJECTIONS, encoded
 from toolformer_dag.pipeline.tool_results import result_settings
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TOOLS
 from toolformer_dag.texts.shared_passages import MATCHING
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
@@ -98,7 +99,7 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
         "decoding_k": sorted(set(plan.settings.evaluation.decoding_k)),
         "models": _models(plan),
         "overlap": MATCHING,
-        "decoding": {**plan.settings.decoding.model_dump(), "version": DECODING},
+        "decoding": {**determining(plan.settings.decoding), "version": DECODING},
         "max_call_tokens": plan.sampling.max_call_tokens,
         "model": dict(plan.model),
         "lanes": {lane.key: result_settings(lane) for lane in plan.inference_lanes},

@@ -16,8 +16,17 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.memory import is_out_of_memory
 from toolformer_dag.model.sentencepieces import check_sentencepiece
-from toolformer_dag.model.weights import SMALL, ModelError, check_model, model_dtype, model_identity, model_name
+from toolformer_dag.model.weights import (
+    IDENTIFYING,
+    SMALL,
+    ModelError,
+    check_model,
+    model_dtype,
+    model_identity,
+    model_name,
+)
 from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.setting_types import determining
 
 THREADS = torch.get_num_threads()
 """What torch was started with."""
@@ -340,4 +349,4 @@ def load_identified(model: ModelSettings, name: str | None = None) -> LanguageMo
         identity = model_identity(named, model.revision)
         loaded = load_model(model, name)
         if model_identity(named, model.revision) == identity:
-            return replace(loaded, identity=identity)
+            return replace(loaded, identity={**identity, **determining(model, but=IDENTIFYING)})

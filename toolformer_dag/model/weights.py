@@ -62,6 +62,10 @@ IDENTITY_FILES = (
 )
 
 
+IDENTIFYING = ("name", "revision", "dtype")
+"""The keys of `[model]` that the files' identity and the data type stand for."""
+
+
 def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     """Return hashes of the files that determine a folder's results, or the hub's id and revision.
 

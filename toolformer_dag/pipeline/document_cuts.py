@@ -13,6 +13,7 @@ import polars as pl
 
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.segments import CUTTING, Segment, Unfit, segments, text_digest
 
 KEY = ("place", "document", "max_tokens")
@@ -42,7 +43,7 @@ class Cut:
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
     """Return what determines how a document is cut, beside prompt and call of a lane."""
-    return {"cutting": CUTTING, "segment_tokens": plan.settings.corpus.segment_tokens, "model": dict(plan.model)}
+    return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": dict(plan.model)}
 
 
 class DocumentCuts:

@@ -33,6 +33,7 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 NAME = "filter_rule"
@@ -44,9 +45,9 @@ fingerprint of its documents that an earlier shard has."""
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rule beside the scored calls: the threshold, or how it is chosen, and the limit."""
-    made = {"examples_per_tool": plan.settings.training.examples_per_tool, "sql": fingerprint(SQL)}
+    made = {**determining(plan.settings.training, "examples_per_tool"), "sql": fingerprint(SQL)}
     if isinstance(lane.tau_f, ChanceThreshold):
-        return {**made, "tau_f": lane.tau_f.model_dump(), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
+        return {**made, "tau_f": determining(lane.tau_f), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
     return {**made, "tau_f": lane.tau_f}
 
 

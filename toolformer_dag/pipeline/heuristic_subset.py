@@ -25,6 +25,7 @@ from toolformer_dag.pipeline.stage import (
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import Segment, Unfit, text_digest
@@ -39,7 +40,6 @@ Row = tuple[str, str, str, int, int, str, str, str, str]
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the documents."""
-    corpus = plan.settings.corpus
     return {
         **cutting(plan),
         "tool": lane.tool.name,
@@ -47,8 +47,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         "identity": lane.selection(),
         "prompt": lane.tool.prompt,
         "max_call_tokens": plan.sampling.max_call_tokens,
-        "texts_per_shard": corpus.texts_per_shard,
-        **({"documents_per_shard": corpus.documents_per_shard} if corpus.documents_per_shard else {}),
+        **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
         **({"language": Identifier(None).identity()} if lane.tool.asks_language else {}),
     }
 

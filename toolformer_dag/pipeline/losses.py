@@ -13,6 +13,7 @@ from toolformer_dag.pipeline.chunks import chunk_size, claim, text_chunks
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3
 """Raised when the same model would give other losses; a golden test notices where it was not."""
@@ -39,7 +40,7 @@ def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return what determines the losses of a stage's rows: a floor leaves L(c) out of some."""
-    return {**losses_identity(plan, lane), "loss_floor": plan.settings.filtering.loss_floor}
+    return {**losses_identity(plan, lane), **determining(plan.settings.filtering)}
 
 
 def loss_store(worker: Worker, lane: Lane) -> RowStore:

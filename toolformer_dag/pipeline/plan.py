@@ -7,10 +7,10 @@ from functools import cached_property
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
-from toolformer_dag.model.weights import model_dtype, model_identity, model_name
+from toolformer_dag.model.weights import IDENTIFYING, model_dtype, model_identity, model_name
 from toolformer_dag.pipeline.shards import Shard, corpus_shards
 from toolformer_dag.settings.sections import SamplingSettings, Settings
-from toolformer_dag.settings.setting_types import SettingsError
+from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import load_tools
 from toolformer_dag.tools.tool import Tool, blamed
@@ -113,7 +113,8 @@ class Plan:
     def of(settings: Settings) -> "Plan":
         """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake, WarehouseError."""
         model = settings.model
-        identity = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
+        weights = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
+        identity = {**weights, **determining(model, but=IDENTIFYING)}
         plan = Plan(settings, tuple(lanes(settings)), identity, settings.sampling)
         plan.lake.refuse_old_layout()
         refuse_other_file(settings.paths.warehouse)  # a run would find out at its end

@@ -22,6 +22,7 @@ from toolformer_dag.pipeline.stage import (
     UnusableRows,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.columns import LATEST_DATE, Rejection
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.formats import FormatChoice
@@ -48,7 +49,7 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     return {
         "reader": READER,
         "latest_date": LATEST_DATE.isoformat(),
-        "format": corpus.format,
+        **determining(corpus, "format"),
         "fields": corpus.fields.named(),
     }
 

@@ -29,6 +29,7 @@ from toolformer_dag.pipeline.stage import (
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 
 NAME = "ccnet/removed_documents"
 SQL = sql_text(__package__, "removed_documents.sql")
@@ -74,7 +75,7 @@ def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return what determines the rows beside the screened documents."""
-    return {"deduplicate": plan.settings.corpus.deduplicate, "sql": fingerprint(SQL)}
+    return {**determining(plan.settings.corpus, "deduplicate"), "sql": fingerprint(SQL)}
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:

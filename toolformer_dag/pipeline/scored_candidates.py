@@ -33,6 +33,7 @@ from toolformer_dag.pipeline.stage import (
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 
 METHOD = 3
@@ -65,7 +66,7 @@ def positions_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 def samples_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return what determines a sample; k, m and tau_s only say which samples are asked for."""
-    return {**positions_identity(plan, lane), "sampling": plan.sampling.model_dump()}
+    return {**positions_identity(plan, lane), "sampling": determining(plan.sampling)}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:

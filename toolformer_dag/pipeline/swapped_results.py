@@ -29,6 +29,7 @@ from toolformer_dag.pipeline.stage import (
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
@@ -117,8 +118,8 @@ def _digests(salt: str, rows: Iterable[tuple[object, ...]]) -> list[str]:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the scored calls."""
-    texts, swaps = plan.settings.evaluation.swapped_texts, plan.settings.control.swaps
-    return {**losses_settings(plan, lane), "exchange": METHOD, "swapped_texts": texts, "swaps": swaps}
+    control = determining(plan.settings.evaluation, "swapped_texts") | determining(plan.settings.control)
+    return {**losses_settings(plan, lane), "exchange": METHOD, **control}
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:

@@ -24,6 +24,7 @@ from toolformer_dag.pipeline.stage import (
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
 KEY = ("input", "context")
@@ -53,7 +54,7 @@ def result_settings(lane: Lane) -> dict[str, Any]:
         "tool": tool.name,
         "version": tool.version,
         "identity": lane.identity(),
-        "max_result_characters": lane.limits.max_result_characters,
+        **determining(lane.limits),
     }
 
 

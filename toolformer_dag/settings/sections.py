@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from platformdirs import user_cache_path
 from pydantic import (
@@ -13,11 +13,13 @@ from pydantic import (
 )
 
 from toolformer_dag.settings.setting_types import (
+    AsBefore,
     LakePlace,
     LaneName,
     LocalPath,
     SettingsTable,
     Unfingerprinted,
+    determining,
     under,
 )
 from toolformer_dag.settings.tool_settings import ToolSettings
@@ -42,11 +44,11 @@ class PathSettings(SettingsTable):
         "among the copies of it on this machine.",
     )
 
-    def under(self, root: Path) -> "PathSettings":
+    def under(self, root: Path) -> Self:
         """Return all paths absolute."""
         lake = root / self.lake if isinstance(self.lake, Path) else self.lake
         cache = root / self.cache if self.cache is not None else None
-        paths = PathSettings(lake=lake, cache=cache)
+        paths = self.model_copy(update={"lake": lake, "cache": cache})
         given = "warehouse" in self.model_fields_set
         warehouse = root / self.warehouse if given else paths.local / self.warehouse.name
         return paths.model_copy(update={"warehouse": warehouse})
@@ -143,7 +145,7 @@ class CorpusSettings(SettingsTable):
     texts_per_shard: int | None = Field(
         None, ge=1, description="Maximum texts that one tool annotates per shard, chosen by a hash of the text."
     )
-    documents_per_shard: int | None = Field(
+    documents_per_shard: Annotated[int | None, AsBefore(None)] = Field(
         None,
         ge=1,
         description="Maximum documents that tools choose texts from per shard, chosen by a hash of the document before "
@@ -162,7 +164,7 @@ class CorpusSettings(SettingsTable):
         "share 13 words in a row with them are not used.",
     )
 
-    def under(self, root: Path) -> "CorpusSettings":
+    def under(self, root: Path) -> Self:
         """Return the corpus with absolute paths of the benchmark files; patterns of shards count from `root` anyway."""
         return self.model_copy(update={"decontaminate": tuple(root / path for path in self.decontaminate)})
 
@@ -201,7 +203,7 @@ class ModelSettings(SettingsTable):
         False, description="Whether Python code that comes with the model may run."
     )
 
-    def under(self, root: Path) -> "ModelSettings":
+    def under(self, root: Path) -> Self:
         """Return the model with the absolute path of its folder, where `name` is a folder."""
         return self.model_copy(update={"name": _folder_or_id(root, self.name)})
 
@@ -305,8 +307,7 @@ class TrainingSettings(SettingsTable):
 
     def determining(self) -> dict[str, Any]:
         """Return what trained weights depend on beside the texts; two keys only say which texts these are."""
-        elsewhere = {"device_batch_size", "gradient_checkpointing", "processes", "heldout_texts", "examples_per_tool"}
-        return self.model_dump(exclude=elsewhere)
+        return determining(self, but=("heldout_texts", "examples_per_tool"))
 
 
 class DecodingSettings(SettingsTable):
@@ -370,7 +371,7 @@ class EvaluationSettings(SettingsTable):
             raise ValueError(f"{', '.join(taken)}: these names are taken; name the model otherwise")
         return models
 
-    def under(self, root: Path) -> "EvaluationSettings":
+    def under(self, root: Path) -> Self:
         """Return all paths absolute."""
         benchmarks = {name: root / path for name, path in self.benchmarks.items()}
         wikitext = self.wikitext and root / self.wikitext

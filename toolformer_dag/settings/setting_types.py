@@ -2,11 +2,12 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -41,6 +42,38 @@ OUTSIDE_FINGERPRINTS = "outside fingerprints"
 T = TypeVar("T")
 Unfingerprinted = Annotated[T, OUTSIDE_FINGERPRINTS]
 """The type of a key that says how or where work is done: stored rows stay valid when its value changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsBefore:
+    """Mark a key that came later, in its type: `Annotated[float, AsBefore(0.0)]`.
+
+    `value`: what the key stands for where a record lacks it. Rows under it are those of releases without the key, so
+    records leave the key out while it holds this. It stays when the key's default changes.
+    """
+
+    value: object
+
+
+def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return what a table of settings adds to records and fingerprints, as JSON holds it: `keys`, or all without `but`.
+
+    Left out, in tables within it too: keys outside fingerprints, and keys whose value is declared as before.
+    """
+    kept = set(keys or type(table).model_fields) - {*but}
+    return table.model_dump(mode="json", include=kept, exclude=_left_out(table))
+
+
+def _left_out(table: BaseModel) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if OUTSIDE_FINGERPRINTS in field.metadata or AsBefore(value) in field.metadata:
+            found[name] = True
+        elif isinstance(value, BaseModel) and (inside := _left_out(value)):
+            found[name] = inside
+    return found
+
 
 LANE_NAME = re.compile(r"[A-Za-z0-9_]+")
 ASSET_GROUPS = ("ccnet", "training", "evaluation", "warehouse", "tables")
@@ -122,6 +155,10 @@ class SettingsTable(BaseModel):
         if isinstance(valid, int) and valid.bit_length() > 63:
             raise ValueError("the number takes more than 64 bits")
         return valid
+
+    def under(self, root: Path) -> Self:
+        """Return the table with its relative paths counted from `root`."""
+        return self
 
 
 def tables_in(annotation: Any) -> list[type[SettingsTable]]:

@@ -9,17 +9,11 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
 
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, Unfingerprinted, meant, printable, tables_in
@@ -30,15 +24,15 @@ PROFILES = Path(__file__).parents[1] / "profiles.toml"
 BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 MAXIMUM_DEPTH = 20
 """Levels of tables and lists; deeper values would exhaust the stack of whatever copies or prints them."""
+PLACES = {"profile": ["profile"], "shards": ["corpus", "shards"]}
+"""Where the values of the options --profile and --shards go."""
 Origin = Callable[[Sequence[str]], str]
 """Names the option, variable or file that gives the value at a path."""
 EXAMPLE = "write key.path=value, as in tools.calculator.tau_f=0.8"
 
 
-class WrittenSettings(SettingsTables, BaseSettings):
+class WrittenSettings(SettingsTables):
     """Hold what all sources say together, before the chosen profile becomes part of it."""
-
-    model_config = SettingsConfigDict(case_sensitive=True)
 
     profile: Unfingerprinted[str] = Field(
         "embedded", description="Profile whose values hold where the file has none: embedded, gpt2, gptj, or your own."
@@ -48,10 +42,16 @@ class WrittenSettings(SettingsTables, BaseSettings):
     )
 
 
-class GivenSetting(InitSettingsSource):
-    """Give one value outside of the file. `origin`: the option or variable that gives it, for messages."""
+@dataclass(frozen=True, slots=True)
+class GivenSetting:
+    """One value outside of the file. `origin`: the option or variable that gives it, for messages."""
 
-    def __init__(self, origin: str, path: Sequence[str], value: Any) -> None:
+    origin: str
+    values: Mapping[str, Any]
+
+    @staticmethod
+    def at(origin: str, path: Sequence[str], value: Any) -> "GivenSetting":
+        """Give a value at a path. Raises SettingsError."""
         if not all(path):
             raise SettingsError(f"{origin}: a part of the key is empty; {EXAMPLE}")
         if len(path) > MAXIMUM_DEPTH:
@@ -59,12 +59,11 @@ class GivenSetting(InitSettingsSource):
         for part in reversed(path):
             value = {part: value}
         _refuse_unusable(origin, value)
-        super().__init__(WrittenSettings, value)
-        self.origin = origin
+        return GivenSetting(origin, value)
 
     def gives(self, path: Sequence[str]) -> bool:
         """Return whether the value at `path` comes from here: all of it, a part of it, or a value in place of it."""
-        found: Any = self.init_kwargs
+        found: Any = self.values
         for part in path:
             if not isinstance(found, Mapping):
                 return True
@@ -74,22 +73,17 @@ class GivenSetting(InitSettingsSource):
         return True
 
 
-class SettingsFile(TomlConfigSettingsSource):
-    """Read a TOML file, with or without a byte-order mark. Raises SettingsError."""
-
-    def __init__(self, file: Path) -> None:
-        self.shown = printable(file)
-        super().__init__(WrittenSettings, file)
-
-    def _read_file(self, file_path: Any) -> dict[str, Any]:
-        try:
-            values = tomllib.loads(file_path.read_text("utf-8-sig"))
-        except RecursionError:
-            raise SettingsError(f"{self.shown}: values are nested too deeply; no setting needs that") from None
-        except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
-            raise SettingsError(f"{self.shown}: not TOML: {error}; correct that line") from error
-        _refuse_unusable(self.shown, values)
-        return values
+def _toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file, with or without a byte-order mark; empty where there is none. Raises SettingsError, OSError."""
+    shown = printable(file)
+    try:
+        values = tomllib.loads(file.read_text("utf-8-sig")) if file.is_file() else {}
+    except RecursionError:
+        raise SettingsError(f"{shown}: values are nested too deeply; no setting needs that") from None
+    except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
+        raise SettingsError(f"{shown}: not TOML: {error}; correct that line") from error
+    _refuse_unusable(shown, values)
+    return values
 
 
 def settings_file(file: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
@@ -100,8 +94,7 @@ def settings_file(file: Path | None = None, environment: Mapping[str, str] | Non
 
 def known_profiles(file: Path | None = None) -> list[str]:
     """Return the names of the file's own profiles and of the package's. Raises SettingsError."""
-    own = SettingsFile(settings_file(file)).toml_data.get("profiles", {})
-    return sorted({*own, *SettingsFile(PROFILES).toml_data["profiles"]})
+    return sorted({*_toml(settings_file(file)).get("profiles", {}), *_toml(PROFILES)["profiles"]})
 
 
 def load_settings(
@@ -122,36 +115,41 @@ def load_settings(
     source = settings_file(file, environment)
     shown, root = printable(source), source.parent
     in_file = _read(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
-    all_tools = InitSettingsSource(WrittenSettings, {"tools": {name: {} for name in BUILT_IN_TOOLS}})
+    options = {"profile": profile, "shards": list(shards)}
     given = [
-        *([GivenSetting("--profile", ["profile"], profile)] if profile else []),
-        *([GivenSetting("--shards", ["corpus", "shards"], list(shards))] if shards else []),
+        *[GivenSetting.at(f"--{name}", PLACES[name], value) for name, value in options.items() if value],
         *[_from_pair(shown, pair) for pair in reversed(overrides)],
-        *[_from_variable(name, environment[name], in_file.toml_data) for name in _variables(environment)],
+        *_from_variables(environment, in_file),
     ]
 
     def origin(path: Sequence[str]) -> str:
         return next((setting.origin for setting in given if setting.gives(path)), shown)
 
     with _explained(origin):
-        sources = [*given, in_file, *([] if "tools" in in_file.toml_data else [all_tools])]
-        written = _merged(sources)
-        _refuse_lanes_of_profiles(origin, written)
-        merged = _merged([*sources, *_chosen_profile(origin, written)])
-        tables = {name: getattr(merged, name) for name in SettingsTables.model_fields}
-        paths, model = merged.paths.under(root), merged.model.under(root)
-        moved = {"paths": paths, "model": model, "evaluation": merged.evaluation.under(root)}
-        moved |= {"corpus": merged.corpus.under(root)}
-        tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
-        return Settings.model_validate({**tables, **moved, "tools": tools, "profile": merged.profile, "root": root})
+        in_file.setdefault("tools", {name: {} for name in BUILT_IN_TOOLS})
+        return _settings(origin, _over(*(setting.values for setting in given), in_file), root)
 
 
-def _merged(sources: Sequence[PydanticBaseSettingsSource]) -> WrittenSettings:
+def _settings(origin: Origin, values: Mapping[str, Any], root: Path) -> Settings:
+    """Return the values with those of the chosen profile, which they name, below them."""
+    written = WrittenSettings.model_validate(values)
+    _refuse_lanes_of_profiles(origin, written)
+    merged = WrittenSettings.model_validate(_over(values, _chosen_profile(origin, written)))
+    tables = {name: getattr(merged, name).under(root) for name in SettingsTables.model_fields if name != "tools"}
+    tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
+    return Settings.model_validate({**tables, "tools": tools, "profile": merged.profile, "root": root})
+
+
+def _over(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
     """Merge sources table by table; earlier sources win."""
-    return WrittenSettings(_build_sources=(tuple(sources), {}))
+    merged = _over(*lower) if lower else {}
+    for key, value in upper.items():
+        below = merged.get(key)
+        merged[key] = _over(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return merged
 
 
-def _read(source: Path, named: bool) -> SettingsFile:
+def _read(source: Path, named: bool) -> dict[str, Any]:
     """Read the file; it may be absent where nobody named it."""
     shown = printable(source)
     try:
@@ -160,25 +158,22 @@ def _read(source: Path, named: bool) -> SettingsFile:
             raise SettingsError(f"{shown}: no such file; run in the folder that holds toolformer.toml or name it")
         if source.exists() and not source.is_file():
             raise SettingsError(f"{shown}: is not a file; name a TOML file")
-        return SettingsFile(source)
+        return _toml(source)
     except UnicodeEncodeError:
         raise SettingsError(f"{shown}: the path is not UTF-8, which tables and DuckDB require; rename it") from None
     except OSError as error:
         raise SettingsError(f"{shown}: cannot be read: {error.strerror}; name a file that can") from error
 
 
-def _chosen_profile(origin: Origin, written: WrittenSettings) -> list[InitSettingsSource]:
+def _chosen_profile(origin: Origin, written: WrittenSettings) -> dict[str, Any]:
     """Return the values of the chosen profile: the file's own, then the package's. Its other lanes are left out."""
-    name, packaged = written.profile, SettingsFile(PROFILES).toml_data["profiles"]
+    name, packaged = written.profile, _toml(PROFILES)["profiles"]
     own = {key: profile.model_dump(exclude_unset=True) for key, profile in written.profiles.items()}
     if name not in {*own, *packaged}:
         known = ", ".join(sorted({*own, *packaged}))
         raise SettingsError(f"{origin(['profile'])}: profile {name!r} does not exist; known profiles: {known}")
-    sources = []
-    for values in (own.get(name, {}), packaged.get(name, {})):
-        lanes = {key: lane for key, lane in values.get("tools", {}).items() if key in written.tools}
-        sources.append(InitSettingsSource(WrittenSettings, {**values, "tools": lanes}))
-    return sources
+    chosen = _over(own.get(name, {}), packaged.get(name, {}))
+    return {**chosen, "tools": {key: lane for key, lane in chosen.get("tools", {}).items() if key in written.tools}}
 
 
 def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
@@ -191,9 +186,10 @@ def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
             raise SettingsError(f"{origin(path)}: {'.'.join(path)}: {reason}")
 
 
-def _variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that hold settings; a longer name wins over a shorter name."""
-    return sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
+def _from_variables(environment: Mapping[str, str], known: Any) -> list[GivenSetting]:
+    """Read the variables that hold settings; a longer name wins over a shorter name."""
+    names = sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
+    return [_from_variable(name, environment[name], known) for name in names]
 
 
 def _from_variable(name: str, value: str, known: Any) -> GivenSetting:
@@ -205,7 +201,7 @@ def _from_variable(name: str, value: str, known: Any) -> GivenSetting:
         path.append(key)
         known = table.get(key)
     origin = f"${printable(name)}"
-    return GivenSetting(origin, path, _value(origin, value))
+    return GivenSetting.at(origin, path, _value(origin, value))
 
 
 def _from_pair(shown: str, pair: str) -> GivenSetting:
@@ -213,7 +209,7 @@ def _from_pair(shown: str, pair: str) -> GivenSetting:
     origin = f"--set {printable(key.strip())}"
     if not (key and equals):
         raise SettingsError(f"{shown}: {origin}: {EXAMPLE}")
-    return GivenSetting(origin, key.strip().split("."), _value(origin, value))
+    return GivenSetting.at(origin, key.strip().split("."), _value(origin, value))
 
 
 def _value(origin: str, text: str) -> Any:
@@ -230,34 +226,27 @@ def _value(origin: str, text: str) -> Any:
     return parsed["value"]
 
 
-def _refuse_unusable(origin: str, values: Any) -> None:
+def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     """Raise SettingsError for values that TOML allows and nothing else can hold, in options of tools too."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), values)]
-    while waiting:
-        path, value = waiting.pop()
-        reason = None
-        if len(path) > MAXIMUM_DEPTH:
-            reason = "values are nested too deeply; no setting needs that"
-            path = path[:1]
-        elif isinstance(value, Mapping):
-            waiting += [((*path, str(key)), nested) for key, nested in value.items()]
-            waiting += [((*path, "a key"), key) for key in value]
-        elif isinstance(value, list):
-            waiting += [((*path, str(number)), nested) for number, nested in enumerate(value)]
-        elif isinstance(value, str):
-            reason = _unusable_text(value)
-        elif isinstance(value, int) and value.bit_length() > 63:
-            reason = "the number takes more than 64 bits; write a smaller number"
-        if reason:
-            raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
+    if len(path) > MAXIMUM_DEPTH:
+        raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
+    if isinstance(value, Mapping):
+        for key, nested in value.items():
+            _refuse_unusable(origin, key, *path, "a key")
+            _refuse_unusable(origin, nested, *path, key)
+    elif isinstance(value, list):
+        for number, nested in enumerate(value):
+            _refuse_unusable(origin, nested, *path, str(number))
+    elif reason := _unusable(value):
+        raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
 
 
-def _unusable_text(text: str) -> str | None:
-    if "\0" in text:
+def _unusable(value: object) -> str | None:
+    if isinstance(value, int) and value.bit_length() > 63:
+        return "the number takes more than 64 bits; write a smaller number"
+    if isinstance(value, str) and "\0" in value:
         return "the text holds a NUL character; remove it"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if isinstance(value, str) and printable(value) != value:
         return "the text is not UTF-8; rename what it names"
     return None
 

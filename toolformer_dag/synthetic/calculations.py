@@ -102,7 +102,7 @@ def plain_sum(random: Random, part: WorldPart) -> Phenomenon:
     templates = found.questions if is_question else found.statements
     number = random.randrange(len(templates))
     before = templates[number].format(**slots)
-    return _told(
+    return _calculated(
         random,
         asked(random, before) if is_question else before,
         _expression(found.operation, templates[number], slots),
@@ -124,7 +124,7 @@ def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     end = random.randrange(len(ends))
     template = scheme.setups[setup] + (f". {ends[end]}" if is_question else ends[end])
     before = template.format(**slots)
-    return _told(
+    return _calculated(
         random,
         asked(random, before) if is_question else before,
         _expression(scheme.operation, template, slots),
@@ -135,7 +135,7 @@ def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     )
 
 
-def _told(
+def _calculated(
     random: Random, before: str, expression: str, result: str, unit: str, slots: Mapping[str, str], wording: str
 ) -> Phenomenon:
     tails = [tail for tail in word_list("tails", "calculator") if unit or "{unit}" not in tail]

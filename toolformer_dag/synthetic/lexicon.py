@@ -1,7 +1,6 @@
 """Translate Spanish, German and French with a closed lexicon, and write phrases followed by their English."""
 
 import csv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -53,10 +52,16 @@ def words_of(language: Language, word_class: str, part: WorldPart) -> tuple[Lexi
 
 
 @cache
-def all_forms() -> frozenset[str]:
-    """Return every foreign form, in lower case."""
-    classes = [(language, word_class) for language in LANGUAGES for word_class in ("noun", "adjective")]
-    return frozenset(form.lower() for chosen in classes for word in words(*chosen) for form in word.forms)
+def english(word_class: str) -> dict[str, str]:
+    """Return the English of every form of the nouns or adjectives, in lower case."""
+    known = [word for language in LANGUAGES for word in words(language, word_class)]
+    return {form.lower(): word.english for word in known for form in word.forms}
+
+
+@cache
+def lexicon() -> dict[str, str]:
+    """Return the English of every foreign form, in lower case."""
+    return {**english("noun"), **english("adjective")}
 
 
 AROUND = " .,;:!?¿¡\"'“”‘’«»()"
@@ -71,24 +76,14 @@ def translate(phrase: str) -> str | None:
     when the lexicon has no word of the phrase.
     """
     tokens = phrase.lower().strip(AROUND).split()
-    articles = [token for token in tokens if token in _THE]
     rest = [token for token in tokens if token not in _THE]
-    nouns, adjectives = _english("noun"), _english("adjective")
-    if not any(token in nouns or token in adjectives for token in rest):
+    adjectives = english("adjective")
+    if lexicon().keys().isdisjoint(rest):
         return None
-    modifiers = [adjectives[token] for token in rest if token in adjectives and token not in nouns]
-    others = [nouns.get(token, token) for token in rest if token in nouns or token not in adjectives]
-    return " ".join([*(["the"] if articles else []), *modifiers, *others])
-
-
-@cache
-def _english(word_class: str) -> dict[str, str]:
-    return {
-        form.lower(): word.english
-        for language in LANGUAGES
-        for word in words(language, word_class)
-        for form in word.forms
-    }
+    article = ["the"] if len(rest) < len(tokens) else []
+    modifiers = [adjectives[token] for token in rest if token in adjectives]
+    others = [english("noun").get(token, token) for token in rest if token not in adjectives]
+    return " ".join([*article, *modifiers, *others])
 
 
 QUESTION_SHARE = 0.35
@@ -104,7 +99,7 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
     is_question = random.random() < QUESTION_SHARE
     quote = random.choices(QUOTES, QUOTE_WEIGHTS)[0]
     slots = {"f": f"{quote}{foreign}{quote}", "x": random.choice(word_list("filler", "persons"))}
-    before, wording = _words(random, wordings, is_question, slots)
+    before, wording = worded(random, translation_templates(wordings), slots, is_question=is_question)
     return Phenomenon(
         tool="machine_translation",
         before=asked(random, before) if is_question else before,
@@ -114,12 +109,6 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
         answer=english,
         wording=f"machine_translation/{wordings}/{wording}",
     )
-
-
-def _words(random: Random, wordings: WordingSet, is_question: bool, slots: Mapping[str, str]) -> tuple[str, str]:
-    leads, templates = translation_templates(wordings).choices(is_question=is_question)
-    before, wording = worded(random, leads, templates, slots)
-    return before, f"{'q' if is_question else 's'}{wording}"
 
 
 def phrase(random: Random, part: WorldPart) -> tuple[str, str]:
@@ -158,7 +147,7 @@ def _pseudo_word(random: Random) -> str:
     heads, tails = word_list("translation", "pseudo_heads"), word_list("translation", "pseudo_tails")
     while True:
         word = "".join(random.choices(heads, k=random.choice((1, 1, 2)))) + random.choice(tails)
-        if word not in all_forms() and word not in _names():
+        if word not in lexicon() and word not in _names():
             return word
 
 

@@ -43,11 +43,11 @@ def _snippet(entity: Entity, world: World, relation: Relation) -> str:
 def _stated(
     random: Random, entity: Entity, relation: Relation, tool: str, wordings: WordingSet
 ) -> tuple[str, str, str, str]:
-    leads, statements = fact_templates(relation, tool, wordings).choices(is_question=False)
-    text, wording = worded(random, leads, statements, {"e": entity.name, "v": "\0"})
+    slots = {"e": entity.name, "v": "\0"}
+    text, wording = worded(random, fact_templates(relation, tool, wordings), slots, is_question=False)
     before, rest = text.split(" \0")
     tail = random.choice(word_list("tails", "facts"))
-    return before, rest + tail, relation.question.format(e=entity.name), f"s{wording}"
+    return before, rest + tail, relation.question.format(e=entity.name), wording
 
 
 def _asked(

@@ -2,11 +2,11 @@
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from toolformer_dag.synthetic.wordings import word_list
+from toolformer_dag.synthetic.wordings import Templates, word_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,12 @@ def joined(lead: str, text: str) -> str:
     return sentence(lead + (sentence(text) if begins else text))
 
 
-def worded(random: Random, leads: Sequence[str], templates: Sequence[str], slots: Mapping[str, str]) -> tuple[str, str]:
-    """Fill in a random template behind a random lead; return the text and `template.lead`, their numbers."""
-    lead, number = random.choice(leads), random.randrange(len(templates))
-    text = joined(lead.format(**slots), templates[number].format(**slots))
-    return text, f"{number}.{leads.index(lead)}"
+def worded(random: Random, templates: Templates, slots: Mapping[str, str], *, is_question: bool) -> tuple[str, str]:
+    """Fill in a random template behind a random lead; return the text, and which: `q3.1`, `s0.2`."""
+    leads, own = templates.choices(is_question=is_question)
+    lead, number = random.choice(leads), random.randrange(len(own))
+    text = joined(lead.format(**slots), own[number].format(**slots))
+    return text, f"{'q' if is_question else 's'}{number}.{leads.index(lead)}"
 
 
 CASUAL_SHARE = 0.15

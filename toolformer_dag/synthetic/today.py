@@ -36,7 +36,8 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     day = day_of(random, part)
     slot = random.choices(SLOTS, SLOT_WEIGHTS)[0]
     is_question = random.random() < QUESTION_SHARE
-    before, wording = _words(random, slot, wordings, is_question)
+    event = random.choice(word_list("calendar", "events"))
+    before, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)
     answer = date_text(day, slot)
     return Phenomenon(
         tool="calendar",
@@ -48,12 +49,6 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
         wording=f"calendar/{slot}/{wordings}/{wording}",
         date=day,
     )
-
-
-def _words(random: Random, slot: str, wordings: WordingSet, is_question: bool) -> tuple[str, str]:
-    leads, templates = date_templates(slot, wordings).choices(is_question=is_question)
-    before, wording = worded(random, leads, templates, {"event": random.choice(word_list("calendar", "events"))})
-    return before, f"{'q' if is_question else 's'}{wording}"
 
 
 def date_text(day: datetime.date, slot: str) -> str:

@@ -2,36 +2,15 @@
 
 import asyncio
 import threading
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import httpx
 
 from toolformer_dag.tools.options import shown_url, url_secrets, without
-from toolformer_dag.tools.tool import RetryableError
+from toolformer_dag.tools.tool import NoResult, RetryableError
 
 MAX_ANSWER_BYTES = 4 << 20
 """The longest answer, after decompression."""
-GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-ENCODINGS = {"": False, "identity": False, "gzip": True, "x-gzip": True, "deflate": True}
-"""Encodings that are read, and whether they are compressed."""
-
-
-class UnreadableAnswer(Exception):
-    """An answer that is not read to its end; `reason` is short, for counting."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The status and the decompressed body."""
-
-    status: int
-    body: bytes
 
 
 class Endpoint:
@@ -50,11 +29,11 @@ class Endpoint:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def post(self, body: object) -> Answer:
-        """Send `body` as JSON. Raises RetryableError for a lost connection or a passed deadline, UnreadableAnswer.
+    def post(self, body: object) -> tuple[int, bytes]:
+        """Send `body` as JSON; return the status and the decompressed body.
 
-        Reasons of UnreadableAnswer: `answer_too_long` (over MAX_ANSWER_BYTES), `malformed_response` (compressed data
-        that is damaged, or compressed otherwise than with gzip or deflate).
+        Raises RetryableError for a lost connection or a passed deadline, NoResult("answer_too_long") over
+        MAX_ANSWER_BYTES, and NoResult("malformed_response") for compressed data that is damaged.
         """
         try:
             return asyncio.run_coroutine_threadsafe(self._answer(body), self._loop).result()
@@ -67,25 +46,21 @@ class Endpoint:
         """Return a message of the backend without the secrets of the URL and the headers."""
         return without(self._secrets, text)
 
-    async def _answer(self, body: object) -> Answer:
+    async def _answer(self, body: object) -> tuple[int, bytes]:
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=self._seconds, headers=self._headers)
         async with asyncio.timeout(self._seconds), self._client.stream("POST", self._url, json=body) as response:
-            return Answer(response.status_code, await _content(response))
+            return response.status_code, await _content(response)
 
 
 async def _content(response: httpx.Response) -> bytes:
-    """Read and decompress a body piece by piece: a megabyte of gzip can hold a gigabyte."""
-    compressed = ENCODINGS.get(response.headers.get("content-encoding", "").strip().lower())
-    if compressed is None:
-        raise UnreadableAnswer("malformed_response")
-    inflate = zlib.decompressobj(GZIP_OR_ZLIB) if compressed else None
+    """Read and decompress a body block by block: a megabyte of gzip can hold a gigabyte."""
     content = bytearray()
-    async for block in response.aiter_raw():
-        try:
-            content += block if inflate is None else inflate.decompress(block, MAX_ANSWER_BYTES + 1 - len(content))
-        except zlib.error as error:
-            raise UnreadableAnswer("malformed_response") from error
-        if len(content) > MAX_ANSWER_BYTES:
-            raise UnreadableAnswer("answer_too_long")
+    try:
+        async for block in response.aiter_bytes():
+            if len(content) + len(block) > MAX_ANSWER_BYTES:
+                raise NoResult("answer_too_long")
+            content += block
+    except httpx.DecodingError as error:
+        raise NoResult("malformed_response") from error
     return bytes(content)

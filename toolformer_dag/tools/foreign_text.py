@@ -3,9 +3,10 @@
 import functools
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -169,18 +170,15 @@ def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
     Raises OverBudget where fastText would get more than MAX_CHARACTERS.
     """
     budget = WorkBudget(MAX_CHARACTERS)
-    chunks = [chunk for paragraph in text.splitlines() for chunk in paragraph_chunks(paragraph)]
-    candidates = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
-    asked = [chunk_text(chunks[place]) for place in candidates]
+    chunks = list(chain.from_iterable(map(paragraph_chunks, text.splitlines())))
+    foreign = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
+    asked = [chunk_text(chunks[place]) for place in foreign]
     budget.spend(sum(map(len, asked)))
-    foreign = [
-        place
-        for place, found in zip(candidates, identifier.identify(asked), strict=True)
-        if found.label != ENGLISH_LABEL and found.confidence > CONFIDENCE
-    ]
-    if foreign:
+    surely = [found.label != ENGLISH_LABEL and found.confidence > CONFIDENCE for found in identifier.identify(asked)]
+    if any(surely):
         first, last = english_borders(chunks, identifier, budget)
-        yield from (chunk_text(chunks[place]) for place in foreign if first < place < last)
+        placed = zip(foreign, asked, surely, strict=True)
+        yield from (chunk for place, chunk, sure in placed if sure and first < place < last)
 
 
 def paragraph_chunks(paragraph: str) -> list[list[str]]:
@@ -211,18 +209,13 @@ def _holds_letter(chunk: list[str]) -> bool:
 
 def english_borders(chunks: list[list[str]], identifier: Identifier, budget: WorkBudget) -> tuple[int, int]:
     """Return the indices of the first and last English chunk; `len(chunks)` and -1 where there is none."""
-    first = _first_english(enumerate(chunks), identifier, budget)
-    if first is None:
-        return len(chunks), -1
-    last = _first_english(((place, chunks[place]) for place in reversed(range(len(chunks)))), identifier, budget)
-    return first, -1 if last is None else last
 
-
-def _first_english(placed: Iterable[tuple[int, list[str]]], identifier: Identifier, budget: WorkBudget) -> int | None:
-    for place, chunk in placed:
-        text = chunk_text(chunk)
+    def is_english(place: int) -> bool:
+        text = chunk_text(chunks[place])
         budget.spend(len(text))
         found = identifier.identify([text])[0]
-        if found.label == ENGLISH_LABEL and found.confidence >= ENGLISH_CONFIDENCE and _holds_letter(chunk):
-            return place
-    return None
+        return found.label == ENGLISH_LABEL and found.confidence >= ENGLISH_CONFIDENCE and _holds_letter(chunks[place])
+
+    places = range(len(chunks))
+    first = next(filter(is_english, places), None)
+    return (len(chunks), -1) if first is None else (first, next(filter(is_english, reversed(places))))

@@ -8,17 +8,11 @@ from typing import Annotated, Any
 import polars as pl
 from pydantic import AfterValidator
 
+from toolformer_dag.tools.tool import NoResult
+
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _BOOLEANS = {"true": True, "false": False}
-
-
-class BadArgument(ValueError):
-    """An input that cannot be converted to the tool's arguments; `reason` is short, for counting."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def placeholders(template: Any) -> set[str]:
@@ -59,13 +53,13 @@ def occurs(pattern: re.Pattern[str], text: str) -> bool:
 def split_fields(text: str, fields: re.Pattern[str] | None) -> dict[str, str]:
     """Return `input` and the named groups of `fields`; groups are stripped of white space.
 
-    Raises BadArgument("does_not_match_fields") where the whole input does not match.
+    Raises NoResult("does_not_match_fields") where the whole input does not match.
     """
     if fields is None:
         return {"input": text}
     whole = _whole(fields)
     if not pl.Series([text]).str.contains(whole)[0]:
-        raise BadArgument("does_not_match_fields")
+        raise NoResult("does_not_match_fields")
     groups = pl.Series([text]).str.extract_groups(whole)[0] if fields.groups else {}
     return {"input": text} | {name: (groups[name] or "").strip() for name in fields.groupindex}
 
@@ -77,7 +71,7 @@ def fill(template: Mapping[str, Any], values: Mapping[str, str], schema: Mapping
     - Texts in lists and tables get the types of `items` and `properties`.
     - Types are also found in choices (`anyOf`, `oneOf`, `allOf`) and references within the schema (`#/$defs/Count`).
 
-    Raises BadArgument("bad_argument").
+    Raises NoResult("bad_argument").
     """
     return {name: _filled(part, values, _within([schema], name), schema) for name, part in template.items()}
 
@@ -100,8 +94,8 @@ def _typed(value: str, kinds: Collection[str]) -> Any:
         if "number" in kinds or "integer" in kinds:
             return _number(value, whole="number" not in kinds)
         return _BOOLEANS[value.lower()] if "boolean" in kinds else value
-    except (KeyError, ValueError, OverflowError) as error:
-        raise BadArgument("bad_argument") from error
+    except (KeyError, ValueError, OverflowError):
+        raise NoResult("bad_argument") from None
 
 
 def _within(schemas: Sequence[Mapping[str, Any]], name: str) -> list[Any]:

@@ -21,7 +21,7 @@ from toolformer_dag.tools.options import (
     url_secrets,
     without,
 )
-from toolformer_dag.tools.tool import ToolDown
+from toolformer_dag.tools.tool import NoResult, RetryableError, ToolDown
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -164,27 +164,54 @@ CALL_SECONDS = 3600.0  # the lane's timeout_s limits a call; this limit ends req
 MESSAGE_CHARACTERS = 300  # a breach of the protocol is told at length, with the whole of what was sent
 
 
-class MalformedAnswer(Exception):
-    """The answer violates the protocol or the tool's output schema; retrying does not help."""
+class SessionLost(RetryableError):
+    """The server ended or knows the session no more: it has to be opened anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """A client in the event loop of its own thread, and the tool as the server lists it; thread-safe."""
 
+    options: McpOptions
     stack: ExitStack
     portal: "BlockingPortal"
     client: "Client"
     tool: "Tool"
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
-        """Call the tool. Raises mcp.MCPError, MalformedAnswer, and RuntimeError where no answer came."""
-        return self.portal.call(partial(_answered, self.client, self.tool.name, arguments))
+        """Call the tool. Of the SDK's errors it raises no others than these.
+
+        RetryableError where no answer came, SessionLost, and NoResult: `malformed_response` breaks the protocol or the
+        tool's output schema or is too long, `refused` is any other rejection of the call.
+        """
+        from mcp import MCPError
+        from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
+
+        try:
+            return self.portal.call(partial(_answered, self.client, self.tool.name, arguments))
+        except MCPError as error:
+            told = f"MCP server: {self.options.public(error)}"
+            if TOO_LONG in str(error):
+                raise NoResult("malformed_response") from error
+            if error.code in _session_lost():
+                raise SessionLost(told) from error
+            if error.code in (INTERNAL_ERROR, REQUEST_TIMEOUT):
+                raise RetryableError(told) from error
+            raise NoResult("refused") from error
+        except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
+            raise RetryableError(f"MCP server: {self.options.public(error)}") from error
 
     def close(self) -> None:
         """Close the session and end a command. Errors of a lost session are ignored."""
         with suppress(ExceptionGroup, OSError):
             self.stack.close()
+
+
+def _session_lost() -> tuple[int, ...]:
+    """Return error codes of a lost session: a restarted server knows neither the session nor its requests."""
+    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+
+    return CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
 
 def open_session(key: str, options: McpOptions) -> Session:
@@ -199,19 +226,18 @@ def open_session(key: str, options: McpOptions) -> Session:
         client = stack.enter_context(
             portal.wrap_async_context_manager(Client(target, read_timeout_seconds=options.start_timeout_s))
         )
-        tools = portal.call(_listed, client, options.start_timeout_s)
+        tools = {tool.name: tool for tool in portal.call(_listed, client, options.start_timeout_s)}
     except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()
         raise _no_session(key, options, error) from error
-    found = {tool.name: tool for tool in tools}.get(options.tool)
-    if found is None:
+    if options.tool not in tools:
         stack.close()
         raise ToolDown(
             f"[tools.{key}]: the server has no tool {options.tool!r}; set tool = to a name of its tools: "
-            f"{', '.join(sorted(tool.name for tool in tools))}"
+            f"{', '.join(sorted(tools))}"
         )
-    return Session(stack, portal, client, found)
+    return Session(options, stack, portal, client, tools[options.tool])
 
 
 async def _answered(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
@@ -223,7 +249,7 @@ async def _answered(client: "Client", name: str, arguments: dict[str, Any]) -> "
     except InputRequiredRoundsExceededError:  # the server deferred its answer too often
         raise
     except (ValidationError, RuntimeError) as error:  # violations of the protocol or of the output schema
-        raise MalformedAnswer(str(error)) from error
+        raise NoResult("malformed_response") from error
 
 
 async def _listed(client: "Client", seconds: float) -> "list[Tool]":
@@ -243,22 +269,16 @@ async def _listed(client: "Client", seconds: float) -> "list[Tool]":
 def _no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
     while isinstance(error, BaseExceptionGroup):  # task groups wrap the actual error
         error = error.exceptions[0]
+    told, patience = options.public(error), f"start_timeout_s above {options.start_timeout_s:g}"
     if isinstance(error, ValidationError):
-        return ToolDown(
-            f"[tools.{key}]: a description from the MCP server {options.shown} breaks the protocol "
-            f"({options.public(error)}); fix the server, or use another version of it"
-        )
-    return _unreachable(key, options, error)
-
-
-def _unreachable(key: str, options: McpOptions, error: BaseException) -> ToolDown:
-    patience = f"start_timeout_s above {options.start_timeout_s:g}"
+        why = f"a description from the MCP server {options.shown} breaks the protocol ({told}); fix the server, or use "
+        return ToolDown(f"[tools.{key}]: {why}another version of it")
     if options.command is not None:
         return ToolDown(
-            f"[tools.{key}]: the MCP server {options.shown} does not start in {options.cwd} "
-            f"({options.public(error)}); run the command by hand to see its output, or raise {patience}"
+            f"[tools.{key}]: the MCP server {options.shown} does not start in {options.cwd} ({told}); run the command "
+            f"by hand to see its output, or raise {patience}"
         )
     return ToolDown(
-        f"[tools.{key}]: no MCP server answers at {options.shown} ({options.public(error)}); start it, "
-        f"correct the url, or raise {patience}"
+        f"[tools.{key}]: no MCP server answers at {options.shown} ({told}); start it, correct the url, or raise "
+        f"{patience}"
     )

@@ -122,8 +122,14 @@ def _results(
 
     A result is exact, or rounded half up to hundredths and no whole number. Nothing in `places` lies outside `limits`.
     """
+    yield from _sums(values, begin, second, places, unit)
+    yield from _products(values, begin, second, places, unit, limits)
+
+
+def _sums(
+    values: Sequence[int], begin: int, second: int, places: Container[int], unit: int
+) -> Iterator[tuple[int, int]]:
     hundredth, half = unit // 100, unit // 200
-    least, most = limits
     b = values[second]
     for first in range(begin, second):
         a = values[first]
@@ -134,6 +140,15 @@ def _results(
                 rounded = (exact + half) // hundredth * hundredth
                 if rounded % unit and rounded in places:
                     yield first, rounded
+
+
+def _products(
+    values: Sequence[int], begin: int, second: int, places: Container[int], unit: int, limits: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
+    hundredth, (least, most) = unit // 100, limits
+    b = values[second]
+    for first in range(begin, second):
+        a = values[first]
         for numerator, denominator in ((a * b, unit), (a * unit, b), (b * unit, a)):
             if denominator and least * denominator <= numerator <= most * denominator:
                 exact, rest = divmod(numerator, denominator)

@@ -109,8 +109,8 @@ def ensure_index(
     folder = index_folder(source, root)
     if damaged_index_files(folder):
         with _building(folder):
-            if damaged := damaged_index_files(folder):
-                _set_aside(folder, damaged)
+            _set_aside(folder)
+            if not folder.is_dir():
                 partial = folder.with_suffix(".building")
                 write_index(read_passages(source), partial, progress or (lambda done: None), commit_every)
                 _publish(partial, folder)
@@ -127,20 +127,20 @@ def set_aside_damaged_index(folder: Path) -> list[Path]:
     if not folder.is_dir() or not damaged_index_files(folder):
         return []
     with _building(folder):
-        damaged = damaged_index_files(folder)
-        if damaged:
-            _set_aside(folder, damaged)
-    return damaged
+        return _set_aside(folder)
 
 
-def _set_aside(folder: Path, damaged: list[Path]) -> None:
-    if not folder.is_dir():
-        return
+def _set_aside(folder: Path) -> list[Path]:
+    """Rename an index with damaged files, whose lock is held, and return these."""
+    damaged = damaged_index_files(folder) if folder.is_dir() else []
+    if not damaged:
+        return []
     aside = folder.with_suffix(".damaged")
     names = ", ".join(str(path) for path in damaged)
     _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
     shutil.rmtree(aside, ignore_errors=True)
     folder.replace(aside)
+    return damaged
 
 
 def _publish(partial: Path, folder: Path) -> None:
@@ -228,7 +228,10 @@ class PassageSearch:
         terms = query_terms(query)
         if not terms:
             return []
-        found = self._with_ties(self._query(terms), limit)
+        any_term = tantivy.Query.boolean_query(
+            [(tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "words", term, "freq")) for term in terms]
+        )
+        found = self._with_ties(any_term, limit)
         numbers = self._searcher.fast_field_values("number", [address for _, address in found])
         ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
         return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]
@@ -242,12 +245,6 @@ class PassageSearch:
             if len(found) < wanted or scores[-1] < scores[limit - 1]:
                 return found
             wanted *= 4
-
-    def _query(self, terms: list[str]) -> tantivy.Query:
-        should = tantivy.Occur.Should
-        return tantivy.Query.boolean_query(
-            [(should, tantivy.Query.term_query(self._schema, "words", term, "freq")) for term in terms]
-        )
 
     def _passage(self, address: tantivy.DocAddress) -> Passage:
         return Passage.unpacked(bytes(self._searcher.doc(address)["passage"][0]))

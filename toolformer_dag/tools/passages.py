@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,7 +54,7 @@ def cut_at_word_end(line: str, max_characters: int) -> str:
 
 
 SECTION_MARK = "Section::::"
-BULLET_MARK = "BULLET::::"
+BULLET = re.compile(r"^BULLET::::(- )?")
 
 
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
@@ -68,18 +69,9 @@ def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     for number, paragraph in enumerate(paragraphs):
         line = paragraph.strip()
         if line.startswith(SECTION_MARK):
-            section = section_path(line)
+            section = " > ".join(line.removeprefix(SECTION_MARK).removesuffix(".").split(".:"))
         elif line and not (number == 0 and line == title.strip()):
-            yield Passage(f"{identifier}:{number}", title, section, without_bullet(line))
-
-
-def section_path(line: str) -> str:
-    """Convert `Section::::Early life.:Childhood.` to `Early life > Childhood`."""
-    return " > ".join(line.removeprefix(SECTION_MARK).removesuffix(".").split(".:"))
-
-
-def without_bullet(line: str) -> str:
-    return line.removeprefix(BULLET_MARK).removeprefix("- ") if line.startswith(BULLET_MARK) else line
+            yield Passage(f"{identifier}:{number}", title, section, BULLET.sub("", line))
 
 
 EMBEDDED = "embedded"

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from toolformer_dag.tools.endpoint import Endpoint, UnreadableAnswer
+from toolformer_dag.tools.endpoint import Endpoint
 from toolformer_dag.tools.options import (
     MAX_SECONDS,
     PretrainedName,
@@ -22,7 +21,7 @@ from toolformer_dag.tools.options import (
 )
 from toolformer_dag.tools.passage_search import RetrievalOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage
-from toolformer_dag.tools.tool import NO_ANSWER, RetryableError, ToolDown, ToolResult
+from toolformer_dag.tools.tool import NO_ANSWER, NoResult, RetryableError, ToolDown, ToolResult
 from toolformer_dag.tools.wording_reader import EmbeddedReader
 
 ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
@@ -133,17 +132,15 @@ class Seq2SeqReader:
 Scores = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredSpan:
-    """Tokens `first` to `last` (inclusive); `score` is their sum of logits minus the first token's (no answer)."""
-
-    first: int
-    last: int
-    score: float
+Span = tuple[float, int, int]
+"""A score, and where a span begins and ends."""
 
 
-def best_span(starts: Scores, ends: Scores, allowed: NDArray[np.bool_], max_tokens: int) -> ScoredSpan | None:
-    """Return the best span of allowed tokens; None unless it scores above the first token (no answer)."""
+def best_span(starts: Scores, ends: Scores, allowed: NDArray[np.bool_], max_tokens: int) -> Span | None:
+    """Return the best span of allowed tokens, first to last inclusive; None unless it scores above no answer.
+
+    The score is the sum of its logits minus that of the first token, which stands for no answer.
+    """
     sums = starts[:, None] + ends[None, :]
     places = np.arange(len(starts))
     length = places[None, :] - places[:, None]
@@ -151,7 +148,7 @@ def best_span(starts: Scores, ends: Scores, allowed: NDArray[np.bool_], max_toke
     scores = np.where(fits, sums, -np.inf)
     first, last = np.unravel_index(int(scores.argmax()), scores.shape)
     score = float(scores[first, last] - sums[0, 0])
-    return ScoredSpan(int(first), int(last), score) if score > 0 else None
+    return (score, int(first), int(last)) if score > 0 else None
 
 
 class ExtractiveReader:
@@ -170,7 +167,7 @@ class ExtractiveReader:
                 found[n] = span[0], text[span[1] : span[2]]
         return [ToolResult(found[n][1]) if n in found else NO_ANSWER for n in range(len(questions))]
 
-    def _spans(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, int, int] | None]:
+    def _spans(self, pairs: Sequence[tuple[str, str]]) -> list[Span | None]:
         """Return the score and the characters of the best span of each pair of question and text."""
         if not pairs:
             return []
@@ -186,8 +183,9 @@ class ExtractiveReader:
         offsets = batch.pop("offset_mapping").tolist()
         in_text = np.array([[part == 1 for part in batch.sequence_ids(row)] for row in range(len(pairs))])
         starts, ends = self._scores(batch)
-        rows = zip(starts, ends, in_text, offsets, strict=True)
-        return [self._characters(start, end, allowed, places) for start, end, allowed, places in rows]
+        most = self._options.max_answer_tokens
+        spans = [best_span(*row, most) for row in zip(starts, ends, in_text, strict=True)]
+        return [span and (span[0], at[span[1]][0], at[span[2]][1]) for span, at in zip(spans, offsets, strict=True)]
 
     def _scores(self, batch: Any) -> tuple[Scores, Scores]:
         import torch
@@ -195,12 +193,6 @@ class ExtractiveReader:
         with torch.inference_mode():
             scores = self._model(**batch.to(self._model.device))
         return scores.start_logits.float().cpu().numpy(), scores.end_logits.float().cpu().numpy()
-
-    def _characters(
-        self, starts: Scores, ends: Scores, allowed: NDArray[np.bool_], places: list[list[int]]
-    ) -> tuple[float, int, int] | None:
-        span = best_span(starts, ends, allowed, self._options.max_answer_tokens)
-        return (span.score, places[span.first][0], places[span.last][1]) if span else None
 
 
 UNKNOWN = "unknown"
@@ -225,20 +217,20 @@ class HttpReader:
     def _ask(self, text: str) -> ToolResult:
         shown = self._endpoint.shown
         try:
-            answer = self._endpoint.post(self._body(text))
-        except UnreadableAnswer as error:
+            status, content = self._endpoint.post(self._body(text))
+        except NoResult as error:
             return ToolResult(None, error.reason)
-        if answer.status in BUSY or answer.status >= 500:
-            raise RetryableError(f"{shown}: status {answer.status}")
-        if answer.status in REFUSED:
-            told = self._endpoint.public(answer.body[:200].decode("utf-8", "replace"))
+        if status in BUSY or status >= 500:
+            raise RetryableError(f"{shown}: status {status}")
+        if status in REFUSED:
+            told = self._endpoint.public(content[:200].decode("utf-8", "replace"))
             raise ToolDown(
-                f"{shown} answered with status {answer.status}: {told}; correct url, "
+                f"{shown} answered with status {status}: {told}; correct url, "
                 "model or api_key_variable of [tools.question_answering], or check the account"
             )
-        if answer.status != 200:
-            return ToolResult(None, f"status_{answer.status}")
-        body = _json(answer.body)
+        if status != 200:
+            return ToolResult(None, f"status_{status}")
+        body = _json(content)
         if sent := body.get("error"):  # some gateways send errors with status 200
             raise RetryableError(f"{shown}: {self._endpoint.public(str(sent)[:200])}")
         return _result(body)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TypeGuard
 
 from pydantic import ValidationError
 
@@ -43,26 +44,25 @@ class Prompt:
     examples: tuple[PromptExample, ...]
 
 
-def read_prompt(key: str, own: Path, option: str | None, root: Path) -> tuple[str, Path]:
-    """Read a prompt; return its text and file.
+def _prompt_file(key: str, tool_class: type[Tool], option: str | None, root: Path) -> Path:
+    """Return the file that the option names, relative to `root`; or the synthetic world's, or the tool's own.
 
-    The file is `option` (relative to `root`), the synthetic world's prompt for `embedded`, or `own` by default. Raises
-    PromptError for a file that cannot be read.
+    The tool's own is calculator.txt for calculator.py, and prompt.txt beside a user's class.
     """
-    source = _prompt_file(key, own, option, root)
-    try:
-        require_regular(source)
-        return source.read_text("utf-8").strip() + "\n", source
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"{source}: the prompt cannot be read ({error}); set prompt = to a UTF-8 file") from error
-
-
-def _prompt_file(key: str, own: Path, option: str | None, root: Path) -> Path:
-    if option is None:
-        return own
     if option == EMBEDDED:
         return PROMPTS / f"{key}.txt"
-    return under(root, option)
+    if option is not None:
+        return under(root, option)
+    file = Path(inspect.getfile(tool_class))
+    return file.with_suffix(".txt") if file.parent == BUILT_IN_FOLDER else file.with_name("prompt.txt")
+
+
+def _read(file: Path) -> str:
+    try:
+        require_regular(file)
+        return file.read_text("utf-8").strip() + "\n"
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"{file}: the prompt cannot be read ({error}); set prompt = to a UTF-8 file") from error
 
 
 def parse_prompt(text: str, source: Path) -> Prompt:
@@ -101,7 +101,12 @@ def _check_example(example: PromptExample, name: str, source: Path) -> int:
     where = f"{source}: example {example.number}"
     bodies = [example.output[start.end() :].partition("]")[0] for start in _CALL_START.finditer(example.output)]
     for body in bodies:
-        _check_call(body, name, where)
+        try:
+            called = parse_call(body).tool
+        except MalformedCall as error:
+            raise PromptError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
+        if called != name:
+            raise PromptError(f"{where}: [{body}] calls {called!r}, but this tool's name is {name!r}; rename the call")
     left = take_out(" " + example.output, {name}).strip()  # a call may stand before the first word
     if left != example.input:
         raise PromptError(
@@ -109,15 +114,6 @@ def _check_example(example: PromptExample, name: str, source: Path) -> int:
             "make both texts equal, and put a single space before each call"
         )
     return len(bodies)
-
-
-def _check_call(body: str, name: str, where: str) -> None:
-    try:
-        tool = parse_call(body).tool
-    except MalformedCall as error:
-        raise PromptError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
-    if tool != name:
-        raise PromptError(f"{where}: [{body}] calls {tool!r}, but this tool's name is {name!r}; rename the call")
 
 
 BUILT_IN = "toolformer_dag.tools.built_in"
@@ -154,19 +150,14 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     tool_class = _tool_class(key, str(options.get("use", key)), root)
     chosen = _options(key, tool_class, {name: value for name, value in options.items() if name != "use"}, root)
     try:
-        prompt, source = read_prompt(key, _own_prompt(tool_class), chosen.prompt, root)
+        source = _prompt_file(key, tool_class, chosen.prompt, root)
+        prompt = _read(source)
         tool = _construct(tool_class, key, chosen, prompt)
         _check_complete(tool)
         check_prompt(prompt, tool.name, source)
     except PromptError as error:
         raise ToolError(f"[tools.{key}]: {error}") from error
     return tool
-
-
-def _own_prompt(tool_class: type[Tool]) -> Path:
-    """Return calculator.txt for calculator.py, and prompt.txt beside a user's class."""
-    file = Path(inspect.getfile(tool_class))
-    return file.with_suffix(".txt") if file.parent == BUILT_IN_FOLDER else file.with_name("prompt.txt")
 
 
 def _construct(tool_class: type[Tool], key: str, options: ToolOptions, prompt: str) -> Tool:
@@ -211,7 +202,7 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
     found = getattr(_import(key, use, module_name, root), class_name, None)
-    if not (inspect.isclass(found) and issubclass(found, Tool) and not inspect.isabstract(found)):
+    if not _is_tool(found):
         raise ToolError(
             f"[tools.{key}]: use = {use!r} is not a tool; {class_name!r} must be a class of {module_name} that derives "
             "from toolformer_dag.tools.tool.Tool and defines run"
@@ -231,18 +222,12 @@ def _built_in(key: str, name: str) -> type[Tool]:
             f"[tools.{key}]: there is no built-in tool {name!r} ({', '.join(known)}); for your own tool add "
             'use = "my_package.tools:MyTool"'
         )
-    return _only_tool(importlib.import_module(f"{BUILT_IN}.{name}"))
+    module = importlib.import_module(f"{BUILT_IN}.{name}")
+    return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
 
 
-def _only_tool(module: ModuleType) -> type[Tool]:
-    tools = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Tool) and value.__module__ == module.__name__
-    ]
-    if len(tools) != 1:
-        raise ToolError(f"{module.__name__} must define exactly one tool class, not {len(tools)}")
-    return tools[0]
+def _is_tool(value: object) -> TypeGuard[type[Tool]]:
+    return inspect.isclass(value) and issubclass(value, Tool) and not inspect.isabstract(value)
 
 
 def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -19,24 +19,6 @@ from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, Tool
 _log = logging.getLogger(__name__)
 LONGEST_PAUSE = 3600.0
 """Seconds between two tries at most, however often the pause was doubled."""
-
-
-class Rate:
-    """Spreads the calls of this process evenly over time; `per_s` None means no limit."""
-
-    def __init__(self, per_s: float | None) -> None:
-        self._gap = 1 / per_s if per_s else 0.0
-        self._free_at = time.monotonic()
-        self._lock = threading.Lock()
-
-    def wait(self, calls: int) -> None:
-        """Sleep until `calls` more calls may start."""
-        with self._lock:
-            now = time.monotonic()
-            begin = max(now, self._free_at)
-            self._free_at = begin + calls * self._gap
-        if begin > now:
-            time.sleep(begin - now)
 
 
 REASON_CHARACTERS = 100
@@ -105,14 +87,9 @@ def _warn_once(key: str, message: str) -> None:
     _log.warning("%s: %s", key, message)
 
 
-def share_seconds(results: Sequence[ToolResult], seconds: float) -> list[ToolResult]:
-    """Give every result without a time of its own an equal share of the batch's `seconds`."""
-    share = seconds / len(results)
-    return [result if result.seconds else replace(result, seconds=share) for result in results]
-
-
-def cleaned_result(result: ToolResult, max_characters: int) -> ToolResult:
-    """Clean a result for e(c, r); the reason is `empty_result` where nothing is left."""
+def cleaned_result(result: ToolResult, max_characters: int, seconds: float) -> ToolResult:
+    """Clean a result for e(c, r); the reason is `empty_result` where nothing is left. `seconds`: if it tells none."""
+    result = replace(result, seconds=result.seconds or seconds)
     if result.result is None:
         return result
     cleaned = clean_result(result.result, max_characters)
@@ -137,17 +114,15 @@ class TimedWorker(Generic[T]):
     def __init__(self) -> None:
         self._jobs = self._start()
 
-    def outcome(self, function: Callable[[], T], seconds: float) -> Future[T]:
-        """Run `function` and return a completed future with its result or exception. Raises TimedOut."""
+    def result(self, function: Callable[[], T], seconds: float) -> T:
+        """Run `function` and return its result. Raises TimedOut, and what the function raises."""
         future: Future[T] = Future()
         self._jobs.put((function, future))
-        try:
-            future.exception(timeout=seconds)
-        except TimeoutError:
+        if not wait([future], seconds).done:
             self.close()
             self._jobs = self._start()
-            raise TimedOut from None
-        return future
+            raise TimedOut
+        return future.result()
 
     def close(self) -> None:
         """End the thread once it is idle."""
@@ -169,59 +144,11 @@ def _serve(jobs: "SimpleQueue[tuple[Callable[[], T], Future[T]] | None]") -> Non
             future.set_exception(error)
 
 
-class Attempts:
-    """Runs batches in a worker; a batch returns results or the reason why it failed as a whole."""
-
-    def __init__(self, tool: Tool, limits: ToolLimits, rate: Rate, worker: TimedWorker[list[ToolResult]]) -> None:
-        self._tool, self._limits, self._rate, self._worker = tool, limits, rate, worker
-
-    def run(self, batch: Sequence[ToolCall]) -> list[ToolResult] | str:
-        """Return the results with their seconds, or `timeout`, `unavailable` or the name of an exception.
-
-        Only a RetryableError leads to a retry. Raises ToolDown.
-        """
-        for retry in range(self._limits.retries + 1):
-            if retry:
-                time.sleep(min(self._limits.backoff_s * 2.0 ** min(retry - 1, 64), LONGEST_PAUSE))
-            outcome = self._once(batch)
-            if outcome != "unavailable":
-                break
-        return outcome
-
-    def _once(self, batch: Sequence[ToolCall]) -> list[ToolResult] | str:
-        try:
-            self._tool.connect()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-            return self._raised(batch, error)
-        self._rate.wait(len(batch))
-        began = time.monotonic()
-        try:
-            done = self._worker.outcome(lambda: self._tool.run(batch), self._limits.timeout_s * len(batch))
-        except TimedOut:
-            self._tool.timed_out()
-            return self._failed(batch, "timeout", f"no answer in {self._limits.timeout_s * len(batch):g} s")
-        seconds = time.monotonic() - began
-        if (raised := done.exception()) is not None:
-            return self._raised(batch, raised)
-        return share_seconds(check_results(self._tool, batch, done.result()), seconds)
-
-    def _raised(self, batch: Sequence[ToolCall], error: BaseException) -> str:
-        if isinstance(error, ToolDown):
-            raise error
-        reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
-        return self._failed(batch, reason, described(error))
-
-    def _failed(self, batch: Sequence[ToolCall], reason: str, detail: str) -> str:
-        _log.warning(
-            "%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, clean_result(detail, 500)
-        )
-        return reason
-
-
 FAILURES_IN_A_ROW = 10  # after this many lost calls in a row, the tool counts as down
 
 CallBatch = Sequence[ToolCall]
-IdleWorkers = SimpleQueue[TimedWorker[list[ToolResult]]]
+Worker = TimedWorker[list[ToolResult]]
+IdleWorkers = SimpleQueue[Worker]
 
 
 def run_calls(tool: Tool, calls: CallBatch, limits: ToolLimits) -> list[ToolResult]:
@@ -240,7 +167,7 @@ class Runner:
     def __init__(self, tool: Tool, limits: ToolLimits) -> None:
         self._tool = tool
         self._limits = limits
-        self._rate = Rate(limits.rate_per_s)
+        self._free_at = time.monotonic()
         self.finished = 0
         self._counting = threading.Lock()
         self._lost_in_a_row = 0
@@ -278,30 +205,71 @@ class Runner:
     def _run_batch(self, workers: IdleWorkers, found: dict[ToolCall, ToolResult], batch: CallBatch) -> None:
         worker = workers.get()
         try:
-            for call, result in self._results(batch, Attempts(self._tool, self._limits, self._rate, worker)):
+            for call, result in self._results(batch, worker):
                 found[call] = result
-                with self._counting:
-                    self.finished += 1
+                self._count(result)
         finally:
             workers.put(worker)
 
-    def _results(self, batch: CallBatch, attempts: Attempts) -> Iterator[tuple[ToolCall, ToolResult]]:
+    def _results(self, batch: CallBatch, worker: Worker) -> Iterator[tuple[ToolCall, ToolResult]]:
         began = time.monotonic()
-        outcome = attempts.run(batch)
+        outcome = self._outcome(batch, worker)
         if not isinstance(outcome, str):
-            for call, result in zip(batch, outcome, strict=True):
-                yield call, cleaned_result(result, self._limits.max_result_characters)
-                self._count(result)
+            yield from zip(batch, outcome, strict=True)
         elif len(batch) > 1:
             for call in batch:
-                yield from self._results([call], attempts)
+                yield from self._results([call], worker)
         else:
-            lost = ToolResult(None, LOST + outcome, time.monotonic() - began)
-            yield batch[0], lost
-            self._count(lost)
+            yield batch[0], ToolResult(None, LOST + outcome, time.monotonic() - began)
+
+    def _outcome(self, batch: CallBatch, worker: Worker) -> list[ToolResult] | str:
+        """Return the results with their seconds, or `timeout`, `unavailable` or the name of an exception.
+
+        Only a RetryableError leads to a retry. Raises ToolDown.
+        """
+        for retry in range(self._limits.retries + 1):
+            if retry:
+                time.sleep(min(self._limits.backoff_s * 2.0 ** min(retry - 1, 64), LONGEST_PAUSE))
+            outcome = self._once(batch, worker)
+            if outcome != "unavailable":
+                break
+        return outcome
+
+    def _once(self, batch: CallBatch, worker: Worker) -> list[ToolResult] | str:
+        limit = self._limits.timeout_s * len(batch)
+        try:
+            self._tool.connect()
+            self._wait(len(batch))
+            began = time.monotonic()
+            results = worker.result(lambda: self._tool.run(batch), limit)
+        except TimedOut:
+            self._tool.timed_out()
+            return self._failed(batch, "timeout", f"no answer in {limit:g} s")
+        except (ToolDown, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a user's tool may raise anything, a panic of Rust too
+            reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
+            return self._failed(batch, reason, described(error))
+        share = (time.monotonic() - began) / len(batch)
+        checked = check_results(self._tool, batch, results)
+        return [cleaned_result(result, self._limits.max_result_characters, share) for result in checked]
+
+    def _wait(self, calls: int) -> None:
+        """Sleep until `calls` more calls may start: those of this process are spread evenly over time."""
+        with self._counting:
+            begin = max(time.monotonic(), self._free_at)
+            self._free_at = begin + calls / (self._limits.rate_per_s or math.inf)
+        time.sleep(max(0.0, begin - time.monotonic()))
+
+    def _failed(self, batch: CallBatch, reason: str, detail: str) -> str:
+        first = batch[0].input
+        _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), first, clean_result(detail, 500))
+        return reason
 
     def _count(self, result: ToolResult) -> None:
         """Count lost calls in a row, which concurrent batches may miscount by a few. Raises ToolDown."""
+        with self._counting:
+            self.finished += 1
         self._lost_in_a_row = self._lost_in_a_row + 1 if result.lost else 0
         if self._lost_in_a_row >= FAILURES_IN_A_ROW:
             why = str(result.reason).removeprefix(LOST)

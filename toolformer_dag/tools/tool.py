@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.options import ToolOptions
 
@@ -80,6 +81,14 @@ class ToolResult:
 
 
 NO_ANSWER = ToolResult(None, "no_answer")
+
+
+class NoResult(Exception):
+    """Raised within a tool where a call has no result; `reason` is short and stable, for counting."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Tool(ABC):
@@ -158,7 +167,7 @@ class Tool(ABC):
 
     def identity(self) -> Mapping[str, object]:
         """Return what determines the results besides `version`, for fingerprints: all options but the prompt."""
-        return self.options.model_dump(mode="json", exclude={"prompt"})
+        return determining(self.options, but=("prompt",))
 
     def selection(self) -> Mapping[str, object]:
         """Return what determines which texts are selected, and their contexts, besides `version`: `identity`.

@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field
 
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.weights import ModelError
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, holds_foreign_chunk
 from toolformer_dag.tools.nllb_tokenizer import encode, knows, load_nllb_tokenizer
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model
@@ -90,65 +92,35 @@ class Int8:
         return texts
 
 
-class Translator(Protocol):
-    """A backend that translates texts, selects texts for calls, and has an identity."""
-
-    def translate(self, texts: Sequence[str]) -> list[ToolResult]: ...
-
-    def wants(self, text: str) -> str | None: ...
-
-    def identity(self) -> Mapping[str, object]: ...
-
-
-class Checkpoint(Protocol):
-    """A loaded translation model with NLLB's tokenizer."""
-
-    tokenizer: Any
-
-    def translate(self, ids: Sequence[list[int]]) -> list[str]: ...
-
-
 class NeuralTranslator:
     """NLLB, in transformers or CTranslate2, with fastText's language identification."""
 
     def __init__(self, options: TranslationOptions) -> None:
         self._options = options
         self._identifier = Identifier(options.identifier)
-        self._checkpoint: Checkpoint | None = None
         self._in_use = threading.Lock()
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
         """Translate texts. Reasons: `no_words`, `already_english`, `unknown_language`, `input_too_long`."""
         with self._in_use:
-            checkpoint = self._loaded()
-            codes = self._codes(texts, checkpoint.tokenizer)
-            known = [
-                (n, text, code.result) for n, (text, code) in enumerate(zip(texts, codes, strict=True)) if code.result
-            ]
-            ids = encode(checkpoint.tokenizer, [text for _, text, _ in known], [code for _, _, code in known])
-            fitting = [
-                (n, encoded)
-                for (n, _, _), encoded in zip(known, ids, strict=True)
-                if len(encoded) <= self._options.max_input_tokens
-            ]
-            english = checkpoint.translate([encoded for _, encoded in fitting]) if fitting else []
-        found = {n: ToolResult(text) for (n, _), text in zip(fitting, english, strict=True)}
-        too_long = ToolResult(None, "input_too_long")
-        return [found.get(n, too_long) if code.result else code for n, code in enumerate(codes)]
-
-    def _codes(self, texts: Sequence[str], tokenizer: Any) -> list[ToolResult]:
-        """Return the FLORES code of each text's language as a result, or the reason not to translate it."""
-        labels = [found.label for found in self._identifier.identify(texts)]
-        return [_code(text, label, tokenizer) for text, label in zip(texts, labels, strict=True)]
+            checkpoint = self._checkpoint
+            languages = self._identifier.identify(texts)
+            coded = zip(texts, languages, strict=True)
+            found = dict(enumerate(_code(text, language.label, checkpoint.tokenizer) for text, language in coded))
+            known = {n: code.result for n, code in found.items() if code.result}
+            ids = encode(checkpoint.tokenizer, [texts[n] for n in known], list(known.values()))
+            placed = dict(zip(known, ids, strict=True))
+            fitting = {n: own for n, own in placed.items() if len(own) <= self._options.max_input_tokens}
+            english = checkpoint.translate(list(fitting.values())) if fitting else []
+        found |= dict.fromkeys(known, ToolResult(None, "input_too_long"))
+        found |= dict(zip(fitting, map(ToolResult, english), strict=True))
+        return list(found.values())
 
     def wants(self, text: str) -> str | None:
         return "foreign_chunk" if holds_foreign_chunk(text, self._identifier) else None
 
     def identity(self) -> Mapping[str, object]:
-        limits = {
-            "max_input_tokens": self._options.max_input_tokens,
-            "max_output_tokens": self._options.max_output_tokens,
-        }
+        limits = determining(self._options, "max_input_tokens", "max_output_tokens")
         return {**self._weights(), "identifier": self._identifier.identity(), **limits}
 
     def _weights(self) -> Mapping[str, object]:
@@ -156,15 +128,10 @@ class NeuralTranslator:
             return folder_identity(self._options.model)
         return self._options.weights_identity()
 
-    def _loaded(self) -> Checkpoint:
-        if self._checkpoint is None:
-            self._checkpoint = self._load()
-        return self._checkpoint
-
-    def _load(self) -> Checkpoint:
-        if self._options.backend == "ctranslate2":
-            return Int8(self._options, self._options.max_output_tokens)
-        return Nllb(self._options, self._options.max_output_tokens)
+    @cached_property
+    def _checkpoint(self) -> Nllb | Int8:
+        backend = Int8 if self._options.backend == "ctranslate2" else Nllb
+        return backend(self._options, self._options.max_output_tokens)
 
 
 def _code(text: str, label: str, tokenizer: Any) -> ToolResult:

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from fractions import Fraction
 
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.number_pairs import selection_rule
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import NoResult, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 MAX_CHARACTERS = 200
 MAX_DEPTH = 50
@@ -20,29 +20,12 @@ SYMBOLS = dict.fromkeys("xX×·⋅∙∗", "*") | dict.fromkeys("÷∕⁄", "/")
 KNOWN = frozenset("+-*/()%")
 
 
-class NoResult(ValueError):
-    """An expression without a value; `reason` is short and stable."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """numerator / denominator, not reduced: neither has more digits than the expression, so no gcd is needed."""
-
-    numerator: int
-    denominator: int
-
-
 def evaluate(expression: str) -> str:
     """Evaluate an expression, rounded half away from zero to two decimals: `0.29`, `35`, `-2.5`.
 
     - Trailing zeros are removed. This is a choice of the project: the paper's table 10 has `85 / 23 -> 3.70`, here the
       result is `3.7`.
     - `%` divides by a hundred.
-    - The time is linear in the length.
     - Not covered: powers, currencies, words, equations, multiplication without a sign (`2(3)`).
 
     Raises only NoResult, with a reason: empty, too_long (over 200 characters), too_deep (over 50 parentheses),
@@ -55,22 +38,21 @@ def evaluate(expression: str) -> str:
     return _rounded(parser.value())
 
 
-def _rounded(value: Ratio) -> str:
-    numerator, denominator = value.numerator, value.denominator
-    hundredths = (200 * abs(numerator) + abs(denominator)) // (2 * abs(denominator))
-    if abs(numerator) > MAX_MAGNITUDE * abs(denominator):
+def _rounded(value: Fraction) -> str:
+    if abs(value) > MAX_MAGNITUDE:
         raise NoResult("too_large")
-    sign = "-" if hundredths and (numerator < 0) != (denominator < 0) else ""
+    hundredths = (200 * abs(value.numerator) + value.denominator) // (2 * value.denominator)
+    sign = "-" if hundredths and value < 0 else ""
     whole, decimals = divmod(hundredths, 100)
     return f"{sign}{whole}.{decimals:02}".rstrip("0").rstrip(".")
 
 
-def _number(token: str) -> Ratio:
+def _number(token: str) -> Fraction:
     match = NUMBER.fullmatch(token)
     if match is None or not any(map(str.isdecimal, token)):
         raise NoResult("bad_number")
     whole, decimals = (match["whole"] or "").replace(",", ""), match["decimals"] or ""
-    return Ratio(int(whole + decimals), 10 ** len(decimals))
+    return Fraction(int(whole + decimals), 10 ** len(decimals))
 
 
 class _Parser:
@@ -85,7 +67,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def value(self) -> Ratio:
+    def value(self) -> Fraction:
         value = self._sum()
         if self._tokens[self._at]:
             raise NoResult("unbalanced" if self._tokens[self._at] == ")" else "syntax")
@@ -99,33 +81,32 @@ class _Parser:
         self._at += 1
         return token
 
-    def _sum(self) -> Ratio:
-        left = self._product()
+    def _sum(self) -> Fraction:
+        found = self._product()
         while sign := self._take("+-"):
             right = self._product()
-            term = right.numerator * left.denominator
-            sum_ = left.numerator * right.denominator + (term if sign == "+" else -term)
-            left = Ratio(sum_, left.denominator * right.denominator)
-        return left
+            found = found + right if sign == "+" else found - right
+        return found
 
-    def _product(self) -> Ratio:
-        left = self._signed()
+    def _product(self) -> Fraction:
+        found = self._signed()
         while sign := self._take("*/"):
             right = self._signed()
-            if sign == "/":
-                right = _inverse(right)
-            left = Ratio(left.numerator * right.numerator, left.denominator * right.denominator)
-        return left
+            if sign == "/" and not right:
+                raise NoResult("division_by_zero")
+            found = found * right if sign == "*" else found / right
+        return found
 
-    def _signed(self) -> Ratio:
+    def _signed(self) -> Fraction:
         negative = False
         while sign := self._take("+-"):
             negative ^= sign == "-"
         operand = self._operand()
-        scale = 100 if self._take("%") else 1
-        return Ratio(-operand.numerator if negative else operand.numerator, operand.denominator * scale)
+        if self._take("%"):
+            operand /= 100
+        return -operand if negative else operand
 
-    def _operand(self) -> Ratio:
+    def _operand(self) -> Fraction:
         if self._take("("):
             return self._parenthesis()
         token = self._tokens[self._at]
@@ -134,7 +115,7 @@ class _Parser:
         self._at += 1
         return _number(token)
 
-    def _parenthesis(self) -> Ratio:
+    def _parenthesis(self) -> Fraction:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
@@ -143,12 +124,6 @@ class _Parser:
             raise NoResult("syntax" if self._tokens[self._at] else "unbalanced")
         self._depth -= 1
         return inner
-
-
-def _inverse(value: Ratio) -> Ratio:
-    if not value.numerator:
-        raise NoResult("division_by_zero")
-    return Ratio(value.denominator, value.numerator)
 
 
 class Calculator(Tool):

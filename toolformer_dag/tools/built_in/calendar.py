@@ -3,14 +3,9 @@
 from collections.abc import Sequence
 from datetime import date
 
+from toolformer_dag.synthetic.today import today_is
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
-
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 
 
 class Calendar(Tool):
@@ -43,9 +38,4 @@ def _result(call: ToolCall) -> ToolResult:
         day = date.fromisoformat(call.context) if call.context else date.today()
     except ValueError:
         return ToolResult(None, "bad_context")
-    return ToolResult(sentence(day))
-
-
-def sentence(day: date) -> str:
-    """Format a date in English, whatever the locale: `Today is Monday, January 30, 2023.`"""
-    return f"Today is {WEEKDAYS[day.weekday()]}, {MONTHS[day.month - 1]} {day.day}, {day.year}."
+    return ToolResult(today_is(day))

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import ModelError
+from toolformer_dag.synthetic.lexicon import ARTICLES, lexicon, translate
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.foreign_text import ENGLISH_LABEL, Identifier, IdentifierError
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
-from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions, Translator
+from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions
 
 
 def input_after_call_only(text: str, offset: int, input: str) -> bool:
@@ -27,6 +28,11 @@ BESIDE, REACH = 20, 300
 """The words on either side of a phrase that must be English, and the characters in which they are looked for."""
 
 
+_FORMS = sorted({form for genders in ARTICLES.values() for form in genders.values()})
+_PHRASE = re.compile(rf"\b(?:{'|'.join(_FORMS)}) (\w+)")
+"""An article and the word behind it."""
+
+
 class EmbeddedTranslator:
     """Translates phrases of article, noun and adjective with the synthetic world's lexicon.
 
@@ -41,8 +47,6 @@ class EmbeddedTranslator:
         return Identifier(self._chosen)
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        from toolformer_dag.synthetic.lexicon import translate
-
         english = [translate(text) for text in texts]
         return [ToolResult(found) if found else ToolResult(None, "unknown_phrase") for found in english]
 
@@ -51,8 +55,8 @@ class EmbeddedTranslator:
 
         The phrases have two or three words, too few for fastText; it identifies up to BESIDE words before and after.
         """
-        for found in _article().finditer(text):
-            if found[1].lower() in _lexicon() and self._is_english_beside(text, *found.span()):
+        for found in _PHRASE.finditer(text):
+            if found[1].lower() in lexicon() and self._is_english_beside(text, *found.span()):
                 return "lexicon_phrase"
         return None
 
@@ -69,31 +73,9 @@ class EmbeddedTranslator:
         return {
             "backend": "embedded",
             "rules": DICTIONARY_RULES,
-            "lexicon": fingerprint(_lexicon()),
+            "lexicon": fingerprint(lexicon()),
             "identifier": self._identifier.identity(),
         }
-
-
-@functools.cache
-def _article() -> re.Pattern[str]:
-    from toolformer_dag.synthetic.lexicon import ARTICLES
-
-    forms = sorted({form for genders in ARTICLES.values() for form in genders.values()})
-    return re.compile(rf"\b(?:{'|'.join(forms)}) (\w+)")
-
-
-@functools.cache
-def _lexicon() -> dict[str, str]:
-    """Every form of every word, lower case, with its English."""
-    from toolformer_dag.synthetic.lexicon import LANGUAGES, words
-
-    return {
-        form.lower(): word.english
-        for language in LANGUAGES
-        for word_class in ("noun", "adjective")
-        for word in words(language, word_class)
-        for form in word.forms
-    }
 
 
 class MachineTranslation(Tool):
@@ -108,7 +90,7 @@ class MachineTranslation(Tool):
     def __init__(self, key: str, options: TranslationOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
         embedded = options.backend == "embedded"
-        self._translator: Translator = EmbeddedTranslator(options.identifier) if embedded else NeuralTranslator(options)
+        self._translator = EmbeddedTranslator(options.identifier) if embedded else NeuralTranslator(options)
 
     def wants_document(self, document: Document) -> str | None:
         return self._translator.wants(document.text)

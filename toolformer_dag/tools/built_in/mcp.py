@@ -7,18 +7,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_arguments import (
-    BadArgument,
     argument_names,
     fill,
     occurs,
     only_argument,
     split_fields,
 )
-from toolformer_dag.tools.mcp_session import TOO_LONG, MalformedAnswer, McpOptions, Session, open_session
+from toolformer_dag.tools.mcp_session import McpOptions, Session, SessionLost, open_session
 from toolformer_dag.tools.options import shown_values
-from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
+from toolformer_dag.tools.tool import NoResult, Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -51,64 +51,6 @@ def _block_text(block: Any) -> str | None:
 CLOSE_SECONDS = 10.0  # a command that does not end by itself is killed well before
 
 
-class Connection:
-    """Holds at most one session at a time and closes it when the process ends.
-
-    Not covered: servers that send requests while they answer (sampling, elicitation, roots).
-    """
-
-    def __init__(self, key: str, options: McpOptions) -> None:
-        self._key = key
-        self._options = options
-        self._session: Session | None = None
-        self._lock = threading.Lock()
-
-    def session(self) -> Session:
-        """Return the open session, or open a new session. Raises ToolDown."""
-        with self._lock:
-            if self._session is None:
-                self._session = open_session(self._key, self._options)
-                atexit.register(self._session.close)
-            return self._session
-
-    def call(self, session: Session, arguments: dict[str, Any]) -> "CallToolResult":
-        """Call the tool; a lost session is dropped.
-
-        Raises RetryableError where the session was lost or the server had an internal error, MalformedAnswer, and
-        mcp.MCPError for any other rejection of the call.
-        """
-        from mcp import MCPError
-        from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
-
-        try:
-            return session.call(arguments)
-        except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
-            raise RetryableError(f"MCP server: {self._options.public(error)}") from error
-        except MCPError as error:
-            if TOO_LONG in str(error):
-                raise MalformedAnswer(TOO_LONG) from error
-            if lost := error.code in _session_lost():
-                self.close(session)
-            if lost or error.code in (INTERNAL_ERROR, REQUEST_TIMEOUT):
-                raise RetryableError(f"MCP server: {self._options.public(error)}") from error
-            raise
-
-    def close(self, session: Session | None = None) -> None:
-        """Close the open session; with `session`, only if it is still the open session."""
-        with self._lock:
-            if self._session is not None and session in (None, self._session):
-                atexit.unregister(self._session.close)
-                _close(self._session)
-                self._session = None
-
-
-def _session_lost() -> tuple[int, ...]:
-    """Return error codes of a lost session: a restarted server knows neither the session nor its requests."""
-    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
-
-    return CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
-
-
 def _close(session: Session) -> None:
     """Close in a separate thread: a server that hangs delays closing over HTTP for minutes."""
     closing = threading.Thread(target=session.close, daemon=True)
@@ -120,7 +62,11 @@ _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A tool of an MCP server; see McpOptions for its keys. The default thresholds are the paper's for QA."""
+    """A tool of an MCP server; see McpOptions for its keys. The default thresholds are the paper's for QA.
+
+    It has one session at a time, which ends with the process. Not covered: servers that send requests while they answer
+    (sampling, elicitation, roots).
+    """
 
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
     Options = McpOptions
@@ -131,7 +77,8 @@ class McpTool(Tool):
         super().__init__(key, options, prompt)
         self.name = options.name
         self.version = options.version
-        self._connection = Connection(key, options)
+        self._session: Session | None = None
+        self._lock = threading.Lock()
 
     def wants(self, text: str, document: Document) -> str | None:
         if self.options.wants is None:
@@ -140,11 +87,11 @@ class McpTool(Tool):
 
     def connect(self) -> None:
         """Connect to the server, starting a command. Raises ToolDown."""
-        self._connection.session()
+        self._opened()
 
     def timed_out(self) -> None:
         """Close the connection: a server that hangs on an input answers no other; `connect` restarts it."""
-        self._connection.close()
+        self.close()
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [self._answer(call.input) for call in calls]
@@ -152,39 +99,46 @@ class McpTool(Tool):
     def identity(self) -> Mapping[str, object]:
         """Return the server's address or command, its tool and its arguments; no secret, no folder."""
         shown = "url" if self.options.command is None else "command"
-        kept = self.options.model_dump(mode="json", include={"tool", "arguments", "fields"})
+        kept = determining(self.options, "tool", "arguments", "fields")
         arguments = kept["arguments"] and shown_values(kept["arguments"])
         return {"command": None, "url": None, **kept, "arguments": arguments, shown: self.options.shown}
 
     def selection(self) -> Mapping[str, object]:
         """Return only the regular expression: changing it selects other texts but keeps stored results."""
-        return self.options.model_dump(mode="json", include={"wants"})
+        return determining(self.options, "wants")
 
-    def close(self) -> None:
-        """Close the connection before the process ends; the next call opens another."""
-        self._connection.close()
+    def close(self, session: Session | None = None) -> None:
+        """Close the open session, with `session` only where it is that; the next call opens another."""
+        with self._lock:
+            if self._session is not None and session in (None, self._session):
+                atexit.unregister(self._session.close)
+                _close(self._session)
+                self._session = None
+
+    def _opened(self) -> Session:
+        with self._lock:
+            if self._session is None:
+                self._session = open_session(self.key, self.options)
+                atexit.register(self._session.close)
+            return self._session
 
     def _answer(self, text: str) -> ToolResult:
-        from mcp import MCPError
-
-        session = self._connection.session()
+        session = self._opened()
         schema = session.tool.input_schema
         try:
             values = split_fields(unquote(text), self.options.fields)
-            answer = self._connection.call(session, fill(self._template(schema), values, schema))
-        except BadArgument as error:
+            answer = session.call(fill(self._template(schema), values, schema))
+        except SessionLost:
+            self.close(session)
+            raise
+        except NoResult as error:
+            if cause := error.__cause__:
+                told = self.options.public(cause)
+                _log.warning("%s(%.80s): %s; MCP client: %s", self.name, text, error.reason, told)
             return ToolResult(None, error.reason)
-        except MCPError as error:
-            return self._no_result(text, "refused", error)
-        except MalformedAnswer as error:
-            return self._no_result(text, "malformed_response", error)
         if answer.is_error:
             _log.info("%s(%.80s): %.500s", self.name, text, text_of(answer))
         return result_of(answer)
-
-    def _no_result(self, text: str, reason: str, error: Exception) -> ToolResult:
-        _log.warning("%s(%.80s): %s; MCP client: %s", self.name, text, reason, self.options.public(error))
-        return ToolResult(None, reason)
 
     def _template(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         template = self.options.arguments if self.options.arguments is not None else only_argument(schema)

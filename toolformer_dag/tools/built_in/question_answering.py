@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from toolformer_dag.model.weights import ModelError
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.options import shown_url
 from toolformer_dag.tools.passage_search import PassageSearch
 from toolformer_dag.tools.passages import Passage, PassageError
@@ -34,10 +35,6 @@ class QuestionAnswering(Tool):
         if self.options.inference is None:
             return self
         return type(self)(self.key, self.options.at_inference(), self.prompt)
-
-    def answer(self, question: str) -> str | None:
-        """Answer a single question; None without an answer."""
-        return self.run([ToolCall(question)])[0].result
 
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Build the index if it is missing, and load the reader."""
@@ -77,13 +74,12 @@ class QuestionAnswering(Tool):
 
     def identity(self) -> Mapping[str, object]:
         retrieval = self.options.retrieval_identity() if self.options.passages_read else {}
-        common = {"reader": self.options.reader, "passages_read": self.options.passages_read}
-        return {**common, **retrieval, **self._reader_identity()}
+        return {**determining(self.options, "reader", "passages_read"), **retrieval, **self._reader_identity()}
 
     def _reader_identity(self) -> Mapping[str, object]:
         if self.options.reader == "embedded":
             return {"rules": READER_RULES}
-        answers = {"max_answer_tokens": self.options.max_answer_tokens}
         if self.options.reader == "http":
-            return {"model": self.options.model, "url": shown_url(str(self.options.url)), **answers}
-        return {**self.options.weights_identity(), "max_input_tokens": self.options.max_input_tokens, **answers}
+            url = shown_url(str(self.options.url))
+            return {**determining(self.options, "model", "max_answer_tokens"), "url": url}
+        return {**self.options.weights_identity(), **determining(self.options, "max_input_tokens", "max_answer_tokens")}

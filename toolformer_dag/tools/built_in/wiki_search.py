@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.passage_search import IndexingProgress, PassageSearch, RetrievalOptions
 from toolformer_dag.tools.passages import PassageError, snippet
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
@@ -58,4 +59,4 @@ class WikiSearch(Tool):
         return ToolResult(snippet(hits[0].passage, self.options.snippet_characters))
 
     def identity(self) -> Mapping[str, object]:
-        return {**self.options.retrieval_identity(), "snippet_characters": self.options.snippet_characters}
+        return {**self.options.retrieval_identity(), **determining(self.options, "snippet_characters")}
