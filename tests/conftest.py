@@ -53,6 +53,27 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
 
 
 @pytest.fixture(scope="session")
+def model(once: Once) -> Path:
+    """The model of tests.worlds."""
+    from tests.worlds import make_model
+
+    return once("model-a", make_model)
+
+
+@pytest.fixture(scope="session")
+def made_folder(once: Once, model: Path) -> Path:
+    """A world of tests.worlds in which `run` has made everything, training and evaluation too. Not to be changed."""
+    from tests.command_line import cli
+    from tests.worlds import lay_out
+
+    def run(folder: Path) -> None:
+        done = cli("run", "--config", str(lay_out(folder, model) / "toolformer.toml"))
+        assert done.returncode == 0, done.stderr
+
+    return once("made", run)
+
+
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data beside the checkout; tests that read it skip where it is absent."""
     folder = Path(__file__).resolve().parents[2] / "shared"
