@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cpu_budget import pytest_addoption, pytest_runtest_call
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from toolformer_dag.model.loading import LanguageModel
 
+
+__all__ = ["pytest_addoption", "pytest_runtest_call"]  # hooks
 
 for name in [name for name in os.environ if name.startswith(("DAGSTER_", "TOOLFORMER_"))]:
     del os.environ[name]  # the settings and the history of whoever runs the tests are not theirs
