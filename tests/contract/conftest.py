@@ -166,6 +166,7 @@ class World:
 def _in(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Stands in a folder with these variables; forgets the tool and the paths of other worlds, and then its own."""
     path = list(sys.path)
+    sys.path[:] = [place for place in path if not (Path(place) / "sums_tool.py").exists()]
     sys.modules.pop("sums_tool", None)
     try:
         with pytest.MonkeyPatch.context() as patch:
