@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.cpu_budget import pytest_addoption, pytest_runtest_call
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from toolformer_dag.model.loading import LanguageModel
 
+
+__all__ = ["pytest_addoption", "pytest_runtest_call"]  # hooks
 
 for name in [name for name in os.environ if name.startswith(("DAGSTER_", "TOOLFORMER_"))]:
     del os.environ[name]  # the settings and the history of whoever runs the tests are not theirs
@@ -50,6 +54,27 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def model(once: Once) -> Path:
+    """The model of tests.worlds."""
+    from tests.worlds import make_model
+
+    return once("model-a", make_model)
+
+
+@pytest.fixture(scope="session")
+def made_folder(once: Once, model: Path) -> Path:
+    """A world of tests.worlds in which `run` has made everything, training and evaluation too. Not to be changed."""
+    from tests.command_line import cli
+    from tests.worlds import lay_out
+
+    def run(folder: Path) -> None:
+        done = cli("run", "--config", str(lay_out(folder, model) / "toolformer.toml"))
+        assert done.returncode == 0, done.stderr
+
+    return once("made", run)
 
 
 @pytest.fixture(scope="session")

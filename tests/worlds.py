@@ -1,13 +1,15 @@
-"""Small worlds for tests: shards of sums, and a language model that is made on the spot without training.
+"""Small worlds for tests: shards of sums, two lanes over them, and a language model made on the spot without training.
 
-The model is a GPT-2 whose head holds the logarithms of how often a token follows another in a few lines, so that it
-writes calls, malformed ones too; one random layer makes a loss depend on what stands further back.
+Nothing here knows how the package is built inside: settings and tool are as a user writes them. The model is a GPT-2
+whose head holds the logarithms of how often a token follows another in a few lines, so that it writes calls, malformed
+ones too; one random layer makes a loss depend on what stands further back.
 """
 
 import gzip
 import itertools
 import json
 import random
+import shutil
 from pathlib import Path
 
 import torch
@@ -16,6 +18,69 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 torch.set_num_threads(1)  # models this small only wait for each other on more
 CONTEXT = 192
+PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [{}(1+2)] 3 .\n"
+SETTINGS = """
+profile = "tests"
+[profiles.tests]
+[corpus]
+shards = ["web/*.json.gz"]
+segment_tokens = 40
+[model]
+name = "model"
+device = "cpu"
+[sampling]
+max_call_tokens = 12
+[tools.calculator]
+prompt = "calculator.txt"
+tau_s = 0.1
+k = 2
+m = 3
+tau_f = 0.0
+[tools.sums]
+use = "sums_tool:Sums"
+prompt = "sums.txt"
+tau_s = 0.1
+k = 2
+m = 6
+tau_f = 0.0
+[training]
+max_steps = 1
+eval_steps = 1
+batch_size = 2
+sequence_length = 64
+[evaluation]
+questions = 1
+[execution]
+workers = 1
+[decoding]
+max_new_tokens = 4
+"""
+SUMS = '''
+"""A tool of one's own: the sum of the numbers in a call."""
+
+import re
+
+from toolformer_dag.tools.options import ToolOptions
+from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
+
+
+class SumsOptions(ToolOptions):
+    edition: int = 1
+    shortest: int = 0
+
+
+class Sums(Tool):
+    name = "Search"
+    version = "1"
+    defaults = ToolDefaults(0.1, 2, 6, 0.0)
+    Options = SumsOptions
+
+    def keeps(self, text, offset, input):
+        return len(input) >= self.options.shortest
+
+    def run(self, calls):
+        return [ToolResult(str(self.options.edition * sum(map(int, re.findall("[0-9]+", c.input))))) for c in calls]
+'''
 
 
 def sentence(generator: random.Random) -> str:
@@ -103,3 +168,24 @@ def write_shard(folder: Path, name: str, documents: int = 6, seed: int = 0) -> P
             }
             stream.write(json.dumps(record) + "\n")
     return path
+
+
+def lay_out(folder: Path, model: Path) -> Path:
+    """Write settings, prompts, a tool, a copy of the model and two shards, and run nothing; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "toolformer.toml").write_text(SETTINGS)
+    (folder / "sums_tool.py").write_text(SUMS)
+    (folder / "calculator.txt").write_text(PROMPT.format("Calculator"))
+    (folder / "sums.txt").write_text(PROMPT.format("Search"))
+    shutil.copytree(model, folder / "model")
+    for name in ("one", "two"):
+        write_shard(folder / "web", name)
+    return folder
+
+
+def copy_world(world: Path, folder: Path) -> Path:
+    """Copy a world to a folder that is not there yet; return it."""
+    try:
+        return shutil.copytree(world, folder)
+    except shutil.Error:  # another process looked at it: SQLite's log came and went
+        return shutil.copytree(world, folder, dirs_exist_ok=True)

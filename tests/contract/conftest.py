@@ -1,26 +1,22 @@
-"""Small worlds for a suite that speaks as a user does: settings, the command line, SQL and Dagster's own interface.
+"""Worlds for a suite that speaks as a user does: settings, the command line, SQL and Dagster's own interface.
 
-Nothing here knows how the package is built inside, so the same tests hold before and after its inside changes. Figures
-that were measured once lie in JSON files beside the tests. Write them anew, after a wanted change, with
+Nothing here and in tests.worlds knows how the package is built inside, so the same tests hold before and after its
+inside changes. Figures that were measured once lie in JSON files beside the tests. Write them anew, after a wanted
+change, with
 
     WRITE_CONTRACT=1 OMP_NUM_THREADS=1 pytest tests/contract
 
 (one process: without -n), and read the difference before it is committed.
 """
 
-import gzip
-import io
-import itertools
 import json
 import os
-import random
 import re
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +29,10 @@ import duckdb
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+
+from tests.command_line import Done, cli
+from tests.conftest import Once
+from tests.worlds import copy_world, lay_out, make_model
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -62,75 +62,6 @@ PUBLIC = (
     "rejections",
     "lanes",
 )
-PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [{}(1+2)] 3 .\n"
-SETTINGS = """
-profile = "tests"
-[profiles.tests]
-[corpus]
-shards = ["web/*.json.gz"]
-segment_tokens = 40
-[model]
-name = "model"
-device = "cpu"
-[sampling]
-max_call_tokens = 12
-[tools.calculator]
-prompt = "calculator.txt"
-tau_s = 0.1
-k = 2
-m = 3
-tau_f = 0.0
-[tools.sums]
-use = "contract_sums:Sums"
-prompt = "sums.txt"
-tau_s = 0.1
-k = 2
-m = 6
-tau_f = 0.0
-[training]
-max_steps = 1
-eval_steps = 1
-batch_size = 2
-sequence_length = 64
-[evaluation]
-questions = 1
-[execution]
-workers = 1
-[decoding]
-max_new_tokens = 4
-"""
-SUMS = '''
-"""A tool of one's own: the sum of the numbers in a call."""
-
-import re
-from collections.abc import Sequence
-
-from toolformer_dag.tools.options import ToolOptions
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
-
-
-class SumsOptions(ToolOptions):
-    edition: int = 1
-
-
-class Sums(Tool):
-    name = "Search"
-    version = "1"
-    defaults = ToolDefaults(tau_s=0.1, k=2, m=6, tau_f=0.0)
-    Options = SumsOptions
-
-    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        return [ToolResult(str(self.options.edition * sum(map(int, re.findall("[0-9]+", c.input))))) for c in calls]
-'''
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command printed, and its exit code."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass(frozen=True)
@@ -162,13 +93,13 @@ class World:
     def cli(self, *arguments: str, stdin: str = "") -> Done:
         """Runs a command in this process, as if the process were a new one."""
         with _in(self.folder, self.environment):
-            return command(*arguments, stdin=stdin)
+            return cli(*arguments, stdin=stdin)
 
     def ok(self, *arguments: str, stdin: str = "") -> str:
         """Runs a command that must end well and returns what it printed."""
         done = self.cli(*arguments, stdin=stdin)
-        assert done.code == 0, done.err
-        return done.out
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """Starts a command in a process group of its own."""
@@ -231,30 +162,12 @@ class World:
         path.write_text(text.replace(old, new))
 
 
-def command(*arguments: str, stdin: str = "") -> Done:
-    """Calls the command line's root with the current folder and environment."""
-    from toolformer_dag.cli import app
-
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    given = io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
-    code: object = 0
-    hook = sys.excepthook
-    try:
-        with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdin", given)
-            app(list(arguments))
-    except SystemExit as end:
-        code = end.code
-    finally:
-        sys.excepthook = hook
-    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
-    return Done(code if isinstance(code, int) else int(code is not None), *texts)
-
-
 @contextmanager
 def _in(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Stands in a folder with these variables; then forgets the modules and paths that were found there."""
-    path, modules = list(sys.path), set(sys.modules)
+    """Stands in a folder with these variables; forgets the tool and the paths of other worlds, and then its own."""
+    path = list(sys.path)
+    sys.path[:] = [place for place in path if not (Path(place) / "sums_tool.py").exists()]
+    sys.modules.pop("sums_tool", None)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
@@ -265,8 +178,7 @@ def _in(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
             yield
     finally:
         sys.path[:] = path
-        for name in {"contract_sums"} & (set(sys.modules) - modules):
-            del sys.modules[name]
+        sys.modules.pop("sums_tool", None)
 
 
 def names(printed: str) -> set[str]:
@@ -323,113 +235,24 @@ class Expected:
         return known[key]
 
 
-def _sentence(generator: random.Random) -> str:
-    a, b = generator.randrange(10), generator.randrange(10)
-    return f" {a} and {b} make {a + b} ."
-
-
-def _lines(generator: random.Random) -> list[str]:
-    """Makes sums, half of them with a call, some of these malformed or to another tool."""
-    made = [_sentence(generator) for _ in range(400)]
-    calls = [" [Calculator({}+{})]"] * 8 + [" [Calculator]", " [Search({}+{})]", " [Calculator({}+)]"]
-    return made + [
-        line.replace(" make", " make" + generator.choice(calls).format(*line.split()[:3:2])) for line in made
-    ]
-
-
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """Saves a GPT-2 whose head holds how often a token follows another in a few lines, calls among them."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    texts = _lines(random.Random(seed))
-    bare = Tokenizer(models.BPE())
-    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bare.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=310, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    bare.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, bos_token="<|end|>", eos_token="<|end|>")
-    size = len(tokenizer) + len(tokenizer) % 2
-    shape = {"n_positions": 192, "n_embd": size, "n_layer": 1, "n_head": 2, "n_inner": 16, "tie_word_embeddings": False}
-    config = GPT2Config(vocab_size=size, bos_token_id=0, eos_token_id=0, initializer_range=0.1, **shape)
-    counts = torch.full((size, size), 1e-4)
-    for ids in tokenizer(texts).input_ids:
-        for one, other in itertools.pairwise(ids):
-            counts[one, other] += 1
-    model = GPT2LMHeadModel(config)
-    with torch.no_grad():
-        model.transformer.wte.weight.copy_(40 * torch.eye(size))
-        model.transformer.wpe.weight.mul_(0.1)
-        model.lm_head.weight.copy_((counts / counts.sum(1, keepdim=True)).log().T / size**0.5)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def write_shard(folder: Path, name: str, documents: int = 6) -> Path:
-    """Writes a CCNet shard of sums, one sum per paragraph."""
-    generator = random.Random(name)
-    path = folder / f"{name}.json.gz"
-    folder.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt", encoding="utf-8") as stream:
-        for number in range(documents):
-            record = {
-                "url": f"https://example.org/{name}/{number}",
-                "digest": f"sha1:{name}-{number}",
-                "source_domain": "example.org",
-                "title": f"Sums {number}",
-                "raw_content": "\n".join(_sentence(generator).strip() for _ in range(6)),
-                "language": "en",
-            }
-            stream.write(json.dumps(record) + "\n")
-    return path
-
-
-def new_world(folder: Path, model: Path) -> World:
-    """Lays out a world in which nothing ran yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "toolformer.toml").write_text(SETTINGS)
-    (folder / "contract_sums.py").write_text(SUMS)
-    (folder / "calculator.txt").write_text(PROMPT.format("Calculator"))
-    (folder / "sums.txt").write_text(PROMPT.format("Search"))
-    shutil.copytree(model, folder / "model")
-    for name in ("one", "two"):
-        write_shard(folder / "web", name)
-    return World(folder)
-
-
 @pytest.fixture(scope="session")
-def model(once: Callable[..., Path]) -> Path:
-    return once("model-a", make_model)
-
-
-@pytest.fixture(scope="session")
-def other_model(once: Callable[..., Path]) -> Path:
+def other_model(once: Once) -> Path:
     return once("model-b", lambda folder: make_model(folder, seed=1))
 
 
 @pytest.fixture(scope="session")
-def made(once: Callable[..., Path], model: Path) -> World:
+def made(made_folder: Path) -> World:
     """A world in which everything has run once, training and evaluation too. Not to be changed."""
-    return World(once("made", lambda folder: new_world(folder, model).run()))
+    return World(made_folder)
 
 
 @pytest.fixture
 def world(made: World, tmp_path: Path) -> World:
     """A copy of `made`, to be changed."""
-    try:
-        return World(shutil.copytree(made.folder, tmp_path / "world"))
-    except shutil.Error:  # another process looked at `made`: SQLite's log came and went
-        return World(shutil.copytree(made.folder, tmp_path / "world", dirs_exist_ok=True))
+    return World(copy_world(made.folder, tmp_path / "world"))
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, model: Path) -> World:
     """A world in which nothing ran yet."""
-    return new_world(tmp_path / "fresh", model)
+    return World(lay_out(tmp_path / "fresh", model))

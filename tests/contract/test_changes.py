@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.contract.conftest import BY_HAND, NOTHING, STAGES, Expected, Spent, World, assert_same, write_shard
+from tests.contract.conftest import BY_HAND, NOTHING, STAGES, Expected, Spent, World, assert_same
+from tests.worlds import write_shard
 
 pytestmark = pytest.mark.long
 
@@ -32,7 +33,7 @@ def changed_prompt(world: World) -> None:
 
 
 def changed_version(world: World) -> None:
-    world.edit("contract_sums.py", 'version = "1"', 'version = "second"')
+    world.edit("sums_tool.py", 'version = "1"', 'version = "second"')
 
 
 def added_shard(world: World) -> None:
@@ -138,7 +139,7 @@ def test_a_change_makes_its_stage_stale_and_costs_what_it_asks_for_and_the_way_b
     assert stale <= change.may, name
     check_cost(name, world.mend(*change.options()))
     assert world.stale(*change.options()) <= BY_HAND
-    for file in ("sums.txt", "contract_sums.py"):
+    for file in ("sums.txt", "sums_tool.py"):
         shutil.copy2(made.folder / file, world.folder / file)
     shutil.rmtree(world.folder / "web")
     shutil.copytree(tmp_path / "web", world.folder / "web")

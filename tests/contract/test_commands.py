@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import REPOSITORY, Done, World
+from tests.command_line import Done
+from tests.contract.conftest import REPOSITORY, World
 
 COMMANDS = {"run", "demo", "stale", "sql", "tool", "generate", "score", "clean", "ui", "embedded"}
 LINE = '{"text": "The total is 117.", "offset": 12, "tool": "Calculator", "input": "94 + 23", "result": "117"}'
@@ -49,8 +50,8 @@ def test_a_tool_answers_line_by_line(here):
 
 def test_the_readmes_line_is_scored(here):
     done = here.cli("score", "-", stdin=LINE + "\n")
-    assert done.code == 0, done.err
-    [scored] = [json.loads(line) for line in done.out.splitlines()]
+    assert done.returncode == 0, done.stderr
+    [scored] = [json.loads(line) for line in done.stdout.splitlines()]
     assert json.loads(LINE).items() <= scored.items()
     assert scored["loss_minus"] == pytest.approx(min(scored["loss_empty"], scored["loss_call"]))
     assert scored["loss_plus"] == pytest.approx(scored["loss_result"])
@@ -70,11 +71,12 @@ def test_generate_takes_the_finetuned_checkpoint(made):
 
 def listed(done: Done) -> tuple[int, int]:
     """(files, bytes) of the last line of `clean`."""
-    assert done.code == 0, done.err
-    files, size = re.findall(r"([\d,]+) files, ([\d,]+) bytes", done.out)[0]
+    assert done.returncode == 0, done.stderr
+    files, size = re.findall(r"([\d,]+) files, ([\d,]+) bytes", done.stdout)[0]
     return int(files.replace(",", "")), int(size.replace(",", ""))
 
 
+@pytest.mark.long
 def test_clean_says_what_would_go_and_removes_it_only_when_told(world):
     world.mend("--set", "tools.calculator.tau_f=0.3")
     before = world.tables()

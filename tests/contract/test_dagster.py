@@ -1,9 +1,6 @@
 """What Dagster loads: the assets of the default settings, what each tells of itself, and how light loading is."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import dagster as dg
 import pytest
@@ -11,14 +8,6 @@ import pytest
 from tests.contract.conftest import IGNORED, REPOSITORY, Expected, World
 
 ASSETS = Expected("assets")
-HEAVY = ("torch", "transformers", "ray")
-LOAD = """
-import sys
-from toolformer_dag.definitions import defs
-loaded = defs() if callable(defs) else defs
-loaded.resolve_all_asset_specs()
-print([name for name in {heavy} if name in sys.modules])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +59,6 @@ def _ancestors(above: dict[str, set[str]], name: str) -> set[str]:
         found |= new
         open_ += new
     return found
-
-
-def test_loading_imports_nothing_heavy(tmp_path):
-    environment = os.environ | {"TOOLFORMER_CONFIG": str(REPOSITORY / "toolformer.toml")}
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD.format(heavy=HEAVY)], capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_lane_of_ones_own_is_a_lane_like_the_others(made: World):

@@ -110,10 +110,10 @@ def test_a_second_run_of_the_demo_does_nothing(demo):
 
 def test_the_demo_prints_its_tables_and_where_to_go_next(demo):
     done = demo.cli("demo")
-    assert done.code == 0, done.err
-    assert "nothing ran" in done.out
+    assert done.returncode == 0, done.stderr
+    assert "nothing ran" in done.stdout
     for word in ("Funnel", "Table 2", "by chance", "Held-out questions", *LANES):
-        assert word in done.out
+        assert word in done.stdout
 
 
 def test_the_finetuned_model_lies_where_the_readme_says(demo):

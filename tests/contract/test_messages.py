@@ -4,16 +4,17 @@ import gzip
 
 import pytest
 
-from tests.contract.conftest import BY_HAND, Done, World
+from tests.command_line import Done
+from tests.contract.conftest import BY_HAND, World
 
 BAD_LINE = '{"text": "The total is 117.", "offset": 12}'
 
 
 def assert_refused(done: Done, *words: str) -> None:
-    assert done.code == 1, done
-    assert "Traceback" not in done.out + done.err
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stdout + done.stderr
     for word in words:
-        assert word in done.err, done.err
+        assert word in done.stderr, done.stderr
 
 
 REFUSED = {
@@ -27,7 +28,7 @@ REFUSED = {
     "shards that match nothing": (("stale", "--shards", "nowhere/*.json.gz"), ("nowhere", "corpus.shards")),
     "missing settings file": (("stale", "--config", "elsewhere.toml"), ("elsewhere.toml",)),
     "tool class that does not exist": (
-        ("stale", "--set", "tools.sums.use='contract_sums:Nothing'"),
+        ("stale", "--set", "tools.sums.use='sums_tool:Nothing'"),
         ("tools.sums", "Nothing"),
     ),
     "tool module that does not exist": (("stale", "--set", "tools.sums.use='missing:Sums'"), ("tools.sums", "missing")),
@@ -77,20 +78,31 @@ def test_a_line_that_cannot_be_scored_is_named_and_the_others_are_scored(fresh):
     good = '{"text": "1 and 2 make 3 .", "offset": 7, "tool": "Search", "input": "1+2", "result": "3"}'
     done = fresh.cli("score", "-", stdin=f"{BAD_LINE}\n{good}\n{{\n")
     assert_refused(done, "line 1", "tool", "line 3", "JSON")
-    assert len(done.out.splitlines()) == 1
+    assert len(done.stdout.splitlines()) == 1
 
 
-def test_a_warehouse_cut_short_is_told_and_made_again(world: World):
+@pytest.fixture
+def cut_short(world: World) -> World:
+    """A world whose warehouse ends after a third."""
     whole = world.warehouse.read_bytes()
-    before = world.sql("select count(*) from loss_deltas")
     world.warehouse.write_bytes(whole[: len(whole) // 3])
-    assert_refused(world.cli("sql", "select sum(delta) from loss_deltas"))
-    assert world.stale() == {"warehouse/toolformer_duckdb"}
-    world.mend()
-    assert world.sql("select count(*) from loss_deltas") == before
-    assert world.stale() == set()
+    return world
 
 
+def test_a_warehouse_cut_short_is_told(cut_short):
+    assert_refused(cut_short.cli("sql", "select sum(delta) from loss_deltas"))
+    assert cut_short.stale() == {"warehouse/toolformer_duckdb"}
+
+
+@pytest.mark.long
+def test_a_warehouse_cut_short_is_made_again(cut_short, made):
+    assert cut_short.ok("run") == "1 assets ran; 0 tokens went through the model, 0 tool calls were made.\n"
+    assert cut_short.stale() == set()
+    count = "select count(*) from loss_deltas"
+    assert cut_short.sql(count) == made.sql(count)
+
+
+@pytest.mark.long
 def test_a_malformed_line_is_counted_by_its_reason_and_the_rest_goes_through(world):
     shard = world.folder / "web" / "two.json.gz"
     bad = b'not json\n{"url": "https://example.org/", "digest": "sha1:x"}\n'

@@ -40,12 +40,12 @@ def test_another_threshold_is_asked_without_a_run(made):
 def test_an_error_in_sql_is_told_without_a_traceback(made):
     for query, word in (("from nothing_there", "nothing_there"), ("selekt 1", "selekt")):
         done = made.cli("sql", query)
-        assert done.code == 1 and word in done.err and "Traceback" not in done.err
+        assert done.returncode == 1 and word in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_warehouse_cannot_be_written_by_the_command(made):
     done = made.cli("sql", "drop table loss_deltas")
-    assert done.code == 1 and "Traceback" not in done.err
+    assert done.returncode == 1 and "Traceback" not in done.stderr
     assert made.sql("select count(*) > 0 from loss_deltas") == [(True,)]
 
 

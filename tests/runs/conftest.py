@@ -4,7 +4,9 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only wait for each other on more
 
-import shutil
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,78 +17,20 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import assets.plots
-from assets.outputs import BY_HAND, SHOWN
-from tests.conftest import Once
-from tests.worlds import make_model, write_shard
+from assets.outputs import BY_HAND
+from tests.worlds import copy_world, lay_out
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query
+from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.update import TableReport, update
+from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 MEASURED = ("seconds", "cost")
 DOT = b"\x89PNG\r\n\x1a\n"
-PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [{}(1+2)] 3 .\n"
-SETTINGS = """
-profile = "tests"
-[profiles.tests]
-[corpus]
-shards = ["web/*.json.gz"]
-segment_tokens = 40
-[model]
-name = "model"
-device = "cpu"
-[sampling]
-max_call_tokens = 12
-[tools.calculator]
-prompt = "calculator.txt"
-tau_s = 0.1
-k = 2
-m = 3
-tau_f = 0.0
-[tools.sums]
-use = "sums_tool:Sums"
-prompt = "sums.txt"
-tau_s = 0.1
-k = 2
-m = 6
-tau_f = 0.0
-[training]
-max_steps = 1
-eval_steps = 1
-batch_size = 2
-sequence_length = 64
-[evaluation]
-questions = 1
-[execution]
-workers = 1
-[decoding]
-max_new_tokens = 4
-"""
-SUMS = '''
-"""A tool of one's own: the sum of the numbers in a call."""
-
-import re
-
-from toolformer_dag.tools.options import ToolOptions
-from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
-
-
-class SumsOptions(ToolOptions):
-    edition: int = 1
-    shortest: int = 0
-
-
-class Sums(Tool):
-    name, version, defaults, Options = "Search", "1", ToolDefaults(0.1, 2, 6, 0.0), SumsOptions
-
-    def keeps(self, text, offset, input):
-        return len(input) >= self.options.shortest
-
-    def run(self, calls):
-        return [ToolResult(str(self.options.edition * sum(map(int, re.findall("[0-9]+", c.input))))) for c in calls]
-'''
 
 
 @dataclass(frozen=True)
@@ -118,6 +62,27 @@ class World:
         report.raise_for_failures()
         return report
 
+    def update(self, *overrides: str) -> Mapping[str, TableReport]:
+        """Bring every table up to date without Dagster; return the reports of those that something changed for."""
+        plan = self.project(*overrides).plan
+        tables = {output.name: output for output in table_outputs(plan)}
+        worker = Worker(plan)
+        lent = InProcess(worker, tables)
+        reports = [update(worker, lent, output, lambda done, total: None) for output in tables.values()]
+        return {report.name: report for report in reports if not report.unchanged}
+
+    def start(self, *arguments: str, output: int = subprocess.PIPE, **variables: str) -> subprocess.Popen[str]:
+        """Start a command in a session of its own, as a terminal has it; `ended` reads what it prints."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "toolformer_dag.cli", *arguments],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )
+
     def sql(self, sql: str) -> list[tuple[object, ...]]:
         return query(self.folder / "lake" / "toolformer.duckdb", sql).rows()
 
@@ -137,21 +102,43 @@ class World:
         assert old in text
         file.write_text(text.replace(old, new))
 
-    def figures(self, name: str) -> Mapping[str, dg.MetadataValue]:
-        """Return the metadata of an asset's last materialization."""
+    def last(self, name: str) -> dg.AssetMaterialization:
+        """Return an asset's last materialization."""
         event = dg.DagsterInstance.get().get_latest_materialization_event(dg.AssetKey(name.split("/")))
         assert event is not None and event.asset_materialization is not None
-        return event.asset_materialization.metadata
+        return event.asset_materialization
+
+    def figures(self, name: str) -> Mapping[str, dg.MetadataValue]:
+        """Return the metadata of an asset's last materialization."""
+        return self.last(name).metadata
+
+    def told(self, name: str) -> tuple[str, str]:
+        """Return the data version and the code version that Dagster was told of an asset last."""
+        tags = self.last(name).tags or {}
+        return tags["dagster/data_version"], tags["dagster/code_version"]
+
+
+def ended(command: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait for a command that succeeds; return what it printed, and what it said beside."""
+    out, told = command.communicate()
+    assert command.returncode == 0, out + told
+    return out, told
+
+
+def spent(printed: str) -> tuple[int, int]:
+    """Return the tokens and calls that `run` has printed last; 0 where nothing ran."""
+    found = re.search(r"([\d,]+) tokens went through the model, ([\d,]+) tool calls were made", printed)
+    tokens, calls = found.groups() if found else ("0", "0")
+    return int(tokens.replace(",", "")), int(calls.replace(",", ""))
+
+
+BY_LANES = "select sum(tokens)::bigint, sum(calls)::bigint from costs where tool is not null"
+"""What `run` prints as spent: of one run after another, the sum."""
 
 
 def free(report: RunReport) -> bool:
     """Return whether a run asked neither the model nor a tool."""
     return (report.tokens, report.calls) == (0, 0)
-
-
-def apart_from_tables(names: list[str]) -> list[str]:
-    """Leave out the paper's tables, which run wherever the warehouse changes."""
-    return [name for name in names if name not in SHOWN]
 
 
 def by_machine(names: list[str]) -> list[str]:
@@ -168,14 +155,7 @@ def assert_same(one: Mapping[str, pl.DataFrame], other: Mapping[str, pl.DataFram
 
 def new_world(folder: Path, model: Path) -> World:
     """Lay out a world in which nothing ran yet."""
-    (folder / "toolformer.toml").write_text(SETTINGS)
-    (folder / "sums_tool.py").write_text(SUMS)
-    (folder / "calculator.txt").write_text(PROMPT.format("Calculator"))
-    (folder / "sums.txt").write_text(PROMPT.format("Search"))
-    shutil.copytree(model, folder / "model")
-    for name in ("one", "two"):
-        write_shard(folder / "web", name)
-    return World(folder)
+    return World(lay_out(folder, model))
 
 
 @pytest.fixture(autouse=True)
@@ -185,35 +165,20 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "a")
-
-
-@pytest.fixture(scope="session")
-def made(once: Once, model: Path) -> World:
+def made(made_folder: Path) -> World:
     """A world in which everything has run once, training and evaluation too. Not to be changed."""
-
-    def run(folder: Path) -> None:
-        folder.mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("DAGSTER_HOME", str(folder / ".dagster"))
-            new_world(folder, model).run(training=True)
-
-    return World(once("made-runs", run))
+    return World(made_folder)
 
 
 @pytest.fixture
 def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A copy of `made`, to be changed."""
-    shutil.copytree(made.folder, tmp_path / "world")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "world" / ".dagster"))
-    return World(tmp_path / "world")
+    return World(copy_world(made.folder, tmp_path / "world"))
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in which nothing ran yet. Asked for after `world`, its instance is the one in use."""
-    folder = tmp_path / "fresh"
-    folder.mkdir()
-    monkeypatch.setenv("DAGSTER_HOME", str(folder / ".dagster"))
-    return new_world(folder, model)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "fresh" / ".dagster"))
+    return new_world(tmp_path / "fresh", model)

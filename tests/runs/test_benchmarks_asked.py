@@ -1,4 +1,4 @@
-"""The paper's benchmarks that the settings name are asked beside the made world's questions."""
+"""What settings add to the evaluation: the paper's benchmarks, a further model, other k, another decoding."""
 
 import json
 from datetime import timedelta
@@ -7,13 +7,17 @@ import pytest
 
 from toolformer_dag.evaluation.asking import GENERATIONS
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError
-from toolformer_dag.evaluation.measurements import PERPLEXITY, read_accuracy
+from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.lake.cleaning import clean
-from toolformer_dag.lake.table import WHOLE, Lake
 
-BENCHMARKS = (
-    '[evaluation]\nbenchmarks = { svamp = "tests/svamp.json", nq = "tests/nq.jsonl" }\nwikitext = "tests/wiki.txt"\n'
-)
+ADDED = """
+[evaluation.models]
+other = { name = "model", tools = true }
+[evaluation]
+benchmarks = { svamp = "tests/svamp.json", nq = "tests/nq.jsonl" }
+wikitext = "tests/wiki.txt"
+decoding_k = [1]
+"""
 
 
 def write_benchmarks(world, *answers: float) -> None:
@@ -24,33 +28,43 @@ def write_benchmarks(world, *answers: float) -> None:
     (world.folder / "tests" / "wiki.txt").write_text(" = One = \n\n 1 and 2 make 3 . \n")
 
 
-def test_named_benchmarks_get_a_row_each_and_nothing_else_runs(world):
+@pytest.mark.long
+def test_what_is_named_is_measured_beside_the_rest_and_nothing_else_runs(world):
     write_benchmarks(world, 51.0, 3.0)
-    world.edit("[evaluation]\n", BENCHMARKS)
-    assert world.stale() == ["evaluation/accuracy", "evaluation/perplexity"]
+    world.edit("[evaluation]\n", ADDED)
     ran = world.run(training=True).ran
-    assert ran[:3] == ["evaluation/accuracy", "evaluation/perplexity", "warehouse/toolformer_duckdb"]
+    assert ran[:3] == [ACCURACY, PERPLEXITY, "warehouse/toolformer_duckdb"]
     assert {name.partition("/")[0] for name in ran[3:]} == {"tables"}
-    table = read_accuracy(Lake(world.folder / "lake"))
-    assert table.select("benchmark", "n").rows() == [("calculator (seen)", 1), ("SVAMP", 2), ("Natural Questions", 1)]
-    perplexity = Lake(world.folder / "lake").table(PERPLEXITY).read(WHOLE)
-    assert perplexity.group_by("source", maintain_order=True).len().rows() == [("C, held out", 3), ("WikiText", 3)]
+    assert "tables/table_9" in ran and "tables/table_2" not in ran
+    asked = "select benchmark, n, accuracy, parameters, weights from accuracy where condition = '{}' order by all"
+    base = world.sql(asked.format("base"))
+    assert [row[:2] for row in base] == [("Natural Questions", 1), ("SVAMP", 2), ("calculator (seen)", 1)]
+    assert base == world.sql(asked.format("other (disabled)"))
+    assert world.sql("select distinct k from accuracy where condition = 'other'") == [(10,)]
+    assert world.sql("select distinct k from table_9 where figures_of = 'ours' order by all") == [(0,), (1,), (10,)]
+    found = world.sql("select source, count(*) from perplexity group by source order by source")
+    assert found == [("C, held out", 4), ("WikiText", 4)]
     assert world.stale() == []
     write_benchmarks(world, 51.0)
-    assert world.stale() == ["evaluation/accuracy"]
+    assert world.stale() == [ACCURACY]
 
 
+@pytest.mark.long
 def test_what_models_wrote_is_kept_while_it_is_used_and_not_written_again(world):
-    lake = Lake(world.folder / "lake")
-
     def kept() -> set[str]:
         return {path.parent.name for path in (world.folder / "lake" / GENERATIONS).glob("*/*.parquet")}
 
     before = kept()
-    assert world.run("decoding.k=3", training=True).ran[0] == "evaluation/accuracy"
+    assert world.run("decoding.k=3", training=True).ran[0] == ACCURACY
     assert len(kept() - before) == 1 and before < kept()
-    clean(lake, timedelta(0), dry_run=False)
+    clean(world.lake, timedelta(0), dry_run=False)
     assert len(before - kept()) == 1 and len(kept()) == len(before)
+
+
+def test_a_benchmark_makes_the_evaluation_alone_stale(world):
+    write_benchmarks(world, 51.0)
+    world.edit("[evaluation]\n", ADDED)
+    assert world.stale() == [ACCURACY, PERPLEXITY]
 
 
 @pytest.mark.parametrize(

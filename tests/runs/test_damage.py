@@ -1,5 +1,6 @@
 """A flipped bit is named by `verify`, never used, and mended by the next run."""
 
+import os
 import random
 import time
 from pathlib import Path
@@ -15,13 +16,12 @@ from toolformer_dag.training.verify_project import verified
 
 KINDS = {
     "published rows": "lake/*/*/files/*/*.parquet",
-    "pointers": "lake/table-manifests/*/*.jsonl",
+    "manifests": "lake/table-manifests/*/*.jsonl",
     "computed rows": "lake/*/*/*/*.parquet",
     "identities": "lake/*/*/*/identity.json",
     "checkpoints": "lake/training/*/model/*",
     "warehouse": "lake/toolformer.duckdb",
 }
-ROWS = ("published rows", "pointers", "computed rows")
 
 
 def flip(file: Path, random: random.Random) -> None:
@@ -42,8 +42,7 @@ def test_every_flipped_bit_is_named_by_its_path(world: World) -> None:
     for kind, pattern in KINDS.items():
         files = sorted(path for path in world.folder.glob(pattern) if path.is_file())
         assert files, kind
-        for _ in range(5):
-            file = draw.choice(files)
+        for file in draw.sample(files, min(2, len(files))):
             content = file.read_bytes()
             flip(file, draw)
             assert named(world) == {file}, kind
@@ -67,6 +66,7 @@ def test_a_run_mends_what_was_flipped_though_nothing_else_changed_at_the_cost_of
     assert_same(world.tables(), made.tables())
 
 
+@pytest.mark.long
 def test_damage_that_keeps_the_times_of_a_file_is_mended_after_verify_has_named_it(world: World, made: World) -> None:
     file = sorted(world.folder.glob(KINDS["published rows"]))[0]
     world.run()
@@ -103,27 +103,7 @@ def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(
     assert named(world) == set() and by_machine(world.stale()) == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ROWS)
-def test_a_run_uses_no_damaged_row_and_makes_it_again(world: World, kind: str) -> None:
-    before, draw = world.tables(), random.Random(2)
-    change = "tools.calculator.tau_f=0.01"  # so that the run reads what it would otherwise skip
-    world.run(change)
-    undisturbed = world.tables()
-    world.run()
-    files = sorted(world.folder.glob(KINDS[kind]))
-    for file in files[:: max(1, len(files) // 8)]:
-        flip(file, draw)
-    report = world.run(change)
-    assert not report.failed
-    assert_same(world.tables(), undisturbed)
-    world.run()
-    assert_same(world.tables(), before)
-
-
 def test_a_shard_that_changed_under_the_same_size_and_time_is_named(world: World) -> None:
-    import os
-
     shard = next((world.folder / "web").iterdir())
     status = shard.stat()
     content = bytearray(shard.read_bytes())
@@ -131,17 +111,3 @@ def test_a_shard_that_changed_under_the_same_size_and_time_is_named(world: World
     shard.write_bytes(content)
     os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert named(world) == {shard}
-
-
-def test_a_damaged_warehouse_is_stale_and_built_anew(world: World) -> None:
-    flip(world.folder / "lake" / "toolformer.duckdb", random.Random(3))
-    assert world.stale() == ["warehouse/toolformer_duckdb"]
-    report = world.run()
-    assert report.ran == ["warehouse/toolformer_duckdb"] and world.stale() == []
-
-
-def test_a_damaged_checkpoint_is_stale_and_trained_again(world: World) -> None:
-    flip(world.folder / "lake/training/finetuned_checkpoint/model/model.safetensors", random.Random(4))
-    assert "training/finetuned_checkpoint" in world.stale()
-    world.run(training=True)
-    assert world.stale() == [] and named(world) == set()

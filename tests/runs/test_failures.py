@@ -3,34 +3,30 @@
 import shutil
 
 import dagster as dg
+import polars as pl
 import pytest
 
 from assets import JOB, shard_sensor
-from assets.outputs import BY_HAND
+from assets.outputs import outputs
+from assets.staleness import tell_dagster
 from tests.command_line import cli
-from tests.runs.conftest import apart_from_tables, by_machine, free
-from tests.worlds import write_shard
-from toolformer_dag.cli.project import NOT_RUN, RunError
+from tests.runs.conftest import by_machine
+from toolformer_dag.cli.project import NOT_RUN
+from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.pipeline.spending import COSTS
 from toolformer_dag.training.checkpoint_outputs import checkpoint_reasons
 from toolformer_dag.training.training_report import RECORD, checkpoint_folder
 
 BROKEN = '''
-"""Sums whose scale is broken while the file `broken` is there."""
-
-from pathlib import Path
+"""Sums whose scale is broken."""
 
 from sums_tool import Sums
 from toolformer_dag.files import UserError
 
-FILE = Path(__file__).with_name("broken")
-
 
 class Broken(Sums):
     def keeps(self, text, offset, input):
-        if FILE.exists():
-            raise UserError("the scale is broken; mend it")
-        return True
+        raise UserError("the scale is broken; mend it")
 '''
 FLAKY = '''
 """Sums whose backend loses the calls that end with a 3 while the file `down` is there."""
@@ -64,154 +60,114 @@ def asked(world, *overrides: str, cursor: str | None = None) -> dg.SensorResult 
 def test_a_failed_asset_stops_what_depends_on_it_alone_and_automation_does_not_try_again(world):
     (world.folder / "broken_tool.py").write_text(BROKEN)
     world.edit("sums_tool:Sums", "broken_tool:Broken")
-    (world.folder / "broken").touch()
     change = ("tools.sums.edition=2", "tools.calculator.tau_f=1e-9")
     first = asked(world, *change)
-    project = world.project(*change)
-    report = project.run(training=True)
-    failed = {name for name, reason in report.failed.items() if reason != NOT_RUN}
-    assert failed == {"sums/loss_deltas"}
-    assert set(apart_from_tables(list(report.failed))) - failed == {
-        "sums/swapped_results",
-        "sums/filtered_calls",
-        "training/augmented_corpus",
-        "warehouse/toolformer_duckdb",
-        "warehouse/dataset",
-    }
-    assert {"calculator/filtered_calls", "sums/tool_results"} <= set(report.ran)
-    with pytest.raises(RunError) as told:
-        report.raise_for_failures()
-    assert "\nsums/loss_deltas: the scale is broken; mend it\n" in str(told.value)
-    assert "Dagster" not in str(told.value) and NOT_RUN not in str(told.value)
-    [cost] = project.plan.lake.table(COSTS).read("sums/loss_deltas").filter("failed").to_dicts()
+    options = [part for pair in change for part in ("--set", pair)]
+    done = cli("stale", "--run", "--config", str(world.folder / "toolformer.toml"), *options)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "\nsums/loss_deltas: failed: the scale is broken; mend it\n" in f"\n{done.stderr}"
+    told = done.stderr.partition("some assets failed:\n")[2]
+    assert told.startswith("sums/loss_deltas: the scale is broken; mend it\nWhat comes after them did not run")
+    assert "Dagster" not in done.stderr and NOT_RUN not in done.stderr
+    ran = {line.removeprefix("ran ") for line in done.stdout.splitlines()}
+    assert {"calculator/filtered_calls", "sums/tool_results"} <= ran
+    assert not ran & {"sums/loss_deltas", "sums/filtered_calls", "training/augmented_corpus", "warehouse/dataset"}
+    [cost] = world.lake.table(COSTS).read("sums/loss_deltas").filter("failed").to_dicts()
     assert cost["tokens"] > 0 and cost["seconds"] > 0 and cost["computed"] is None
     waits = asked(world, *change, cursor=first.cursor)
     assert waits == dg.SkipReason("the last run did not succeed, and nothing changed since")
     assert isinstance(asked(world, "tools.sums.edition=1", cursor=first.cursor), dg.SensorResult)
-    file = str(world.folder / "toolformer.toml")
-    done = cli("stale", "--run", "--config", file, "--set", change[0], "--set", change[1])
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "sums/loss_deltas: the scale is broken; mend it" in done.stderr
-    assert "\nsums/loss_deltas: failed: the scale is broken; mend it\n" in f"\n{done.stderr}"
 
 
-def test_a_shard_that_cannot_be_read_fails_nothing_and_is_tried_again(world):
-    (world.folder / "web" / "broken.json.gz").symlink_to(world.folder / "gone" / "broken.json.gz")
-    write_shard(world.folder / "web", "added", documents=2)
-    report = world.run()
-    assert report.failed == {} and "calculator/loss_deltas" in report.ran
-    assert world.sql("select count(*) from documents where shard = 'added'") == [(2,)]
-    assert world.sql("select shard, reason, count from rejections where stage = 'raw_shards'") == [
-        ("broken", "unreadable", 1)
-    ]
-    told = world.reasons()
-    assert by_machine(list(told)) == ["ccnet/raw_shards"]
-    assert told["ccnet/raw_shards"][0].startswith("broken could not be read: ")
-    assert asked(world) == dg.SkipReason("nothing is out of date")
-    again = world.run()
-    assert again.ran == ["ccnet/raw_shards"] and free(again)
-
-
-def test_lost_calls_are_tried_again_once_per_run_and_never_by_automation(world):
+@pytest.mark.long
+def test_lost_calls_and_an_unreadable_shard_fail_nothing_and_only_a_person_s_run_tries_them_again(world):
     down = world.folder / "down"
     down.touch()
     (world.folder / "flaky_tool.py").write_text(FLAKY)
     world.edit("sums_tool:Sums", "flaky_tool:Flaky")
-    world.run()
+    (world.folder / "web" / "broken.json.gz").symlink_to(world.folder / "gone" / "broken.json.gz")
+    assert "sums/loss_deltas" in world.run().ran
     assert world.sql(LOST)[0][0] > 0
+    unreadable = "select shard, reason, count from rejections where stage = 'raw_shards'"
+    assert world.sql(unreadable) == [("broken", "unreadable", 1)]
     told = world.reasons()
-    assert by_machine(list(told)) == ["sums/tool_results"]
+    assert by_machine(list(told)) == ["ccnet/raw_shards", "sums/tool_results"]
+    assert told["ccnet/raw_shards"][0].startswith("broken could not be read: ")
     assert "lost:OSError" in told["sums/tool_results"][0]
     assert asked(world) == dg.SkipReason("nothing is out of date")
     again = world.run()
-    assert (
-        again.ran == ["sums/tool_results", "warehouse/toolformer_duckdb"] and again.calls > 0
-    )  # which tells the costs
+    assert again.ran == ["ccnet/raw_shards", "sums/tool_results", "warehouse/toolformer_duckdb"]
+    assert again.tokens == 0 and again.calls > 0
     down.unlink()
-    assert world.run().calls == again.calls
-    assert world.sql(LOST) == [(0,)]
-    assert by_machine(world.stale()) == []
+    assert world.update()["sums/tool_results"].work.counts["calls"][0] == again.calls
+    assert world.lake.table("sums/tool_results").scan().filter(pl.col("reason") == "lost:OSError").collect().is_empty()
 
 
 def test_files_cut_short_or_removed_are_found_and_made_again_at_no_token(world, made):
-    lake = world.folder / "lake"
     [part] = world.lake.table("calculator/loss_deltas").files("one")
     with open(part, "r+b") as stream:  # noqa: PTH123
         stream.truncate(100)
-    (lake / "sums/scored_candidates/two.json").write_text("{")
-    (lake / "toolformer.duckdb").unlink()
+    cut_short = world.folder / "lake/table-manifests/sums/scored_candidates.jsonl"
+    cut_short.write_bytes(cut_short.read_bytes()[:-10])
     told = world.reasons()
-    assert set(told) >= {"calculator/loss_deltas", "sums/scored_candidates", "warehouse/toolformer_duckdb"}
+    assert {"calculator/loss_deltas", "sums/scored_candidates"} <= set(told)
     assert part.rpartition("/")[2] in told["calculator/loss_deltas"][0]
-    assert "is gone" in told["warehouse/toolformer_duckdb"][0]
-    report = world.run()
-    assert set(apart_from_tables(report.ran)) == {
-        "calculator/loss_deltas",
-        "sums/scored_candidates",
-        "warehouse/toolformer_duckdb",
-    }
-    assert free(report)
+    reports = world.update()
+    assert set(reports) == {"calculator/loss_deltas", "sums/scored_candidates"}
+    assert not any(sum(report.work.tokens.values()) for report in reports.values())
     assert all(table.equals(made.tables()[name]) for name, table in world.tables().items())
     assert world.stale() == []
 
 
-def test_each_lost_table_of_evaluation_is_noticed_and_measured_again(world, tmp_path):
-    for table in ("accuracy", "outcomes", "perplexity"):
-        folder = world.folder / "lake" / "evaluation" / table
-        shutil.move(folder, tmp_path / table)
-        name = "evaluation/perplexity" if table == "perplexity" else "evaluation/accuracy"
-        assert world.reasons() == {
-            name: ("never made",),
-            "warehouse/toolformer_duckdb": (f"evaluation/{table} changed since it was copied",),
-        }
-        shutil.move(tmp_path / table, folder)
-    shutil.rmtree(world.folder / "lake" / "evaluation" / "outcomes")
-    assert "evaluation/accuracy" in world.run(training=True).ran
-    assert world.stale() == []
+@pytest.mark.parametrize("table", [ACCURACY, "evaluation/outcomes", PERPLEXITY])
+def test_what_was_measured_is_missed_when_its_file_is_lost(world, table):
+    shutil.rmtree(world.folder / "lake" / table)
+    assert world.stale() == [PERPLEXITY if table == PERPLEXITY else ACCURACY, "warehouse/toolformer_duckdb"]
 
 
-@pytest.mark.parametrize("damage", ["weights", "no weights", "no record", "half a record", "another record"])
-def test_a_checkpoint_that_is_not_whole_is_out_of_date(made, tmp_path, damage):
+@pytest.mark.long
+def test_a_damaged_measurement_is_left_to_the_second_job(world):
+    manifest = world.folder / "lake/table-manifests/evaluation/accuracy.jsonl"
+    manifest.write_bytes(manifest.read_bytes().replace(b"files", b"flies"))
+    world.run()
+    assert world.sql("select count(*) from accuracy") == [(0,)]
+    assert world.stale() == [ACCURACY]
+    world.run(training=True)
+    assert world.sql("select count(*) from accuracy") != [(0,)] and world.stale() == []
+
+
+def test_a_checkpoint_that_is_not_whole_is_out_of_date(made, tmp_path):
     shutil.copytree(made.folder / "lake", tmp_path / "lake")
     plan = made.project(f"paths.lake={tmp_path / 'lake'}").plan
     folder = checkpoint_folder(plan.settings)
     (folder / "README.md").write_text("a note of the user")
     assert checkpoint_reasons(plan, "finetuned_checkpoint") == []
-    weights, record = folder / "model.safetensors", (folder / RECORD).read_text()
-    match damage:
-        case "weights":
-            weights.write_bytes(weights.read_bytes()[:-1])
-        case "no weights":
-            weights.unlink()
-        case "no record":
-            (folder / RECORD).unlink()
-        case "half a record":
-            (folder / RECORD).write_text(record[: len(record) // 2])
-        case "another record":
-            (folder / RECORD).write_text("{}")
-    assert checkpoint_reasons(plan, "finetuned_checkpoint") == [f"{folder} is gone or not whole"]
+    weights, record = folder / "model.safetensors", folder / RECORD
+    whole, noted = weights.read_bytes(), record.read_bytes()
+    flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+    for file, contents in ((weights, (whole[:-1], flipped, None)), (record, (noted[: len(noted) // 2], b"{}", None))):
+        before = file.read_bytes()
+        for content in contents:
+            file.unlink()
+            if content is not None:
+                file.write_bytes(content)
+            assert checkpoint_reasons(plan, "finetuned_checkpoint") == [f"{folder} is gone or not whole"]
+        file.write_bytes(before)
 
 
-def test_a_lost_lake_is_missing_from_the_shards_on(world):
-    shutil.rmtree(world.folder / "lake")
-    stale = set(world.stale())
-    assert {"ccnet/raw_shards", "calculator/loss_deltas", "sums/filtered_calls", "warehouse/toolformer_duckdb"} <= stale
-    assert set(BY_HAND) <= stale
-
-
-def test_rows_that_another_instance_published_are_seen_and_those_wanted_here_are_published_again(world, monkeypatch):
-    own, change = world.project().instance, "tools.calculator.tau_f=0.3"
-    monkeypatch.setenv("DAGSTER_HOME", str(world.folder / "another"))
-    world.run(change)
-    monkeypatch.setenv("DAGSTER_HOME", own.root_directory)
-    assert world.reasons()["calculator/filtered_calls"] == ("settings.tau_f: 0.3 -> 0.0",)
-    assert world.reasons(change)["calculator/filtered_calls"] == (
-        "has a new code version",
-        "the lake holds other rows than the last run made",
-    )
-    report = world.run(change)
-    assert apart_from_tables(report.ran) == [] and free(report)
-    assert by_machine(world.stale(change)) == []
+def test_the_lake_says_what_is_stale_and_the_history_of_each_home_is_told_what_it_holds(world, monkeypatch):
+    name, change = "calculator/filtered_calls", "tools.calculator.tau_f=0.3"
+    before = world.told(name)
+    world.update(change)  # as a run does that another home knows of
+    assert world.reasons()[name] == ("settings.tau_f: 0.3 -> 0.0",)
+    stale = world.stale(change)
+    assert name not in stale
+    for home in (".dagster", "without a history"):
+        monkeypatch.setenv("DAGSTER_HOME", str(world.folder / home))
+        assert world.stale(change) == stale
+        project = world.project(change)
+        tell_dagster(outputs(project.plan), project.instance)
+        assert world.told(name) != before and project.instance.get_runs_count() == (2 if home == ".dagster" else 0)
 
 
 def test_automation_starts_nothing_while_the_job_is_running(world):

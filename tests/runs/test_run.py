@@ -1,27 +1,17 @@
 """A run computes what is stale and skips the rest, whoever starts it."""
 
-import re
-
-import dagster as dg
-
 from assets import JOB
+from assets.metadata import TOKENS
 from assets.outputs import BY_HAND
 from assets.running import CHANGED
-from tests.runs.conftest import apart_from_tables, assert_same, free
+from assets.tables import asset_key
+from tests.runs.conftest import assert_same, free
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline import filtered_calls
 
-AFTER_FILTER = ["training/augmented_corpus", "warehouse/toolformer_duckdb", "warehouse/dataset"]
-HASH = re.compile("[0-9a-f]{12,}")
+COPIES = ["warehouse/toolformer_duckdb", "warehouse/dataset"]
 OURS = "toolformer/"
 """Tags that this project writes; Dagster's own begin with dagster/ or a dot."""
-
-
-def last_tags(instance: dg.DagsterInstance) -> dict[str, str]:
-    """Return the tags of the newest run that we write."""
-    [run] = instance.get_runs(limit=1)
-    assert all(name.startswith((OURS, "dagster/", ".dagster/")) for name in run.tags)
-    return {name: value for name, value in run.tags.items() if name.startswith(OURS)}
 
 
 def test_everything_is_fresh_after_a_run_and_a_second_one_starts_nothing(world):
@@ -39,48 +29,29 @@ def test_everything_is_fresh_after_a_run_and_a_second_one_starts_nothing(world):
     assert project.instance.get_runs_count() == before
 
 
-def test_the_job_started_from_dagster_leaves_training_alone_and_tells_what_changed_in_its_tag(world):
+def test_a_run_started_from_dagster_tells_in_its_tag_what_changed(world, monkeypatch):
     [(middle,)] = world.sql("select round(median(delta), 3) from filtered_calls where tool = 'calculator'")
+    monkeypatch.setattr(filtered_calls, "SQL", filtered_calls.SQL + "\n-- another text\n")
     project = world.project(f"tools.calculator.tau_f={middle}")
     job = definitions_of(project.plan).resolve_job_def(JOB)
-    assert job.execute_in_process(instance=project.instance).success
-    assert {one.name for one in project.stale()} == set(BY_HAND) - {"evaluation/accuracy"}
-    assert last_tags(project.instance) == {CHANGED: f"calculator.tau_f 0.0 -> {middle}"}
-    tokens = sum(
-        world.figures(name)["tokens through the model"].value
-        for name in ("calculator/filtered_calls", "calculator/loss_deltas")
-    )
-    assert tokens == 0
-    assert world.sql(f"select count(*) from filtered_calls where tool = 'calculator' and delta < {middle}") == [(0,)]
-
-
-def test_a_tau_f_that_keeps_the_same_calls_runs_its_filter_and_the_copies(world):
-    [(smallest,)] = world.sql("select min(delta) from filtered_calls where tool = 'calculator'")
-    before = world.tables()
-    change = f"tools.calculator.tau_f={smallest / 2}"
-    assert world.reasons(change) == {"calculator/filtered_calls": (f"settings.tau_f: 0.0 -> {smallest / 2}",)}
-    report = world.run(change, training=True)
-    assert apart_from_tables(report.ran) == ["calculator/filtered_calls", *AFTER_FILTER[1:]] and free(report)
-    assert world.sql("select tau_f from lanes where tool = 'calculator'") == [(smallest / 2,)]
-    assert world.stale(change) == []
-    for name in (name for name in before if name.startswith("calculator/filtered_calls ")):
-        assert world.tables()[name].drop("tau_f").equals(before[name].drop("tau_f"))
-
-
-def test_no_hash_stands_in_a_tag_where_sql_changed(world, monkeypatch):
-    monkeypatch.setattr(filtered_calls, "SQL", filtered_calls.SQL + "\n-- another text\n")
-    assert world.run().ran == ["calculator/filtered_calls", "sums/filtered_calls"]
-    tags = last_tags(world.project().instance)
-    assert tags == {CHANGED: "calculator.sql changed; sums.sql changed"}
-    assert not HASH.search(str(tags))
+    assert not {key.to_user_string() for key in job.asset_layer.selected_asset_keys} & set(BY_HAND)
+    chosen = ("calculator/filtered_calls", "sums/filtered_calls", "warehouse/toolformer_duckdb")
+    keys = [asset_key(name) for name in chosen]
+    assert job.execute_in_process(instance=project.instance, asset_selection=keys).success
+    [run] = project.instance.get_runs(limit=1)
+    assert all(name.startswith((OURS, "dagster/", ".dagster/")) for name in run.tags)
+    told = {name: set(value.split("; ")) for name, value in run.tags.items() if name.startswith(OURS)}
+    assert told == {CHANGED: {f"calculator.tau_f 0.0 -> {middle}", "calculator.sql changed", "sums.sql changed"}}
+    assert world.figures("calculator/filtered_calls")[TOKENS].value == 0
+    assert world.sql("select min(delta) >= tau_f from filtered_calls where tool = 'calculator' group by tau_f") == [
+        (True,)
+    ]
 
 
 def test_a_lane_removed_and_added_again_leaves_the_other_alone_and_costs_nothing(world, made):
-    world.run("tools.sums.enabled=false")
-    assert world.sql("select distinct tool from loss_deltas") == [("calculator",)]
-    assert world.sql("select count(*) from filtered_calls where tool = 'sums'") == [(0,)]
-    report = world.run()
-    assert free(report) and apart_from_tables(report.ran) == AFTER_FILTER
+    reports = world.update("tools.sums.enabled=false")
+    assert list(reports) == ["training/augmented_corpus"]
+    assert list(world.update()) == ["training/augmented_corpus"]
     assert_same(world.tables(), made.tables())
 
 

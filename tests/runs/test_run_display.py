@@ -1,30 +1,24 @@
-"""What a run shows while it goes on: a live line on a terminal, a line per asset elsewhere."""
+"""What is said of a run: before it, by `run --estimate`; while it goes on, a live line or a line per asset."""
 
 import fcntl
 import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 
 import pytest
 
 from tests.runs.conftest import World
+from toolformer_dag.cli.forecast import NOT_COVERED, forecast
 
-STALE = (sys.executable, "-m", "toolformer_dag.cli", "stale", "--run")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
-
-
+@pytest.mark.long
 def test_each_asset_has_its_line_as_soon_as_it_was_made(world: World) -> None:
-    command = [*STALE, "--set", "tools.calculator.tau_f=0.3", "--set", "tools.sums.tau_f=0.3"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=world.folder, env=environment(), stdout=pipe, stderr=pipe, text=True) as run:
+    change = ("--set", "tools.calculator.tau_f=0.3", "--set", "tools.sums.tau_f=0.3")
+    with world.start("stale", "--run", *change, TERM="xterm") as run:
         assert run.stdout is not None and run.stderr is not None
         first = run.stdout.readline()
         assert first == "ran calculator/filtered_calls\n" and run.poll() is None
@@ -37,10 +31,9 @@ def test_each_asset_has_its_line_as_soon_as_it_was_made(world: World) -> None:
 
 @pytest.mark.long
 def test_a_terminal_has_one_live_line_with_texts_tokens_and_what_is_left(fresh: World) -> None:
-    command = [*STALE, "--set", "execution.chunk_texts=1"]
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    with subprocess.Popen(command, cwd=fresh.folder, env=environment(), stdout=theirs, stderr=theirs) as run:
+    with fresh.start("stale", "--run", "--set", "execution.chunk_texts=1", output=theirs, TERM="xterm") as run:
         os.close(theirs)
         shown = b""
         while chunk := _read(ours):
@@ -58,3 +51,16 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # the other end is closed
         return b""
+
+
+def test_a_finished_world_has_nothing_to_forecast(world):
+    assert forecast(world.project().plan) == "Nothing is left to annotate."
+
+
+def test_a_forecast_has_a_line_per_lane(world):
+    plan = world.project("tools.calculator.m=5").plan
+    head, *lanes, total, time, spent, covered = forecast(plan).splitlines()
+    assert head.split()[0] == "lane" and covered == NOT_COVERED
+    assert [line.split()[0] for line in lanes] == ["calculator", "sums"] and total.startswith("all")
+    assert time.startswith("Time on 1 worker: ") and " (" in time
+    assert spent.startswith("The sample took ") and "took 0 tokens" not in spent

@@ -155,15 +155,6 @@ def test_shards_of_the_command_line_are_found_from_home_too(
         assert [file.path for file in shard_files(settings_of(None, None, None, [pattern]))] == [shard]
 
 
-def test_more_shards_than_dagster_has_partitions_are_listed_by_name(tmp_path: Path) -> None:
-    (tmp_path / "web").mkdir()
-    for number in range(1000):
-        (tmp_path / "web" / f"{number:05}.json.gz").touch()
-    (tmp_path / "toolformer.toml").write_text('[corpus]\nshards = ["web/*.json.gz"]\n')
-    found = shard_files(load_settings(tmp_path / "toolformer.toml", environment={}))
-    assert [file.name for file in found] == [f"{number:05}" for number in range(1000)]
-
-
 def test_the_small_web_is_written_once_by_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toolformer.toml").write_text("[corpus.small_web]\ndocuments = 4\n")
     settings, written = load_settings(tmp_path / "toolformer.toml", environment={}), []

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import dagster as dg
@@ -12,8 +11,7 @@ import pytest
 
 from assets import JOB
 from tests.processes import processes_with
-from tests.runs.conftest import World, assert_same
-from tests.runs.test_concurrent_runs import SPENT, undisturbed
+from tests.runs.conftest import BY_LANES, World, assert_same, ended, spent
 from tests.ui_server import launched, served
 from toolformer_dag.definitions import build_definitions, job_of
 from toolformer_dag.settings.sections import Settings
@@ -41,17 +39,9 @@ class Slow(Sums):
 '''
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-
 def begun(world: World, *arguments: str) -> subprocess.Popen[str]:
-    """Start a command with three steps at once, in a session of its own as a terminal has it."""
-    command = [sys.executable, "-m", "toolformer_dag.cli", *arguments, "--set", THREE]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, cwd=world.folder, env=environment(), stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    )
+    """Start a command with three steps at once."""
+    return world.start(*arguments, "--set", THREE)
 
 
 def slowed(world: World) -> World:
@@ -94,16 +84,11 @@ def test_one_step_at_a_time_is_the_default_and_the_settings_of_a_step_are_those_
 
 
 @pytest.mark.long
-def test_three_steps_at_once_make_the_tables_of_one_with_the_same_tokens_and_lines(fresh, made, monkeypatch):
-    run = begun(fresh, "run")
-    out, told = run.communicate()
-    assert run.returncode == 0, told
+def test_three_steps_at_once_make_the_tables_of_one_with_the_same_tokens_and_lines(fresh, made):
+    out, told = ended(begun(fresh, "run"))
     assert_same(fresh.tables(), made.tables())
     assert fresh.stale() == []
-    spent = [int(number.replace(",", "")) for number in SPENT.search(out).groups()]
-    assert tuple(spent) == undisturbed(made, monkeypatch)
-    by_step = "select sum(tokens), sum(calls) from costs where tool is not null"
-    assert fresh.sql(by_step) == [tuple(spent)]
+    assert fresh.sql(BY_LANES) == made.sql(BY_LANES) == [spent(out)]
     names = {line.partition(":")[0] for line in told.splitlines()}
     assert {"sums/tool_results", "evaluation/accuracy"} <= names
     assert all("/" in name for name in names), told  # no line of Dagster's
@@ -120,9 +105,7 @@ def test_a_step_whose_process_dies_stops_what_depends_on_it_alone(fresh, made):
     assert "calculator/filtered_calls" not in told.partition("some assets failed")[2]
     assert not {name for name in fresh.stale() if name.startswith("calculator/")}
     (fresh.folder / "down").unlink()
-    again = begun(fresh, *WITHOUT_TRAINING)
-    told = again.communicate()[1]
-    assert again.returncode == 0, told
+    ended(begun(fresh, *WITHOUT_TRAINING))
     assert_same(fresh.tables(), made.tables())
 
 
@@ -141,12 +124,10 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_next_goes_on(fresh, made,
     told = run.communicate()[1]
     assert run.returncode != 0 and "Traceback" not in told, told
     assert nothing_left(fresh)
-    again = begun(fresh, *WITHOUT_TRAINING)
-    told = again.communicate()[1]
-    assert again.returncode == 0, told
-    ended = instance.get_run_by_id(record.run_id)
+    ended(begun(fresh, *WITHOUT_TRAINING))
+    found = instance.get_run_by_id(record.run_id)
     wanted = dg.DagsterRunStatus.CANCELED if end == "cancel" else dg.DagsterRunStatus.FAILURE
-    assert ended is not None and ended.status is wanted
+    assert found is not None and found.status is wanted
     assert_same(fresh.tables(), made.tables())
 
 

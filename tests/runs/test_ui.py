@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from dagster_graphql.schema import create_schema
 from assets import shard_sensor
 from assets.outputs import SHARD_LIST
 from tests.processes import processes_with
+from tests.runs.conftest import World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
 from toolformer_dag.cli.project import Project, shared_instance
@@ -115,10 +114,8 @@ def test_a_port_in_use_is_named_and_nothing_is_left_running(tmp_path: Path, monk
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "toolformer_dag.cli", "ui", "--port", port]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as run:
-            told = run.communicate()[1]
+        run = World(tmp_path).start("ui", "--port", port)
+        told = run.communicate()[1]
     assert run.returncode == 1 and f"port {port} is in use" in told and "--port" in told and "Traceback" not in told
     assert not processes_with(str(tmp_path))
 
