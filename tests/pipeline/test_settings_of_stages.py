@@ -5,7 +5,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from tests.pipeline.conftest import Line, NewLine
+from tests.pipeline.conftest import Column, Line, NewLine, Stage, TableOutput
 from toolformer_dag.pipeline import (
     augmented_corpus,
     document_cuts,
@@ -18,7 +18,6 @@ from toolformer_dag.pipeline import (
     scored_candidates,
     swapped_results,
 )
-from toolformer_dag.pipeline.stage import Column, Stage, TableOutput
 
 LANE = {"heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "swapped_results", "filtered_calls"}
 STAGES = {"raw_shards", "heldout_texts", "augmented_corpus", *LANE}

@@ -12,10 +12,10 @@ import pytest
 
 from tests.runs.conftest import World, apart_from_tables
 from tests.worlds import write_shard
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 
 DATED = """
 from sums_tool import Sums
@@ -36,7 +36,7 @@ def updated(world: World, *overrides: str) -> Mapping[str, TableReport]:
     plan = world.project(*overrides).plan
     tables = {output.name: output for output in table_outputs(plan)}
     worker = Worker(plan)
-    lent = InProcess(worker, tables)
+    lent = Workers(worker, tables, in_process)
     reports = [update(worker, lent, output, lambda done, total: None) for output in tables.values()]
     return {report.name: report for report in reports if not report.unchanged}
 
