@@ -1,5 +1,6 @@
 """Counts by chance, false discovery rates and thresholds agree with plain loops, in the filter and in the warehouse."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import groupby
@@ -114,10 +115,15 @@ class Slow:
         for tau in {delta for delta in self.places if delta > 0} if self.swaps else ():
             share = self.share(tau)
             kept = at_least(self.places, tau)
-            fits = (n for n in range(1, 20000) if (share * n + 1) * len(self.places) <= Fraction(str(level)) * kept * n)
-            if (first := next(fits, None)) is not None:
-                found.append(first)
-        return min(found, default=None)
+            found.append(first_that_fits(share, len(self.places), Fraction(str(level)) * kept))
+        return min((first for first in found if first is not None), default=None)
+
+
+def first_that_fits(share: Fraction, places: int, allowed: Fraction) -> int | None:
+    """The fewest of up to 20,000 swapped places whose share, with a decoy more, is allowed; so it is with more of them."""
+    numbers = range(1, 20_000)
+    at = bisect_left(numbers, True, key=lambda n: (share * n + 1) * places <= allowed * n)
+    return numbers[at] if at < len(numbers) else None
 
 
 def at_least(deltas: Sequence[float], tau_f: float) -> int:

@@ -101,7 +101,7 @@ def _scaled(
     """Scale what the sample cost to so many stale shards, whose texts `placed` holds."""
     limit = plan.settings.evaluation.swapped_texts
     by_shard = placed.select("shard", "text_digest").n_unique()
-    distinct = placed.unique("text_digest").group_by("shard").len()["len"].clip(upper_bound=limit).sum()
+    distinct = sum(min(limit, count) for count in placed.unique("text_digest").group_by("shard").len()["len"])
     per_text, controlled = (lane.texts - lane.sampled) / lane.sampled, distinct / min(limit, lane.sampled)
     tokens = [cost.tokens for cost in groups]
     spread = STUDENT * stdev(tokens) / (mean(tokens) or 1.0) / GROUPS**0.5
