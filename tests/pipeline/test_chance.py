@@ -120,7 +120,7 @@ class Slow:
 
 
 def first_that_fits(share: Fraction, places: int, allowed: Fraction) -> int | None:
-    """The fewest of up to 20,000 swapped places whose share, with a decoy more, is allowed; so it is with more of them."""
+    """The fewest of up to 20,000 swapped places whose share, with a decoy more, is allowed; more are, too."""
     numbers = range(1, 20_000)
     at = bisect_left(numbers, True, key=lambda n: (share * n + 1) * places <= allowed * n)
     return numbers[at] if at < len(numbers) else None
