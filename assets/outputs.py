@@ -19,7 +19,7 @@ from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import differences
+from toolformer_dag.pipeline.update import Reasons, differences
 from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, checkpoint_reasons, checkpoint_settings
 from toolformer_dag.training.training_report import checkpoint_files, checkpoint_folder, read_report
@@ -35,17 +35,6 @@ SHOWN_AS = 1
 """Raise this when the same rows are shown in another way."""
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 """What is made of the first job's rows and of the second job's measurements."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reasons:
-    """Why an output is missing or out of date, a line each. `retry_only`: nothing changed, lost calls are retried."""
-
-    lines: tuple[str, ...] = ()
-    retry_only: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +82,7 @@ def _table(table: TableOutput) -> Output:
     if table.stage.name == "tool_results" and prepares(table.lane.tool):
         depends_on = (*depends_on, f"{table.lane.key}/prepared_tool")
 
-    def reasons() -> Reasons:
-        found = differences(table)
-        return Reasons(tuple(found.lines()), found.retry_only)
-
-    return Output(table.name, table.settings, depends_on, reasons, table.table.version)
+    return Output(table.name, table.settings, depends_on, lambda: differences(table), table.table.version)
 
 
 def _prepared(lane: Lane) -> Output:
@@ -125,7 +110,7 @@ def _measured(plan: Plan, name: str) -> Output:
     texts = (CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else ()
 
     def reasons() -> Reasons:
-        return Reasons(tuple(measurement_reasons(plan, name)))
+        return Reasons({WHOLE: measurement_reasons(plan, name)})
 
     return Output(name, SETTINGS[name](plan), (*depends_on, *texts), reasons, version)
 
@@ -163,7 +148,7 @@ def _shared(files: LocalOutput, reasons: Callable[[], list[str]]) -> Reasons:
     """Ask about what another machine may have made; what is only on this one has yet to be sent."""
     files.receive()
     found = reasons()
-    return Reasons(tuple(found or (["it is not in the object store yet"] if files.unsent() else [])))
+    return Reasons({WHOLE: found or (["it is not in the object store yet"] if files.unsent() else [])})
 
 
 def _shown(name: str) -> Output:

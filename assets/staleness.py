@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from assets.outputs import BY_HAND, Output, Reasons
+from assets.outputs import BY_HAND, Output
 from assets.tables import asset_key
+from toolformer_dag.pipeline.update import Reasons
 
 VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/input_data_version/"
 """Tags of a materialization."""

@@ -36,12 +36,12 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import CHOSEN, version
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
+from toolformer_dag.pipeline.chunks import end_with_parent
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.spending import StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
-from toolformer_dag.pipeline.workers import end_with_parent
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 

@@ -24,10 +24,10 @@ from benchmarks.scale import exponent
 from benchmarks.warehouse_millions import outputs, publish_shard
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.warehouse import build
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 
 CALLS = 50_000
 """Scored calls of a shard and lane."""
@@ -50,7 +50,7 @@ def step(folder: Path, name: str, rule: str) -> Figures:
         plan = worker.plan
         build(plan.lake, all_tables(list(tables.values())), plan.lane_names, folder / "warehouse.duckdb")
     else:
-        update(worker, InProcess(worker, tables), tables[name], lambda done, total: None)
+        update(worker, Workers(worker, tables, in_process), tables[name], lambda done, total: None)
     return {key: value - before[key] for key, value in _spent().items()}
 
 

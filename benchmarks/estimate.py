@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.estimate import ANNOTATING, CHOOSING, LaneForecast, Range, estimate
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import token_count
@@ -25,6 +24,7 @@ from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.synthetic.web import write_shards
@@ -157,7 +157,7 @@ def annotated(folder: Path, overrides: Sequence[str]) -> dict[str, Spent]:
     tables = outputs(folder, overrides)
     plan = tables[0].plan
     worker, lake = Worker(plan), plan.lake.root
-    workers = InProcess(worker, {output.name: output for output in tables})
+    workers = Workers(worker, {output.name: output for output in tables}, in_process)
     before = {lane.key: _bytes(lake / lane.key) for lane in plan.lanes}
     tokens, seconds = dict.fromkeys(before, 0), dict.fromkeys(before, 0.0)
     for output in (one for one in tables if one.stage in (*CHOOSING, *ANNOTATING)):
@@ -172,7 +172,7 @@ def annotated(folder: Path, overrides: Sequence[str]) -> dict[str, Spent]:
 def forecast(folder: Path, overrides: Sequence[str], seed: int) -> list[LaneForecast]:
     tables = outputs(folder, overrides)
     worker = Worker(tables[0].plan)
-    workers = InProcess(worker, {output.name: output for output in tables})
+    workers = Workers(worker, {output.name: output for output in tables}, in_process)
     return estimate(worker, workers, tables, lambda done, total: None, seed)
 
 

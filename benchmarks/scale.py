@@ -29,13 +29,13 @@ import polars as pl
 from benchmarks.engines import lines
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.scored_candidates import SAMPLE_KEY, SAMPLES
 from toolformer_dag.pipeline.stage import PartRows, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import differences, update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.synthetic.web import write_shards
@@ -229,7 +229,7 @@ def _updated(worker: Worker, outputs: Mapping[str, TableOutput], names: Sequence
 
 
 def _update(worker: Worker, outputs: Mapping[str, TableOutput], name: str) -> None:
-    update(worker, InProcess(worker, outputs), outputs[name], lambda done, total: None)
+    update(worker, Workers(worker, outputs, in_process), outputs[name], lambda done, total: None)
 
 
 def _memory() -> float:

@@ -19,12 +19,12 @@ from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.table import Table
 from toolformer_dag.lake.warehouse import build, query
 from toolformer_dag.pipeline import loss_deltas
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import Stage, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.settings_file import load_settings
 
 SHARDS = 10
@@ -172,7 +172,7 @@ def refilter(folder: Path, lane: str, taus: Iterator[object]) -> None:
     some = outputs(folder, tau)
     output = some[f"{lane}/filtered_calls"]
     worker = Worker(output.plan)
-    report = update(worker, InProcess(worker, some), output, lambda done, total: None)
+    report = update(worker, Workers(worker, some, in_process), output, lambda done, total: None)
     print(f"  kept {sum(report.rows.values()):,} at {tau}")
 
 

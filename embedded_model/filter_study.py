@@ -22,11 +22,11 @@ from toolformer_dag.evaluation.scores import Condition
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.model.loading import load_identified
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.phenomena import TOOLS
 from toolformer_dag.synthetic.web import explained_records
@@ -122,7 +122,7 @@ def annotate(plan: Plan, say: Say) -> Path:
     """
     outputs = table_outputs(plan)
     worker = Worker(plan)
-    workers = InProcess(worker, {output.name: output for output in outputs})
+    workers = Workers(worker, {output.name: output for output in outputs}, in_process)
     for output in outputs:
         report = update(worker, workers, output, lambda done, total: None)
         if not report.unchanged:

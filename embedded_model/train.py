@@ -21,7 +21,7 @@ from embedded_model.real_text import fingerprint as real_text_fingerprint
 from embedded_model.stream import Mixture, Stream
 from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import fast_dtype
-from toolformer_dag.pipeline.workers import end_with_parent
+from toolformer_dag.pipeline.chunks import end_with_parent
 
 MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
 

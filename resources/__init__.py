@@ -11,11 +11,11 @@ import dagster as dg
 from resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import WarehouseTable, build, warehouse_files
-from toolformer_dag.pipeline.execution import OnDemand
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers
 
 
 class LakeResource(dg.ConfigurableResource[Lake]):
@@ -77,8 +77,8 @@ class Compute:
         return {output.name: output for output in table_outputs(self.plan)}
 
     @cached_property
-    def workers(self) -> OnDemand:
-        return OnDemand(self.worker, self.tables)
+    def workers(self) -> Workers:
+        return Workers(self.worker, self.tables)
 
     def release(self) -> None:
         """End the workers and let go of the weights: finetuning and evaluation load models of their own."""

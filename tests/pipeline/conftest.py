@@ -1,7 +1,8 @@
 """One lane in a folder, without Dagster: shards of sums, the real calculator, the small model of tests.worlds."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,12 +14,14 @@ from polars.testing import assert_frame_equal
 
 from tests.worlds import make_model, write_shard
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.chunks import InProcess, Progress, Tables, Workers
+from toolformer_dag.lake.warehouse import build
+from toolformer_dag.pipeline.chunks import Here, OneProcess, Task, WorkerError
 from toolformer_dag.pipeline.plan import Lane, Plan, lanes
-from toolformer_dag.pipeline.stage import PartRows, TableOutput
-from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import TableReport, update
+from toolformer_dag.pipeline.stage import TEXT_KEY, Claimed, Column, PartRows, Stage, StaleInput, TableOutput
+from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
+from toolformer_dag.pipeline.update import NEVER_MADE, Progress, TableReport, differences, update, withdraw
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Crews, Workers, crew_of, in_process, local_processes, worker_count
 from toolformer_dag.settings.sections import SamplingSettings, Settings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -26,6 +29,31 @@ if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
     from toolformer_dag.settings.sections import ModelSettings
 
+__all__ = [
+    "NEVER_MADE",
+    "TEXT_KEY",
+    "Claimed",
+    "Column",
+    "Here",
+    "Lane",
+    "OneProcess",
+    "Stage",
+    "StaleInput",
+    "TableOutput",
+    "TableReport",
+    "Task",
+    "Worker",
+    "WorkerError",
+    "Workers",
+    "crew_of",
+    "differences",
+    "in_process",
+    "local_processes",
+    "warehouse_tables",
+    "withdraw",
+    "worker_count",
+]
+"""What tests take from here, so that a rebuild of the inside changes one file."""
 PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [Calculator(1+2)] 3 .\n"
 SETTINGS = """
 profile = "tests"
@@ -131,17 +159,25 @@ class Line:
     def update(
         self,
         *stages: str,
-        workers: Callable[[Worker, Tables], Workers] = InProcess,
+        crews: Crews = in_process,
         progress: Progress = silent,
     ) -> Reports:
         """Bring the tables of these stages up to date, in this order, or all; return the reports by stage."""
         outputs = self.outputs()
-        self.worker = worker = CountingWorker(next(iter(outputs.values())).plan)
-        lent = workers(worker, {output.name: output for output in outputs.values()})
+        with self.lent(outputs, crews) as (worker, workers):
+            return {name: update(worker, workers, outputs[name], progress) for name in stages or outputs}
+
+    @contextmanager
+    def lent(
+        self, outputs: Mapping[str, TableOutput], crews: Crews = in_process
+    ) -> Iterator[tuple[CountingWorker, Workers]]:
+        """Lend a worker and the workers of a run over these tables, and end them."""
+        self.worker = CountingWorker(next(iter(outputs.values())).plan)
+        workers = Workers(self.worker, {output.name: output for output in outputs.values()}, crews)
         try:
-            return {name: update(worker, lent, outputs[name], progress) for name in stages or outputs}
+            yield self.worker, workers
         finally:
-            lent.close()
+            workers.close()
 
     def run(self) -> Reports:
         """Bring everything up to date."""
@@ -214,7 +250,7 @@ def hand_made(
 def update_one(outputs: Mapping[str, TableOutput], name: str) -> TableReport:
     """Bring one table up to date in this process."""
     worker = Worker(outputs[name].plan)
-    return update(worker, InProcess(worker, outputs), outputs[name], silent)
+    return update(worker, Workers(worker, outputs, in_process), outputs[name], silent)
 
 
 def frame_of(output: TableOutput, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
@@ -226,6 +262,14 @@ def frame_of(output: TableOutput, rows: Sequence[Mapping[str, object]]) -> pl.Da
 def publish(output: TableOutput, part: str, rows: Sequence[Mapping[str, object]]) -> None:
     """Publish rows by hand."""
     output.publish(part, PartRows([frame_of(output, rows)]))
+
+
+def warehouse(outputs: Mapping[str, TableOutput], name: str = "w") -> Path:
+    """Build the warehouse over the tables."""
+    plan = next(iter(outputs.values())).plan
+    file = plan.settings.root / f"{name}.duckdb"
+    build(plan.lake, warehouse_tables(list(outputs.values())), plan.lane_names, file)
+    return file
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,13 @@
 
 import multiprocessing
 import sys
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":  # the workers import this module again
-    from tests.pipeline.conftest import Line
-    from toolformer_dag.pipeline.chunks import Task
-    from toolformer_dag.pipeline.worker import Worker
-    from toolformer_dag.pipeline.workers import LocalProcesses
+    from tests.pipeline.conftest import Line, Task, Worker, Workers, local_processes
 
     output = Line(Path(sys.argv[1])).output("raw_shards")
-    pool = LocalProcesses(Worker(output.plan), 2)
+    pool = Workers(Worker(output.plan), {}, partial(local_processes, 2))
     for _ in pool.map_chunks(Task(output.name, output.code_version, shard) for shard in output.plan.shards):
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)  # noqa: T201

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.ray_cluster import HEAD, Machine, cluster, kill
-from tests.pipeline.conftest import Line
+from tests.pipeline.conftest import Line, crew_of
 from toolformer_dag.pipeline import ray_actors
-from toolformer_dag.pipeline.execution import workers_of
 from toolformer_dag.pipeline.ray_actors import Share
 from toolformer_dag.settings.sections import Settings
 
@@ -48,9 +47,9 @@ def lose_a_machine(line: Line, machines: list[Machine]) -> dict[str, object]:
             kill(machines[1])
 
     line.update("raw_shards", "heuristic_subset")
-    reports = line.update("scored_candidates", workers=workers_of, progress=lose)
+    reports = line.update("scored_candidates", crews=crew_of, progress=lose)
     for stage in line.outputs():
-        line.update(stage, workers=workers_of)
+        line.update(stage, crews=crew_of)
     tokens = reports["scored_candidates"].work.tokens["positions"]
     return {"lost": len(lost), "tokens": tokens, "actors": until(0), "engine": line.plan().settings.execution.engine}
 
@@ -66,7 +65,7 @@ def lose_unnoticed(line: Line) -> dict[str, object]:
     ray_actors.share_of = believed  # type: ignore[assignment]
     line.set(execution__chunk_texts="1")  # so that each of three gets a chunk at once
     for stage in line.outputs():
-        line.update(stage, workers=workers_of)
+        line.update(stage, crews=crew_of)
     return {"actors": until(0)}
 
 
@@ -79,7 +78,7 @@ def cancel(line: Line) -> dict[str, object]:
 
     line.update("raw_shards", "heuristic_subset")
     try:
-        line.update("scored_candidates", workers=workers_of, progress=interrupt)
+        line.update("scored_candidates", crews=crew_of, progress=interrupt)
     except KeyboardInterrupt:
         return {"cancelled": True, "actors": until(0)}
     return {"cancelled": False}
@@ -100,7 +99,7 @@ def main(what: str, line: Line) -> dict[str, object]:
     """Return what was found."""
     line.set(execution__engine='"ray"', execution__address=f'"{HEAD}"')
     if what == "run":
-        line.update("scored_candidates", workers=workers_of, progress=lambda done, total: print(done, flush=True))  # noqa: T201
+        line.update("scored_candidates", crews=crew_of, progress=lambda done, total: print(done, flush=True))  # noqa: T201
         return {}
     with cluster(2) as machines:
         return (

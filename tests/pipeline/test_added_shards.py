@@ -1,6 +1,6 @@
 """A shard that comes, changes or goes leaves the tables that all shards decide on as if they were made from nothing."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from tests.pipeline.conftest import hand_made, publish, update_one
-from toolformer_dag.lake.warehouse import build, out_of_date, query
+from tests.pipeline.conftest import (
+    TableOutput,
+    TableReport,
+    differences,
+    hand_made,
+    publish,
+    update_one,
+    warehouse,
+    warehouse_tables,
+)
+from toolformer_dag.lake.warehouse import out_of_date, query
 from toolformer_dag.lake.warehouse_filling import fill
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches, corpus_rows
 from toolformer_dag.pipeline.merging import text_order
-from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.stages import warehouse_tables
-from toolformer_dag.pipeline.update import TableReport, differences
 
 LANES = ("calculator", "calendar")
 RAW, CORPUS = "ccnet/raw_shards", "training/augmented_corpus"
@@ -192,12 +198,6 @@ ASKED = (
 )
 
 
-def built(outputs: dict[str, TableOutput], database: Path) -> Path:
-    plan = outputs[RAW].plan
-    build(plan.lake, warehouse_tables(list(outputs.values())), plan.lane_names, database)
-    return database
-
-
 def assert_same_file(one: Path, other: Path) -> None:
     names = [name for [name] in query(other, KEPT_IN_PLACE).iter_rows() if name != "decisions"]
     for sql in (*ASKED, *(f'FROM "{name}" ORDER BY ALL' for name in names)):
@@ -219,54 +219,48 @@ def test_a_warehouse_that_took_in_changes_answers_as_one_built_from_nothing(
         held = {name: one for name, one in {**held, shard: holds}.items() if one is not None}
         outputs = lake(folder, model_folder, held, tau_f, examples)
         judged(outputs)
-        database = built(outputs, folder / "warehouse.duckdb")
-        assert_same_file(database, built(outputs, folder / f"{number}.duckdb"))
+        database = warehouse(outputs)
+        assert_same_file(database, warehouse(outputs, f"{number}"))
 
 
-@pytest.mark.parametrize(
-    ("change", "taken_in"),
-    [
-        ({"zero": ("", [call("calculator", "c", "two")])}, {"zero"}),  # a shard more
-        ({"one": ("", [call("calculator", "a", "four")])}, {"one"}),  # other calls of the same documents
-        ({"0": ("", [call("calculator", "d", "two")])}, {"0", "four"}),  # a document that another shard has by now
-        ({"one": (" Indeed.", [])}, None),  # other documents
-    ],
-    ids=["added", "changed", "copied", "other documents"],
-)
-def test_the_rows_of_changed_shards_alone_are_replaced(
-    tmp_path: Path,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, Shard],
-    taken_in: set[str] | None,
+CHANGES: dict[str, tuple[dict[str, Shard], list[set[str]]]] = {
+    "other documents": ({"one": (" Indeed.", [])}, []),
+    "a shard more": ({"zero": ("", [call("calculator", "c", "two")])}, [{"zero"}]),
+    "other calls of the same documents": ({"one": (" Indeed.", [call("calculator", "a", "four")])}, [{"one"}]),
+    "a document that another shard has by now": ({"0": ("", [call("calculator", "d", "two")])}, [{"0", "four"}]),
+}
+"""What is published, and the shards whose rows are replaced; for the first the file is built from nothing."""
+
+
+def test_the_rows_of_changed_shards_alone_are_replaced_and_a_damaged_file_is_built_from_nothing(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = {shard: ("", [call("calculator", digest, "two")]) for shard, digest in zip(NAMES, "abcd", strict=True)}
-    replaced: list[Collection[str]] = []
+    replaced: list[set[str]] = []
 
     def spied(*arguments: Any) -> dict[str, int]:
-        if arguments[-1] is not None:
-            replaced.append(arguments[-1])
+        replaced.extend(set(shards) for shards in arguments[-1:] if shards is not None)
         return fill(*arguments)
 
+    def taken_in(change: dict[str, Shard]) -> dict[str, TableOutput]:
+        """Publish a change and bring the warehouse up to date with it."""
+        held.update(change)
+        replaced.clear()
+        outputs = lake(tmp_path, model_folder, held)
+        judged(outputs)
+        plan, database = outputs[RAW].plan, warehouse(outputs)
+        assert out_of_date(plan.lake, warehouse_tables(list(outputs.values())), plan.lane_names, database) == []
+        return outputs
+
     monkeypatch.setattr("toolformer_dag.lake.warehouse.fill", spied)
-    for now in (held, {**held, **change}):
-        outputs = lake(tmp_path, model_folder, now)
-        judged(outputs)
-        database = built(outputs, tmp_path / "warehouse.duckdb")
-    assert [set(shards) for shards in replaced] == ([] if taken_in is None else [taken_in])
-    assert_same_file(database, built(outputs, tmp_path / "fresh.duckdb"))
-    plan = outputs[RAW].plan
-    assert out_of_date(plan.lake, warehouse_tables(list(outputs.values())), plan.lane_names, database) == []
-
-
-def test_a_damaged_file_is_built_from_nothing(tmp_path: Path, model_folder: Path) -> None:
-    held = {shard: ("", [call("calculator", digest, "two")]) for shard, digest in zip(NAMES, "abcd", strict=True)}
-    for now in (held, {**held, "five": ("", [])}):
-        outputs = lake(tmp_path, model_folder, now)
-        judged(outputs)
-        database = built(outputs, tmp_path / "warehouse.duckdb")
-        content = bytearray(database.read_bytes())
-        content[len(content) // 2] ^= 1
-        if now is held:
-            database.write_bytes(content)
-    assert_same_file(database, built(outputs, tmp_path / "fresh.duckdb"))
+    taken_in({})
+    for what, (change, shards) in CHANGES.items():
+        outputs = taken_in(change)
+        assert replaced == shards, what
+    database = tmp_path / "w.duckdb"
+    assert_same_file(database, warehouse(outputs, "fresh"))
+    content = bytearray(database.read_bytes())
+    content[len(content) // 2] ^= 1
+    database.write_bytes(content)
+    taken_in({"five": ("", [])})
+    assert replaced == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.conftest import hand_made, publish, update_one
+from tests.pipeline.conftest import StaleInput, TableOutput, hand_made, publish, update_one
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
@@ -17,8 +17,6 @@ from toolformer_dag.pipeline.merging import (
     examples,
     split_of,
 )
-from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.update import StaleInput
 from toolformer_dag.texts.calls import take_out
 from toolformer_dag.texts.segments import Segment, segments
 

@@ -1,6 +1,7 @@
 """Counts by chance, false discovery rates and thresholds agree with plain loops, in the filter and in the warehouse."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import groupby
 from math import ceil, sqrt
@@ -9,21 +10,18 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.conftest import hand_made, publish, update_one
+from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one, warehouse
 from toolformer_dag.cli.run import CHANCE
-from toolformer_dag.lake.warehouse import CHOSEN, build, query
+from toolformer_dag.lake.warehouse import CHOSEN, query
 from toolformer_dag.pipeline.chance import chance_tables, chance_threshold, threshold_told
-from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.stages import warehouse_tables
 
 Row = dict[str, Any]
 Outputs = dict[str, TableOutput]
 PLACE = ("shard", "digest", "segment", "position")
 KEY = (*PLACE, "sample")
-LEVELS = (0.01, 0.05, 0.1)
 deltas = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 0.9, 1.0, 2.0, 3.0])
 calls = st.lists(
     st.fixed_dictionaries(
@@ -53,42 +51,21 @@ def lake(folder: Path, rows: Sequence[Row], *more: str, tau_f: object = 1.0) -> 
     return outputs
 
 
-def lake_of(folder: Path, rows: Mapping[str, Sequence[Row]], tau_f: Mapping[str, object]) -> Outputs:
-    """Publish the calls of several lanes: a warehouse over five costs what one over one costs."""
-    tools = {lane: {"tau_f": tau_f[lane]} for lane in rows}
-    outputs = hand_made(folder, shards=("one", "two"), sections={"tools": tools})
-    for lane, own in rows.items():
-        publish_calls(outputs, lane, own)
-    return outputs
-
-
 def publish_calls(outputs: Outputs, lane: str, rows: Sequence[Row]) -> None:
     for shard in ("one", "two"):
         own = [{"tool": lane, "input": "1", "result": "1", **row} for row in rows if row["shard"] == shard]
-        scored = [
-            {
-                **{k: v for k, v in row.items() if k != "swapped"},
-                "reason": "looks_ahead" if row["delta"] is None else None,
-            }
-            for row in own
-        ]
+        swapped = [row.pop("swapped") for row in own]
         other = [
-            {**{k: v for k, v in row.items() if k != "swapped"}, "delta": delta, "swap": swap}
-            for row in own
-            for swap, delta in enumerate(row["swapped"])
+            {**row, "delta": delta, "swap": swap}
+            for row, deltas in zip(own, swapped, strict=True)
+            for swap, delta in enumerate(deltas)
         ]
+        scored = [{**row, "reason": "looks_ahead" if row["delta"] is None else None} for row in own]
         texts = {(row["digest"], row["segment"]) for row in own}
         named = [{"tool": lane, "digest": a, "segment": b, "shard": shard, "text_digest": a} for a, b in texts]
         publish(outputs[f"{lane}/heuristic_subset"], shard, named)
         publish(outputs[f"{lane}/loss_deltas"], shard, scored)
         publish(outputs[f"{lane}/swapped_results"], shard, other)
-
-
-def warehouse(folder: Path, outputs: Outputs) -> Path:
-    some = next(iter(outputs.values()))
-    lanes = some.plan.lane_names
-    build(some.plan.lake, warehouse_tables(list(outputs.values())), lanes, folder / "w.duckdb")
-    return folder / "w.duckdb"
 
 
 class Slow:
@@ -138,39 +115,78 @@ class Slow:
         for tau in {delta for delta in self.places if delta > 0} if self.swaps else ():
             share = self.share(tau)
             kept = at_least(self.places, tau)
-            fits = (n for n in range(1, 20000) if (share * n + 1) * len(self.places) <= Fraction(str(level)) * kept * n)
-            if (first := next(fits, None)) is not None:
-                found.append(first)
-        return min(found, default=None)
+            found.append(first_that_fits(share, len(self.places), Fraction(str(level)) * kept))
+        return min((first for first in found if first is not None), default=None)
+
+
+def first_that_fits(share: Fraction, places: int, allowed: Fraction) -> int | None:
+    """The fewest of up to 20,000 swapped places whose share, with a decoy more, is allowed; more are, too."""
+    numbers = range(1, 20_000)
+    at = bisect_left(numbers, True, key=lambda n: (share * n + 1) * places <= allowed * n)
+    return numbers[at] if at < len(numbers) else None
 
 
 def at_least(deltas: Sequence[float], tau_f: float) -> int:
     return sum(delta >= tau_f for delta in deltas)
 
 
-@settings(max_examples=WORLDS)
-@given(st.fixed_dictionaries(dict.fromkeys(LANES, calls)))
-def test_statistics_and_thresholds_agree_with_plain_loops(
-    tmp_path_factory: pytest.TempPathFactory, calls: dict[str, list[Row]]
+drawn = st.tuples(calls, rate, st.sampled_from([None, 0.0, 0.9]))
+
+
+# a failing example is shown as it was drawn: to shrink five lanes takes minutes
+@settings(max_examples=WORLDS, phases=set(Phase) - {Phase.shrink, Phase.explain})
+@given(st.fixed_dictionaries(dict.fromkeys(LANES, drawn)))
+def test_statistics_thresholds_and_the_filter_agree_with_plain_loops(
+    tmp_path_factory: pytest.TempPathFactory, drawn: dict[str, tuple[list[Row], float, float | None]]
 ) -> None:
-    folder = tmp_path_factory.mktemp("lake")
-    outputs = lake_of(folder, calls, dict.fromkeys(calls, 1.0))
-    database = warehouse(folder, outputs)
+    tools = {lane: {"tau_f": {"by_chance": at, "fallback": fallback}} for lane, (_, at, fallback) in drawn.items()}
+    outputs = hand_made(tmp_path_factory.mktemp("lake"), shards=("one", "two"), sections={"tools": tools})
+    wanted = set()
+    for lane, (rows, level, fallback) in drawn.items():
+        publish_calls(outputs, lane, rows)
+        wanted.add((lane, level, *assert_filtered(outputs, lane, Slow(rows), len(rows), (level, fallback))))
+    database = warehouse(outputs)
+    rules = query(
+        database, "SELECT tool, by_chance, verdict = 'certified', tau_f FROM filter_rules JOIN lanes USING (tool)"
+    )
+    assert set(rules.rows()) == wanted
     views = {
         name: query(database, f"FROM {name}") for name in ("swapped_statistics", "chance_thresholds", "chance_rates")
     }
-    for lane, rows in calls.items():
+    for lane, (rows, _, _) in drawn.items():
         own = {name: view.filter(tool=lane) for name, view in views.items()}
         assert_statistics(own["swapped_statistics"].to_dicts(), Slow(rows))
         assert_thresholds(own["chance_thresholds"].to_dicts(), Slow(rows))
         deltas = outputs[f"{lane}/loss_deltas"]
         statistics, rates = chance_tables(deltas.plan, deltas.lane)
-        assert statistics.equals(own["swapped_statistics"].sort("tau_f"))
+        assert statistics["tau_f"].to_list() == [0.5, 1.0, 2.0]
+        assert statistics.equals(own["swapped_statistics"].join(statistics, on="tau_f", how="semi").sort("tau_f"))
         assert rates.equals(own["chance_rates"].sort("tau_f"))
 
 
+def assert_filtered(
+    outputs: Outputs, lane: str, slow: "Slow", rows: int, rule: tuple[float, float | None]
+) -> tuple[bool, float | None]:
+    """The filter takes the threshold of the view or its fallback; return whether one is certified, and which it is."""
+    report, (level, fallback) = update_one(outputs, f"{lane}/filtered_calls"), rule
+    certified, chosen = slow.threshold(level), report.facts[CHOSEN]
+    tau_f = fallback if certified is None else certified
+    assert chosen["tau_f"] == tau_f
+    kept = outputs[f"{lane}/filtered_calls"].table.scan().collect()
+    assert kept.height == (0 if tau_f is None else at_least(slow.places, tau_f))
+    assert set(kept["tau_f"]) <= {tau_f}
+    assert kept.height + sum(report.rejections.values()) == rows
+    assert not any(report.violations.values())
+    if tau_f is None:
+        assert "below_tau_f" not in report.rejections
+    told = threshold_told(chosen)
+    assert told.startswith("tau_f = ") == (certified is not None)
+    assert ("fallback" in told) == (certified is None and fallback is not None)
+    return certified is not None, tau_f
+
+
 def assert_statistics(view: Sequence[Row], slow: Slow) -> None:
-    assert [row["tau_f"] for row in view] == [0.5, 1.0, 2.0]
+    assert {0.5, 1.0, 2.0} <= {row["tau_f"] for row in view}
     for row in view:
         kept, swapped = at_least(slow.own, row["tau_f"]), at_least(slow.swaps, row["tau_f"])
         places, swaps = len(slow.places), len(slow.swaps)
@@ -202,38 +218,6 @@ def assert_thresholds(levels: Sequence[Row], slow: Slow) -> None:
             assert row["verdict"] == (nothing or useless)
 
 
-@settings(max_examples=WORLDS)
-@given(st.fixed_dictionaries(dict.fromkeys(LANES, st.tuples(calls, rate, st.sampled_from([None, 0.0, 0.9])))))
-def test_the_filter_takes_the_threshold_of_the_view_or_its_fallback(
-    tmp_path_factory: pytest.TempPathFactory, drawn: dict[str, tuple[list[Row], float, float | None]]
-) -> None:
-    folder = tmp_path_factory.mktemp("lake")
-    chances = {lane: {"by_chance": level, "fallback": fallback} for lane, (_, level, fallback) in drawn.items()}
-    outputs = lake_of(folder, {lane: rows for lane, (rows, _, _) in drawn.items()}, chances)
-    wanted = {}
-    for lane, (rows, level, fallback) in drawn.items():
-        report = update_one(outputs, f"{lane}/filtered_calls")
-        slow, chosen = Slow(rows), report.facts[CHOSEN]
-        certified = slow.threshold(level)
-        tau_f = fallback if certified is None else certified
-        assert chosen["tau_f"] == tau_f
-        kept = outputs[f"{lane}/filtered_calls"].table.scan().collect()
-        assert kept.height == (0 if tau_f is None else at_least(slow.places, tau_f))
-        assert set(kept["tau_f"]) <= {tau_f}
-        assert kept.height + sum(report.rejections.values()) == len(rows)
-        assert not any(report.violations.values())
-        if tau_f is None:
-            assert "below_tau_f" not in report.rejections
-        told = threshold_told(chosen)
-        assert told.startswith("tau_f = ") == (certified is not None)
-        assert ("fallback" in told) == (certified is None and fallback is not None)
-        wanted[lane] = (level, certified is not None, tau_f)
-    rules = query(
-        warehouse(folder, outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)"
-    )
-    assert {tool: (level, verdict == "certified", tau_f) for tool, level, verdict, tau_f in rules.rows()} == wanted
-
-
 def spread(places: int, own: float, swapped: float | None, tool: str = "a") -> list[Row]:
     """A call at each of so many places."""
     told = [] if swapped is None else [swapped]
@@ -258,11 +242,11 @@ def test_too_few_swaps_are_told_with_the_number_that_would_do(tmp_path: Path) ->
 def test_a_place_counts_once_however_often_it_is_swapped(tmp_path: Path) -> None:
     [often, *once] = spread(20, 1.0, -1.0)
     rows = [{**often, "swapped": 10 * [2.0]}, *once]
-    [row] = query(warehouse(tmp_path, lake(tmp_path, rows)), "FROM chance_rates").to_dicts()
+    [row] = query(warehouse(lake(tmp_path, rows)), "FROM chance_rates").to_dicts()
     assert (row["kept_swapped"], row["swaps"], row["swapped"], row["share_swapped"]) == (10, 29, 20, 0.05)
     assert row["fdr"] == 2 / 20
     other = lake(tmp_path / "one", [{**often, "swapped": [2.0]}, *once])
-    [single] = query(warehouse(tmp_path / "one", other), "FROM chance_rates").to_dicts()
+    [single] = query(warehouse(other), "FROM chance_rates").to_dicts()
     assert (row["fdr"], row["fdr_high"]) == (single["fdr"], single["fdr_high"])
 
 
@@ -279,7 +263,7 @@ def test_a_place_that_lacks_its_first_swap_is_swapped_all_the_same(tmp_path: Pat
     control = outputs["calculator/swapped_results"]
     rows = control.table.read("one").with_columns(swap=pl.lit(1, pl.Int32)).to_dicts()
     publish(control, "one", rows)
-    [row] = query(warehouse(tmp_path, outputs), "FROM swapped_statistics WHERE tau_f = 1.0").to_dicts()
+    [row] = query(warehouse(outputs), "FROM swapped_statistics WHERE tau_f = 1.0").to_dicts()
     assert (row["swapped"], row["kept"], row["fdr"]) == (20, 20, 0.05)
 
 
@@ -301,7 +285,7 @@ def test_upper_bounds_below_a_floor_are_never_counted(tmp_path: Path) -> None:
     rows = [*spread(5, 1.2, -1.0), *bounded(spread(55, 0.9, -1.0, "b"))]
     outputs = lake(tmp_path, rows)
     update_one(outputs, "calculator/filtered_calls")
-    database = warehouse(tmp_path, outputs)
+    database = warehouse(outputs)
     assert query(database, "SELECT tau_f, calls FROM filter_statistics").rows() == [(1.0, 5), (2.0, 0)]
     assert query(database, "SELECT tau_f, calls FROM swapped_statistics").rows() == [(1.0, 5), (2.0, 0)]
     assert query(database, "SELECT tau_f, kept FROM chance_rates").rows() == [(1.2, 5)]
@@ -315,13 +299,13 @@ def test_upper_bounds_below_a_floor_are_never_counted(tmp_path: Path) -> None:
 
 def test_a_threshold_above_every_bound_is_certified_as_without_a_floor(tmp_path: Path) -> None:
     rows = [*spread(40, 1.2, -1.0), *bounded(spread(20, 0.9, -1.0, "b"))]
-    level = query(warehouse(tmp_path, lake(tmp_path, rows)), "FROM chance_thresholds WHERE by_chance = 0.05")
+    level = query(warehouse(lake(tmp_path, rows)), "FROM chance_thresholds WHERE by_chance = 0.05")
     assert level.select("tau_f", "kept", "verdict", "swaps_needed").rows() == [(1.2, 40, "certified", None)]
 
 
 def test_a_swap_whose_delta_is_a_bound_keeps_thresholds_out_too(tmp_path: Path) -> None:
     rows = [*spread(40, 0.9, -1.0), *bounded(spread(20, 0.1, 0.95, "b"))]
-    database = warehouse(tmp_path, lake(tmp_path, rows))
+    database = warehouse(lake(tmp_path, rows))
     assert query(database, "FROM chance_rates").is_empty()
     assert query(database, "SELECT DISTINCT verdict FROM chance_thresholds").rows() == [
         ("not computed below the floor",)
@@ -331,9 +315,7 @@ def test_a_swap_whose_delta_is_a_bound_keeps_thresholds_out_too(tmp_path: Path) 
 def test_a_lane_without_calls_has_none_to_choose_from(tmp_path: Path) -> None:
     outputs = lake(tmp_path, [], tau_f={"by_chance": 0.05})
     assert update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]["verdict"] == "no calls"
-    rule = query(
-        warehouse(tmp_path, outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)"
-    )
+    rule = query(warehouse(outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)")
     assert rule.rows() == [("calculator", 0.05, "no calls", None)]
 
 
@@ -350,7 +332,7 @@ def test_a_changed_control_filters_anew_only_where_it_chooses_the_threshold(tmp_
 
 def test_the_demo_prints_places_and_what_chance_keeps_or_that_it_cannot_tell(tmp_path: Path) -> None:
     rows = [*spread(40, 1.5, 0.5), *spread(10, 3.0, None, "b")]
-    assert query(warehouse(tmp_path, lake(tmp_path, rows, "calendar")), CHANCE).rows() == [
+    assert query(warehouse(lake(tmp_path, rows, "calendar")), CHANCE).rows() == [
         ("calculator", 50, "50 (50, 45-50)", "50 (0, 0-5)", "10 (too few swaps to tell)"),
         ("calendar", 0, "0 (not measured)", "0 (not measured)", "0 (not measured)"),
     ]

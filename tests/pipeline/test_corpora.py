@@ -106,7 +106,10 @@ def expected(new_line: NewLine) -> tuple[list[Record], dict[str, pl.DataFrame]]:
     return records, results(line)
 
 
-@pytest.mark.parametrize("form", ["zstd", "fineweb", "c4", "hub"])
+LONG = [pytest.param(form, marks=pytest.mark.long) for form in ("zstd", "c4")]
+
+
+@pytest.mark.parametrize("form", ["fineweb", "hub", *LONG])
 def test_the_same_texts_in_any_form_give_the_same_tables(
     new_line: NewLine, expected: tuple[list[Record], dict[str, pl.DataFrame]], form: str
 ) -> None:

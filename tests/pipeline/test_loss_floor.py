@@ -12,50 +12,41 @@ SCORED = ("loss_deltas", "swapped_results")
 DECIDED = pl.col("loss_empty") - pl.col("loss_result") < FLOOR
 
 
-def test_a_floor_saves_tokens_and_keeps_the_same_calls(finished: NewLine, new_line: NewLine) -> None:
-    whole, fewer = finished("one"), new_line("one")
+def test_a_floor_saves_tokens_and_keeps_the_same_calls(new_line: NewLine) -> None:
+    """Whatever was computed before: without a floor, or with a higher one; and without it all is as if never set."""
+    whole, fewer, line = new_line("one"), new_line("one"), new_line("one")
     fewer.set(filtering__loss_floor=FLOOR)
-    spent = tokens(fewer.run())
-    again = new_line("one")
-    assert 0 < spent < tokens(again.run())
+    every, spent = tokens(whole.run()), tokens(fewer.run())
+    assert 0 < spent < every
     for stage in ("filtered_calls", "augmented_corpus"):
         assert_frame_equal(fewer.read(stage), whole.read(stage), rel_tol=0, abs_tol=1e-5)
     for stage in SCORED:
-        exact, bounded = whole.read(stage), fewer.read(stage)
-        assert not exact["delta_is_bound"].any() and not exact["loss_call"].has_nulls()
-        assert (bounded["delta_is_bound"] == bounded.select(DECIDED).to_series()).all()
-        assert (bounded["loss_call"].is_null() == bounded["delta_is_bound"]).all()
-        assert (bounded["delta"] >= exact["delta"] - 1e-5).all()
-        sure = ~bounded["delta_is_bound"]
-        assert not sure.all()
-        assert bounded["delta"].filter(sure).to_list() == pytest.approx(exact["delta"].filter(sure).to_list(), abs=1e-5)
-
-
-def test_another_floor_computes_only_what_it_newly_needs(finished: NewLine, new_line: NewLine) -> None:
-    line, fresh, before = new_line("one"), new_line("one"), finished("one")
+        assert_bounded(whole.read(stage), fewer.read(stage))
     line.set(tau_f=0.5, filtering__loss_floor=0.5)
     line.run()
     line.set(tau_f=FLOOR, filtering__loss_floor=FLOOR)
-    more = tokens(line.run())
-    fresh.set(filtering__loss_floor=FLOOR)
-    assert 0 < more < tokens(fresh.run())
-    before.set(filtering__loss_floor=FLOOR)
-    assert tokens(before.run()) == 0
+    assert 0 < tokens(line.run()) < spent
+    exact = {stage: whole.read(stage) for stage in SCORED}
+    whole.set(filtering__loss_floor=FLOOR)
+    assert tokens(whole.run()) == 0
     for stage in SCORED:
-        for other in (line, before):
-            assert_frame_equal(other.read(stage), fresh.read(stage), rel_tol=0, abs_tol=1e-5)
+        for other in (line, whole):
+            assert_frame_equal(other.read(stage), fewer.read(stage), rel_tol=0, abs_tol=1e-5)
+    del fewer.values["filtering.loss_floor"]
+    fewer.run()
+    for stage, rows in exact.items():
+        assert_frame_equal(fewer.read(stage), rows, rel_tol=0, abs_tol=1e-5)
 
 
-def test_without_the_floor_every_loss_is_computed_again_where_it_was_left_out(
-    finished: NewLine, new_line: NewLine
-) -> None:
-    line = new_line("one")
-    line.set(filtering__loss_floor=FLOOR)
-    line.run()
-    del line.values["filtering.loss_floor"]
-    line.run()
-    for stage in SCORED:
-        assert_frame_equal(line.read(stage), finished("one").read(stage), rel_tol=0, abs_tol=1e-5)
+def assert_bounded(exact: pl.DataFrame, bounded: pl.DataFrame) -> None:
+    """L(c) is left out exactly where the two other losses decide."""
+    assert not exact["delta_is_bound"].any() and not exact["loss_call"].has_nulls()
+    assert (bounded["delta_is_bound"] == bounded.select(DECIDED).to_series()).all()
+    assert (bounded["loss_call"].is_null() == bounded["delta_is_bound"]).all()
+    assert (bounded["delta"] >= exact["delta"] - 1e-5).all()
+    sure = ~bounded["delta_is_bound"]
+    assert not sure.all()
+    assert bounded["delta"].filter(sure).to_list() == pytest.approx(exact["delta"].filter(sure).to_list(), abs=1e-5)
 
 
 def test_a_threshold_below_the_floor_is_refused(new_line: NewLine) -> None:

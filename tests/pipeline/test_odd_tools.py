@@ -8,9 +8,8 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from tests.pipeline.conftest import Line, NewLine, cost
+from tests.pipeline.conftest import Lane, Line, NewLine, cost
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import OverBudget, ToolCall, ToolDown, ToolResult, WorkBudget

@@ -6,22 +6,32 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.conftest import NewLine, assert_same, cost
+from tests.pipeline.conftest import (
+    Here,
+    NewLine,
+    OneProcess,
+    TableOutput,
+    Task,
+    Worker,
+    WorkerError,
+    Workers,
+    assert_same,
+    cost,
+    crew_of,
+    local_processes,
+    worker_count,
+)
 from tests.processes import wait_until_ended
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.chunks import InProcess, Tables, Task, WorkerError
-from toolformer_dag.pipeline.execution import worker_count, workers_of
-from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import LocalProcesses
 
 ROOT = Path(__file__).parents[2]
 RAW = "raw_shards"
-Pool = Callable[[TableOutput, int], LocalProcesses]
+Pool = Callable[[TableOutput, int], Workers]
 
 
 def endless(path: Path) -> None:
@@ -40,10 +50,10 @@ def kill_all() -> None:
 @pytest.fixture
 def pool() -> Iterator[Pool]:
     """Return what starts pools, which are closed after the test."""
-    pools: list[LocalProcesses] = []
+    pools: list[Workers] = []
 
-    def start(output: TableOutput, count: int) -> LocalProcesses:
-        pools.append(LocalProcesses(Worker(output.plan), count))
+    def start(output: TableOutput, count: int) -> Workers:
+        pools.append(Workers(Worker(output.plan), {}, partial(local_processes, count)))
         return pools[-1]
 
     yield start
@@ -54,11 +64,6 @@ def pool() -> Iterator[Pool]:
 
 def task(output: TableOutput, shard: str) -> Task:
     return Task(output.name, output.code_version, shard)
-
-
-def two_processes(worker: Worker, tables: Tables) -> LocalProcesses:
-    """Compute in two worker processes."""
-    return LocalProcesses(worker, 2)
 
 
 @pytest.mark.long
@@ -72,9 +77,7 @@ def test_two_workers_of_which_one_is_killed_give_the_rows_of_one_process(new_lin
             os.kill(killed[0], signal.SIGKILL)
 
     line.update("raw_shards", "heuristic_subset")
-    reports = line.update(
-        "scored_candidates", workers=lambda worker, tables: LocalProcesses(worker, 2), progress=kill_one
-    )
+    reports = line.update("scored_candidates", crews=partial(local_processes, 2), progress=kill_one)
     assert killed
     whole = alone.output("scored_candidates").table
     assert reports["scored_candidates"].rows == {part: whole.pointer(part).rows for part in whole.parts()}
@@ -132,11 +135,13 @@ def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, p
             kill_all()
 
     with pytest.raises(WorkerError, match=r"ccnet/raw_shards: 2 workers died over one chunk.*fewer execution.workers"):
-        list(pool(output, 3).map_chunks(tasks()))
+        list(pool(output, 2).map_chunks(tasks()))
 
 
-def test_errors_arrive_with_their_message_and_the_pool_goes_on(new_line: NewLine, pool: Pool) -> None:
-    line = new_line("one")
+def test_errors_arrive_with_their_message_and_the_same_worker_goes_on_and_gets_no_interrupt(
+    new_line: NewLine, pool: Pool
+) -> None:
+    line, before = new_line("one"), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     output = line.output(RAW)
     lent = pool(output, 1)
     with pytest.raises(WorkerError, match="a worker failed: KeyError: 'none'"):
@@ -148,11 +153,16 @@ def test_errors_arrive_with_their_message_and_the_pool_goes_on(new_line: NewLine
     with pytest.raises(UserError, match=r"cannot write .*ccnet.*: .*; free space or correct the rights and run again"):
         list(lent.map_chunks([task(output, "one")]))
     (line.lake.root / "ccnet").unlink()
-    [before] = multiprocessing.active_children()
+    [child] = multiprocessing.active_children()
     assert [found[0] for found in lent.map_chunks([task(output, "one")]) if found] == [0]
-    assert multiprocessing.active_children() == [before]  # warm: the same worker all along
+    assert multiprocessing.active_children() == [child]  # warm: the same worker all along
+    status = Path(f"/proc/{child.pid}/status").read_text()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert blocked & 1 << signal.SIGINT - 1  # from its first instruction on
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+@pytest.mark.long
 def test_what_others_still_compute_after_an_error_is_no_answer_to_the_next_call(new_line: NewLine, pool: Pool) -> None:
     line = new_line("one")
     endless(line.web / "endless.json")
@@ -179,22 +189,12 @@ def test_workers_end_when_their_parent_is_killed(new_line: NewLine) -> None:
     wait_until_ended(workers)
 
 
-def test_a_worker_gets_no_interrupt_from_its_first_instruction_on(new_line: NewLine, pool: Pool) -> None:
-    output = new_line("one").output(RAW)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    list(pool(output, 2).map_chunks([task(output, "one")]))
-    [child] = multiprocessing.active_children()
-    status = Path(f"/proc/{child.pid}/status").read_text()
-    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
-    assert blocked & 1 << signal.SIGINT - 1
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
-
-
-@pytest.mark.parametrize(("workers", "kind"), [(1, InProcess), (3, LocalProcesses)])
+@pytest.mark.parametrize(("workers", "kind"), [(1, Here), (3, OneProcess)])
 def test_the_settings_say_how_many_workers(new_line: NewLine, workers: int, kind: type) -> None:
     line = new_line("one")
     line.set(execution__workers=workers)
     plan = line.plan()
     assert worker_count(plan.settings) == workers
-    assert isinstance(workers_of(Worker(plan), {}), kind)
+    crew = crew_of(Worker(plan), {})
+    assert crew.count == workers and isinstance(crew.start(), kind)
     assert multiprocessing.active_children() == []  # started with the first chunk

@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_read_is_one_rejection_stops_no_other_and_is_tried
     again = line.update(RAW)[RAW]
     assert again.updated == (bad,) and again.differences.retry_only and not again.unchanged
     assert again.data_version == report.data_version
-    [note] = again.differences.lines()
+    [note] = again.differences.lines
     assert note.startswith(f"{bad} could not be read: ")
 
 

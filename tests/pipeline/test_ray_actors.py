@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ray_cluster import SPACE, why_no_namespace
-from tests.pipeline.conftest import Line, NewLine, assert_same
+from tests.pipeline.conftest import Line, NewLine, Worker, assert_same, crew_of
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.execution import workers_of
 from toolformer_dag.pipeline.ray_actors import ClusterError, Share, share_of
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.sections import Settings
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
@@ -61,7 +59,7 @@ def test_no_cluster_is_named_with_the_remedy(new_line: NewLine) -> None:
     with pytest.raises(
         ClusterError, match=r"execution.address: no Ray cluster answers at '127.0.0.1:1'.*ray start --head"
     ):
-        workers_of(Worker(line.plan()), {})
+        crew_of(Worker(line.plan()), {})
 
 
 @pytest.mark.parametrize(

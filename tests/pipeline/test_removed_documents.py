@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.conftest import Line, NewLine
 from tests.worlds import write_shard
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.screened_documents import asked_texts
+from toolformer_dag.pipeline.removed_documents import asked_texts
 
 ASKED = "Ada had 12 red apples and 3 of them were eaten by Bo on a Monday."
 SUMS = "1 and 2 make 3 .\n4 and 5 make 9 .\n2 and 2 make 4 ."

@@ -8,10 +8,9 @@ import duckdb
 import polars as pl
 import pytest
 
-from tests.pipeline.conftest import Line, NewLine, computed
+from tests.pipeline.conftest import Lane, Line, NewLine, computed
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import DamagedPart, MissingPart
-from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.tool_results import KEY, RESULTS, result_settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.calculator import Calculator
@@ -141,7 +140,7 @@ def test_a_call_that_was_lost_is_tried_again_and_the_others_are_not(new_line: Ne
     assert [reason for reason in first.rejections if reason.startswith(LOST)]
     second = line.update("tool_results")["tool_results"]
     assert second.differences.retry_only
-    assert "calls were lost" in second.differences.lines()[0]
+    assert "calls were lost" in second.differences.lines[0]
     assert second.work.counts["calls"] == (1, first.work.counts["calls"][0] - 1)
     assert not [reason for reason in second.rejections if reason.startswith(LOST)]
     assert line.update("tool_results")["tool_results"].unchanged
@@ -164,7 +163,7 @@ def test_a_damaged_part_is_made_again_from_stored_rows(finished: NewLine, damage
     with pytest.raises(DamagedPart, match=r"calculator/scored_candidates, shard 'one': .*stale --run"):
         line.update("tool_results")
     reports = line.run()
-    [reason] = reports["scored_candidates"].differences.lines()
+    [reason] = reports["scored_candidates"].differences.lines
     assert "one" in reason
     assert [name for name, report in reports.items() if not report.unchanged] == ["scored_candidates"]
     assert computed(reports) == 0 and table.pointer("one").data_version == before

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from pydantic import BaseModel, create_model
 
-from tests.pipeline.conftest import Line, NewLine
+from tests.pipeline.conftest import Column, Line, NewLine, Stage, TableOutput
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
 from toolformer_dag.lake.record import ABSENT, changes
@@ -26,7 +26,6 @@ from toolformer_dag.pipeline import (
     swapped_results,
 )
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import Column, Stage, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools

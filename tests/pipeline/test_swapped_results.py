@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from tests.pipeline.conftest import Line, NewLine, engine_of, tokens
+from tests.pipeline.conftest import TEXT_KEY, Line, NewLine, StaleInput, TableReport, engine_of, tokens
 from toolformer_dag.lake.table import MissingPart
-from toolformer_dag.pipeline.stage import TEXT_KEY
 from toolformer_dag.pipeline.swapped_results import STAGE, exchange, likeliest_places
-from toolformer_dag.pipeline.update import StaleInput, TableReport
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -196,7 +194,10 @@ def test_losses_are_those_of_the_engine_and_are_computed_once(finished: NewLine)
         assert pairs[loss].to_list() == pytest.approx(pairs[f"{loss}_right"].to_list(), abs=1e-4)
 
 
-@pytest.mark.parametrize("change", [{"k": 2}, {"m": 2}, {"tau_s": 0.3}])
+LONG = [pytest.param(change, marks=pytest.mark.long) for change in ({"k": 2}, {"m": 2}, {"tau_s": 0.3})]
+
+
+@pytest.mark.parametrize("change", [{"k": 2, "m": 2, "tau_s": 0.2}, *LONG])
 def test_fewer_candidates_cost_nothing_and_more_cost_what_is_missing(
     new_line: NewLine, finished: NewLine, change: dict[str, object]
 ) -> None:

@@ -6,8 +6,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.pipeline.chunks import claim, release, text_chunks
-from toolformer_dag.pipeline.stage import Claimed
+from toolformer_dag.pipeline.stored_rows import text_chunks
 
 
 def digests(numbers: list[int]) -> pl.DataFrame:
@@ -38,20 +37,3 @@ def test_a_run_that_goes_on_makes_the_chunks_of_an_undisturbed_one(total: int, s
     done = data.draw(st.sets(st.integers(0, len(undisturbed) - 1)))
     rest = [chunk for number, chunk in enumerate(undisturbed) if number not in done]
     assert chunks(total, list(chain.from_iterable(rest)), [], size) == rest
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.sets(st.integers(0, 9))), max_size=8))
-def test_every_key_is_claimed_by_the_first_part_that_asks(asked: list[tuple[str, set[int]]]) -> None:
-    claimed, seen = Claimed(), set[tuple[str, int]]()
-    for store, wanted in asked:
-        free = claim(claimed, store, digests(sorted(wanted)))["text_digest"].to_list()
-        assert free == [f"{number:03d}" for number in sorted(wanted) if (store, number) not in seen]
-        seen |= {(store, number) for number in wanted}
-
-
-def test_claims_of_a_published_part_are_forgotten_the_others_are_not() -> None:
-    claimed = Claimed()
-    for numbers in ([1, 2], [2, 3]):
-        claim(claimed, "a", digests(numbers))
-    release(claimed)
-    assert claim(claimed, "a", digests([1, 2, 3]))["text_digest"].to_list() == ["001", "002"]

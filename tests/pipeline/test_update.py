@@ -6,11 +6,18 @@ import shutil
 import pytest
 import transformers
 
-from tests.pipeline.conftest import Line, NewLine, Reports, assert_same, computed, cost, silent, tokens
+from tests.pipeline.conftest import (
+    NEVER_MADE,
+    NewLine,
+    Reports,
+    assert_same,
+    computed,
+    cost,
+    differences,
+    tokens,
+    withdraw,
+)
 from tests.worlds import write_shard
-from toolformer_dag.pipeline.chunks import InProcess
-from toolformer_dag.pipeline.update import Difference, differences, update, withdraw
-from toolformer_dag.pipeline.worker import Worker
 
 SHARDED = (
     "raw_shards",
@@ -30,22 +37,22 @@ def updated(reports: Reports) -> dict[str, tuple[str, ...]]:
     return {name: report.updated for name, report in reports.items() if not report.unchanged}
 
 
-def test_a_new_shard_file_computes_that_shard_alone_in_every_table(finished: NewLine, new_line: NewLine) -> None:
-    line, fresh = finished("one"), new_line("one", "two")
+def test_a_new_shard_file_computes_that_shard_alone_in_every_table(finished: NewLine) -> None:
+    line = finished("one")
     before = {stage: line.output(stage).table.pointer("one") for stage in SHARDED}
     write_shard(line.web, "two")
-    assert all(differences(line.output(stage)).lines() == ["without rows: two"] for stage in SHARDED)
+    assert all(differences(line.output(stage)).lines == ("without rows: two",) for stage in SHARDED)
     reports = line.run()
     assert updated(reports) == dict.fromkeys(SHARDED, ("two",))
     assert {stage: line.output(stage).table.pointer("one") for stage in SHARDED} == before
-    fresh.run()
-    assert_same(line, fresh)
+    assert_same(line, finished("one", "two"))
 
 
-def test_a_removed_file_s_parts_leave_every_table(finished: NewLine) -> None:
+def test_a_removed_file_s_parts_leave_every_table_and_come_back_with_it_without_the_model(finished: NewLine) -> None:
     line = finished("one", "two")
+    content = (line.web / "two.json.gz").read_bytes()
     (line.web / "two.json.gz").unlink()
-    assert differences(line.output("loss_deltas")).lines() == ["removed: two"]
+    assert differences(line.output("loss_deltas")).lines == ("removed: two",)
     reports = line.run()
     assert all(set(reports[stage].rows) == {"one"} for stage in SHARDED)
     assert updated(reports) == dict.fromkeys(SHARDED, ())
@@ -53,13 +60,6 @@ def test_a_removed_file_s_parts_leave_every_table(finished: NewLine) -> None:
     assert line.lake.table("ccnet/rejected_lines").parts() == ["one"]
     assert set(line.read("filtered_calls")["shard"]) == {"one"}
     assert updated(line.run()) == {}
-
-
-def test_a_removed_file_that_comes_back_computes_nothing_with_the_model(finished: NewLine) -> None:
-    line = finished("one", "two")
-    content = (line.web / "two.json.gz").read_bytes()
-    (line.web / "two.json.gz").unlink()
-    line.run()
     (line.web / "two.json.gz").write_bytes(content)
     reports = line.run()
     assert reports["loss_deltas"].updated == ("two",)
@@ -69,7 +69,7 @@ def test_a_removed_file_that_comes_back_computes_nothing_with_the_model(finished
 def test_a_touched_file_is_read_again_and_nothing_else_is_out_of_date(finished: NewLine) -> None:
     line = finished("one", "two")
     os.utime(line.web / "two.json.gz", (0, 0))
-    [line_told] = differences(line.output("raw_shards")).lines()
+    [line_told] = differences(line.output("raw_shards")).lines
     assert line_told.startswith("inputs.mtime_ns: ")
     reports = line.run()
     assert updated(reports) == {"raw_shards": ("two",)}
@@ -129,8 +129,8 @@ def test_nothing_that_was_never_made_is_called_changed(new_line: NewLine) -> Non
     line = new_line("one", "two")
     for stage in SHARDED:
         found = differences(line.output(stage))
-        assert found and found.parts == {"one": Difference(new=True), "two": Difference(new=True)}
-        assert found.lines() == ["without rows: one, two"]
+        assert found and found.parts == {"one": [NEVER_MADE], "two": [NEVER_MADE]}
+        assert found.lines == ("without rows: one, two",)
 
 
 def test_a_changed_setting_is_named_once_for_all_shards(finished: NewLine) -> None:
@@ -138,13 +138,13 @@ def test_a_changed_setting_is_named_once_for_all_shards(finished: NewLine) -> No
     line.set(k=2)
     found = differences(line.output("scored_candidates"))
     assert list(found.parts) == ["one", "two"]
-    assert found.lines() == ["settings.k: 3 -> 2"] and found.settings() == ["k 3 -> 2"]
+    assert found.lines == ("settings.k: 3 -> 2",) and found.settings() == ["k 3 -> 2"]
     assert not differences(line.output("heuristic_subset")) and not differences(line.output("loss_deltas"))
 
 
 def test_many_shards_are_named_in_few_words(new_line: NewLine) -> None:
     line = new_line(*(f"s{number}" for number in range(7)))
-    assert differences(line.output("raw_shards")).lines() == ["without rows: s0, s1, s2, s3, s4 and 2 more"]
+    assert differences(line.output("raw_shards")).lines == ("without rows: s0, s1, s2, s3, s4 and 2 more",)
 
 
 @pytest.mark.parametrize(("stage", "units"), [("scored_candidates", 12), ("raw_shards", 1), ("loss_deltas", 12)])
@@ -165,24 +165,18 @@ def test_a_table_that_grows_while_it_is_read_is_out_of_date_afterwards(finished:
     line = finished("one")
     line.set(k=2)
     outputs = line.outputs()
-    worker = Worker(outputs["scored_candidates"].plan)
-    update(worker, InProcess(worker, {one.name: one for one in outputs.values()}), outputs["scored_candidates"], silent)
+    line.update("scored_candidates")
     subset = outputs["heuristic_subset"].table
     subset.publish("one", [subset.read("one").head(3)], lambda: subset.record("one"))
-    [told] = differences(outputs["scored_candidates"]).lines()
+    [told] = differences(outputs["scored_candidates"]).lines
     assert told.startswith("inputs.heuristic_subset: ")
 
 
-def test_every_table_keeps_its_promises(finished: NewLine) -> None:
-    line: Line = finished("one", "two")
+def test_every_table_keeps_its_promises_and_its_record_says_what_computed_the_rows(finished: NewLine) -> None:
+    line = finished("one", "two")
     reports = line.run()
     assert all(not any(report.violations.values()) for report in reports.values())
     assert all("unique_keys" in report.violations for report in reports.values())
-
-
-def test_the_record_says_what_computed_the_rows(new_line: NewLine) -> None:
-    line = new_line("one", "two")
-    line.run()
     for stage in ("scored_candidates", "loss_deltas"):
-        told = {line.output(stage).table.pointer(part).record["backends"][0] for part in ("one", "two")}
-        assert told == {f"transformers {transformers.__version__}, float32"}
+        backends = {line.output(stage).table.pointer(part).record["backends"][0] for part in ("one", "two")}
+        assert backends == {f"transformers {transformers.__version__}, float32"}

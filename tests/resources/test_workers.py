@@ -10,21 +10,21 @@ import pytest
 
 from tests.processes import at_work
 from toolformer_dag.model.weights import parameters
-from toolformer_dag.pipeline.execution import cores, worker_count
+from toolformer_dag.pipeline.workers import cores, worker_count
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
 
 REPOSITORY = Path(__file__).parents[2]
 TAKE = """
 import sys
-from toolformer_dag.pipeline.worker import _own_gpu
-print(_own_gpu(2), _own_gpu(2), flush=True)
+from toolformer_dag.pipeline.worker import own_gpu
+print(own_gpu(2)[0], own_gpu(2)[0], flush=True)
 sys.stdin.read()
 """
 PARENT = """
 import time
 from multiprocessing import get_context
-from toolformer_dag.pipeline.workers import end_with_parent
+from toolformer_dag.pipeline.chunks import end_with_parent
 
 def child(line):
     end_with_parent()

@@ -110,7 +110,7 @@ def evaluate(
     from embedded_model.probes import evaluate as probe
     from embedded_model.real_text import load_real_text
     from toolformer_dag.model.weights import model_name
-    from toolformer_dag.pipeline.workers import end_with_parent
+    from toolformer_dag.pipeline.chunks import end_with_parent
     from toolformer_dag.settings.sections import ModelSettings
 
     paths = tuple(path.absolute() for path in real_text or ())

@@ -6,10 +6,10 @@ from datetime import timedelta
 from rich.filesize import decimal
 
 from toolformer_dag.pipeline.estimate import LaneForecast, Range, estimate
-from toolformer_dag.pipeline.execution import OnDemand, worker_count
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, worker_count
 
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
 
@@ -18,7 +18,7 @@ def forecast(plan: Plan) -> str:
     """Annotate a sample of every lane and return the forecast for people. Raises what the stages raise."""
     outputs = table_outputs(plan)
     worker = Worker(plan)
-    workers = OnDemand(worker, {output.name: output for output in outputs})
+    workers = Workers(worker, {output.name: output for output in outputs})
     try:
         lanes = estimate(worker, workers, outputs, lambda done, total: None)
     finally:

@@ -126,7 +126,7 @@ def _thresholds(project: "Project") -> Iterator[str]:
     from toolformer_dag.lake.table import WHOLE
     from toolformer_dag.lake.warehouse import CHOSEN
     from toolformer_dag.pipeline.chance import threshold_told
-    from toolformer_dag.pipeline.filter_rule import NAME as FILTER_RULE
+    from toolformer_dag.pipeline.filtered_calls import FILTER_RULE
 
     for lane in project.plan.lanes:
         table = project.plan.lake.table(f"{lane.key}/{FILTER_RULE}")

@@ -24,7 +24,7 @@ from toolformer_dag.pipeline.merging import (
     split_of,
     text_order,
 )
-from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import (
     DIGEST,
     SEGMENT,
@@ -34,11 +34,12 @@ from toolformer_dag.pipeline.stage import (
     PartRows,
     Rejected,
     Stage,
+    StaleInput,
     TableOutput,
     counted,
 )
-from toolformer_dag.pipeline.update import StaleInput
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts.calls import take_out
 from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
@@ -52,13 +53,12 @@ Row = tuple[int, str, int, str, int, str, str, list[str], int, str]
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return what determines the rows beside the kept calls and the documents."""
-    tools = {lane.key: lane.tool.name for lane in plan.lanes}
-    return {**cutting(plan), "tools": tools, "merging": MERGING, "heldout_share": HELDOUT_SHARE}
+    return {**cutting(plan), "tools": plan.lane_names, "merging": MERGING, "heldout_share": HELDOUT_SHARE}
 
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the versions of a shard's documents and kept calls, and of what other shards add or take."""
-    tables = {name: output.plan.lake.table(name) for name in output.reads}
+    tables = {name: output.plan.lake.table(name) for name in output.depends_on}
     pointer = output.plan.lake.table(COPIES).whole_pointer(WHOLE)
     by_shard: Mapping[str, str] = pointer.record[BY_SHARD] if pointer else {}
 
@@ -79,7 +79,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     rejected = Rejected()
     calls = _calls_at_home(output.plan, part, rejected)
     cuts = DocumentCuts(worker, Cut(output.plan.settings.corpus.segment_tokens, worker.tokens().count))
-    found = list(_rows(_documents(output.plan, calls), calls, output.plan.lanes, cuts, rejected))
+    found = list(_rows(_documents(output.plan, calls), calls, output.plan.lane_names, cuts, rejected))
     table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
     return PartRows([table], rejected, [cuts.name])
 
@@ -121,8 +121,6 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
 
 def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     """Count texts that taking the calls out of x* does not give back, byte for byte."""
-    from toolformer_dag.texts.calls import take_out
-
     pairs = rows.select("text_with_calls", "text").iter_rows()
     return sum(take_out(augmented, output.plan.tool_names) != text for augmented, text in pairs)
 
@@ -162,35 +160,30 @@ def _by_shard(plan: Plan, copies: pl.DataFrame) -> dict[str, str]:
 
 def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str, str]]:
     """(shard, digest, place, text) of the documents that have calls."""
-    wanted, found = calls.select(DOCUMENT).unique(), 0
-    for batch in (batch for shard in _shards(plan, calls) for batch in raw_shards.documents(plan, shard)):
-        documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
-        found += documents.height
-        yield from documents.select(*DOCUMENT, "place", "text").iter_rows()
+    wanted, found, shards = calls.select(DOCUMENT).unique(), 0, set(calls["shard"])
+    for shard in (one for one in plan.lake.table(raw_shards.NAME).parts() if one in shards):
+        for batch in raw_shards.documents(plan, shard):
+            documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
+            found += documents.height
+            yield from documents.select(*DOCUMENT, "place", "text").iter_rows()
     if found < wanted.height:
         gone = f"calls of {wanted.height - found} documents that are gone"
         raise StaleInput(NAME, WHOLE, gone, "every tool's filtered_calls")
 
 
-def _shards(plan: Plan, calls: pl.DataFrame) -> list[str]:
-    """The shards that hold a document with calls; the others are not read."""
-    wanted = set(calls["shard"])
-    return [shard for shard in plan.lake.table(raw_shards.NAME).parts() if shard in wanted]
-
-
 def _rows(
     documents: Iterable[tuple[str, str, str, str]],
     calls: pl.DataFrame,
-    lanes: Sequence[Lane],
+    names: Mapping[str, str],
     cuts: DocumentCuts,
     rejected: Rejected,
 ) -> Iterator[Row]:
     """Rows of the corpus; counts in `rejected` the calls that are not used."""
-    names = {lane.key: lane.tool.name for lane in lanes}
     by_document = calls.partition_by(DOCUMENT, as_dict=True)
     for (shard, digest, _, text), cut in _with_cuts(documents, cuts):
         pieces = [piece for piece in cut if isinstance(piece, Segment)]
-        found = [_kept_call(row, names) for row in by_document[shard, digest].iter_rows(named=True)]
+        kept = by_document[shard, digest].select("tool", "char_offset", "input", "result", "delta").iter_rows()
+        found = [KeptCall(tool, names[tool], *call) for tool, *call in kept]
         for example in examples(pieces, found, list(names.values())):
             if isinstance(example, Dropped):
                 rejected[shard, example.reason] += example.calls
@@ -205,10 +198,6 @@ def _with_cuts(
     waiting = iter(documents)
     while some := list(islice(waiting, raw_shards.BATCH)):
         yield from zip(some, cuts.of([(place, text) for _, _, place, text in some]), strict=True)
-
-
-def _kept_call(row: Mapping[str, Any], names: Mapping[str, str]) -> KeptCall:
-    return KeptCall(row["tool"], names[row["tool"]], row["char_offset"], row["input"], row["result"], row["delta"])
 
 
 def _row(shard: str, digest: str, text: str, example: Example) -> Row:
@@ -254,7 +243,7 @@ STAGE = Stage(
     inputs=inputs,
     inner=(DOCUMENT_COPIES,),
     group="training",
-    select="SELECT * EXCLUDE (document_hash) FROM rows",
+    hidden=("document_hash",),
     kinds=frozenset({"polars", "parquet"}),
     checks={"gives_text_back": not_given_back},
     rows=rows,

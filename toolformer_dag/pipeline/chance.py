@@ -60,7 +60,7 @@ def kept_nothing(plan: Plan) -> list[str]:
     """
     filtered = {lane: plan.lake.table(f"{lane.key}/filtered_calls").pointers() for lane in plan.lanes}
     empty = [lane for lane, parts in filtered.items() if parts and not sum(part.rows for part in parts.values())]
-    lines = [f"{lane.key}: {_nothing_told(plan, lane)}" for lane in empty]
+    lines = [f"{lane.key}: {_why_nothing(plan, lane)}" for lane in empty]
     if lines and len(lines) == len(filtered):
         lines.append(f"No call of any lane is kept: there is nothing to finetune on. {REMEDY}.")
     return lines
@@ -69,7 +69,7 @@ def kept_nothing(plan: Plan) -> list[str]:
 REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotate more text, or change prompt or model'
 
 
-def _nothing_told(plan: Plan, lane: Lane) -> str:
+def _why_nothing(plan: Plan, lane: Lane) -> str:
     with _control(plan, lane) as connection:
         [(places, best)] = rows(connection, "SELECT count(*), max(delta) FROM places").rows()
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
@@ -99,10 +99,9 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
                 read = f"SELECT {names} FROM read_parquet($files, hive_partitioning = false)"
                 connection.execute(f"INSERT INTO {name} BY NAME {read}", {"files": files})
         tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
-        for name, value in (("lanes", tau_f), ("filter_rules", by_chance)):
-            column = "tau_f" if name == "lanes" else "by_chance"
-            connection.execute(f"CREATE TABLE {name} (tool VARCHAR, {column} DOUBLE)")
-            connection.execute(f"INSERT INTO {name} VALUES ($tool, $value)", {"tool": lane.key, "value": value})
+        one = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"
+        connection.execute(f"CREATE TABLE lanes {one} tau_f", {"tool": lane.key, "value": tau_f})
+        connection.execute(f"CREATE TABLE filter_rules {one} by_chance", {"tool": lane.key, "value": by_chance})
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
         connection.execute(SCORED_DOCUMENTS)
         run_sql(connection, JUDGED)

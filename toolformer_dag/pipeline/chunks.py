@@ -1,32 +1,31 @@
-"""Work in chunks: which texts go through the model together, a task, and the workers that perform many."""
+"""A chunk of a table's work, and the places where one is computed at a time: this process, or a process of its own."""
 
-import logging
-import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from multiprocessing import parent_process, resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol
 
-import polars as pl
-
 from toolformer_dag.files import UserError
+from toolformer_dag.lake.session import Session, session
+from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import Spent
-from toolformer_dag.pipeline.stage import Claimed, TableOutput, Work
+from toolformer_dag.pipeline.stage import TableOutput, Work
+from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.sections import Settings
 
-log = logging.getLogger(__name__)
+Tables = Mapping[str, TableOutput]
+"""The tables of a plan by name."""
 
 
 class WorkerError(UserError):
     """A chunk that could not be computed: its worker died twice, or sees other settings than the run."""
-
-
-Progress = Callable[[int, int], None]
-"""Called as `progress(done, total)` after every committed chunk; rows that were stored before count for neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,6 @@ class Task:
     step: str = ""
 
 
-Tables = Mapping[str, TableOutput]
-"""The tables of a plan by name."""
-
-
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     """Compute a chunk and commit its rows. Raises WorkerError where this process has read other settings."""
     output = tables.get(task.table)
@@ -57,12 +52,6 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
         raise LookupError(f"{task.table} has no chunks")
     output.publish(task.payload, output.stage.shard_rows(worker, output, task.payload))
     return Work()
-
-
-Ended = Generator[tuple[int, Work] | None, None, None]
-"""Numbers of tasks that ended and what each cost, in any order; None about once a second."""
-TRIES = 2
-"""How many workers may die over one chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,193 +67,136 @@ class Failure:
 
 
 Answer = tuple[Work | Failure, Spent]
-"""What a chunk cost or why it failed, and what the worker spent since its last answer."""
+"""What a chunk cost or why it failed, and what the worker spent in another process since its last answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    number: int
-    task: Task
-    tries: int = 1
-    since: float = 0.0
+class Place(Protocol):
+    """Computes a chunk at a time."""
 
+    def submit(self, task: Task) -> "Future[Answer]":
+        """Give a task; a place that has died says so here, or in the future."""
+        ...
 
-class ChunkMapper(Protocol):
-    """What computes chunks."""
-
-    def map_chunks(self, tasks: Iterable[Task]) -> Ended:
-        """See Workers."""
+    def kill(self) -> str:
+        """End the place at once; say how it ended."""
         ...
 
 
-class NoPlace(Exception):
-    """A worker for which there is no room any more."""
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This process: a chunk is computed when it is given, and an exception is raised as it is."""
 
+    worker: Worker
+    tables: Tables
 
-class Workers(ABC):
-    """At most `count` workers, each with a chunk at a time: started when there is work for them, kept until `close`.
-
-    `deaths`: the exceptions by which a worker's future tells that the worker died; `spent`: by other processes.
-    """
-
-    deaths: tuple[type[Exception], ...] = ()
-
-    def __init__(self, worker: Worker, count: int) -> None:
-        self._here, self._count = worker, count
-        self._idle: list[Any] = []
-        self._busy: dict[Future[Answer], tuple[Any, _Given]] = {}
-        self.spent = Spent()
-
-    def map_chunks(self, tasks: Iterable[Task]) -> Ended:
-        """Yield as tasks end. Closing the generator ends the tasks that are under way.
-
-        Tasks are taken from the iterable as workers become free. A worker that dies loses its chunk, which is given to
-        another one once. Raises WorkerError, and UserError as the task raised it.
-        """
-        waiting, again = iter(enumerate(tasks)), deque[_Given]()
-        try:
-            while True:
-                while len(self._busy) < self._count:
-                    given = again.popleft() if again else next((_Given(*one) for one in waiting), None)
-                    if given is None:
-                        break
-                    self._give(given, again)
-                if not self._busy:
-                    return
-                ended, _ = wait(self._busy, 1.0, FIRST_COMPLETED)
-                for future in ended:
-                    yield from self._received(future, again)
-                self._end_late(again)
-                if not ended:
-                    yield None
-        finally:
-            self._kill_busy()
-
-    def close(self) -> None:
-        """End the workers, and let go of the model of this process: what was committed is kept."""
-        self._kill_busy()
-        while self._idle:
-            self._kill(self._idle.pop())
-        self._here.release()
-
-    @abstractmethod
-    def _start(self) -> Any:
-        """Start a worker. Raises NoPlace."""
-
-    @abstractmethod
-    def _send(self, worker: Any, task: Task) -> "Future[Answer]":
-        """Give a task."""
-
-    def _kill(self, worker: Any) -> str:
-        """End a worker at once; say how it ended."""
-        return ""
-
-    def _kill_busy(self) -> None:
-        while self._busy:
-            self._kill(self._busy.popitem()[1][0])
-
-    def _give(self, given: _Given, again: deque[_Given]) -> None:
-        try:
-            worker = self._idle.pop() if self._idle else self._start()
-        except NoPlace as error:
-            self._count -= 1
-            if not self._count:
-                raise WorkerError(f"{given.task.table}: {error}") from error
-            again.append(given)
-            return
-        try:
-            self._busy[self._send(worker, given.task)] = worker, replace(given, since=time.monotonic())
-        except self.deaths:  # it died while it had nothing to do
-            self._kill(worker)
-            again.append(given)
-
-    def _lost(self, given: _Given, again: deque[_Given], how: str) -> None:
-        """Give a chunk again. Raises WorkerError where it was given twice."""
-        if given.tries == TRIES:
-            raise WorkerError(
-                f"{given.task.table}: {TRIES} workers died over one chunk, the last with {how}; what was committed is "
-                "kept; run again, with fewer execution.workers or a smaller model.token_budget where memory is short"
-            ) from None
-        again.append(replace(given, tries=given.tries + 1))
-
-    def _end_late(self, again: deque[_Given]) -> None:
-        """End workers that are busy with a chunk for longer than `execution.chunk_hours`."""
-        limit = timedelta(hours=self._here.plan.settings.execution.chunk_hours)
-        shown = timedelta(seconds=round(limit.total_seconds()))
-        for future, (worker, given) in list(self._busy.items()):
-            if time.monotonic() - given.since > limit.total_seconds() and not future.done():
-                del self._busy[future]
-                self._kill(worker)
-                log.warning("%s: a worker has not answered for %s; another gets its chunk", given.task.table, shown)
-                self._lost(given, again, f"no answer in {shown} (execution.chunk_hours)")
-
-    def _received(self, future: "Future[Answer]", again: deque[_Given]) -> Iterator[tuple[int, Work]]:
-        worker, given = self._busy.pop(future)
-        try:
-            answer, spent = future.result()
-        except self.deaths as died:
-            self._lost(given, again, self._kill(worker) or " ".join(str(died).split()))
-            return
-        self._idle.append(worker)
-        self.spent += spent
-        if isinstance(answer, Failure):
-            raise answer.error()
-        yield given.number, answer
-
-
-class InProcess(Workers):
-    """Computes chunks here, one after the other; what is spent is known at once."""
-
-    def __init__(self, worker: Worker, tables: Tables) -> None:
-        super().__init__(worker, 1)
-        self._tables = tables
-
-    def _start(self) -> None:
-        return None
-
-    def _send(self, worker: Any, task: Task) -> "Future[Answer]":
+    def submit(self, task: Task) -> "Future[Answer]":
+        """See Place."""
         done: Future[Answer] = Future()
-        done.set_result((perform(self._here, self._tables, task), Spent()))
+        done.set_result((perform(self.worker, self.tables, task), Spent()))
         return done
 
-
-CPU_TEXTS, GPU_TEXTS = 64, 512
-"""Texts of a chunk: 80 GB hold the keys of some 140 texts of GPT-J at a time, and others wait to take their places."""
-
-
-def chunk_size(settings: Settings) -> int:
-    """Return `execution.chunk_texts`, else what suits the device."""
-    if settings.execution.chunk_texts is not None:
-        return settings.execution.chunk_texts
-    import torch
-
-    return GPU_TEXTS if settings.model.device != "cpu" and torch.cuda.is_available() else CPU_TEXTS
+    def kill(self) -> str:
+        """See Place."""
+        return ""
 
 
-def text_chunks(texts: pl.DataFrame, untouched: pl.DataFrame, partial: pl.DataFrame, size: int) -> list[pl.DataFrame]:
-    """Cut the texts that lack something into chunks of at most `size`.
+class ChunkServer:
+    """What a worker of another process does with the tasks that it gets; its means are made with the first."""
 
-    `texts` (text_digest, ...) has every text of the shard once, in a fixed order; of the other two (text_digest),
-    `untouched` have nothing stored and `partial` have something.
-    """
-    lacking = pl.concat([untouched.select("text_digest", whole=True), partial.select("text_digest", whole=False)])
-    chunk = pl.int_range(pl.len()) // size
-    numbered = texts.with_columns(chunk=chunk).join(lacking, on="text_digest", how="left", maintain_order="left")
-    whole = numbered.filter(pl.col("whole").fill_null(False).all().over("chunk"))
-    pooled = numbered.filter(pl.col("whole").is_not_null() & ~pl.col("chunk").is_in(whole["chunk"].unique().implode()))
-    ordered = pl.concat([whole, pooled]).drop("chunk", "whole")
-    return [ordered[at : at + size] for at in range(0, ordered.height, size)]
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._told = settings, Spent()
+        self._worker: Worker | None = None
+        self._tables: Tables = {}
+        self._step, self._session = "", Session(news=[])
+
+    def started(self) -> None:
+        """Tell that a machine was found."""
+
+    def answer(self, task: Task) -> Answer:
+        """Compute a chunk and commit its rows; every exception becomes an answer."""
+        answer: Work | Failure
+        try:
+            if self._worker is None:
+                plan = Plan.of(self._settings)
+                self._tables = {output.name: output for output in table_outputs(plan)}
+                self._worker = Worker(plan)
+            if task.step != self._step:
+                self._step, self._session = task.step, Session(news=[])
+            with session(self._session) as held:
+                answer = replace(perform(self._worker, self._tables, task), news=held.take_news())
+        except UserError as error:
+            answer = Failure(str(error), by_user=True)
+        except Exception as error:  # noqa: BLE001 - told in the process that waits for it
+            answer = Failure(f"{type(error).__name__}: {error}", by_user=False)
+        before, self._told = self._told, self._worker.spent() if self._worker else Spent()
+        return answer, self._told - before
 
 
-def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return those of `keys` that no earlier shard of this run computes already, and claim them; once per shard."""
-    known = claimed.setdefault(store, [])
-    free = keys.join(pl.concat(known), on=keys.columns, how="anti", maintain_order="left") if known else keys
-    known.append(free)
-    return free
+class OneProcess:
+    """A process of this machine with a model of its own: an executor of one place that can be killed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._context = _Context()
+        self._executor = ProcessPoolExecutor(1, self._context, _begin, (settings,))
+
+    def submit(self, task: Task) -> "Future[Answer]":
+        """See Place. Raises BrokenProcessPool where the process has died."""
+        with _interrupts_held():
+            return self._executor.submit(_answer, task)
+
+    def kill(self) -> str:
+        """See Place."""
+        if (process := self._context.process) is None:
+            return ""
+        process.kill()
+        process.join()
+        self._executor.shutdown()
+        return f"exit code {process.exitcode} (-9: killed, as where memory runs out)"
 
 
-def release(claimed: Claimed) -> None:
-    """Forget what the earliest shard claimed: its rows are stored, and whoever asks for them finds them there."""
-    for keys in claimed.values():
-        del keys[:1]
+class _Context(SpawnContext):
+    """Notes the process that it starts; nothing of this process is in it: no thread, no CUDA context."""
+
+    process: SpawnProcess | None = None
+
+    def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
+        self.process = SpawnProcess(*args, **options)
+        return self.process
+
+
+_server: ChunkServer | None = None
+
+
+def _begin(settings: Settings) -> None:
+    global _server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    end_with_parent()
+    _server = ChunkServer(settings)
+
+
+def _answer(task: Task) -> Answer:
+    assert _server is not None
+    return _server.answer(task)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C wait until the block ends; a process that starts in it never gets one, however early it comes."""
+    resource_tracker.ensure_running()  # its own start, which the first process brings about, would let Ctrl-C through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_parent() -> None:
+    """End this process at once when its parent is gone, however that ended; nothing happens without a parent."""
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

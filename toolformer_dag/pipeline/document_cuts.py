@@ -47,17 +47,16 @@ def cutting(plan: Plan) -> Mapping[str, Any]:
 
 
 class DocumentCuts:
-    """The stored cuts under one model's tokenizer; lanes whose texts may be equally long share them."""
+    """The stored cuts under one model's tokenizer; lanes whose texts may be equally long share them.
+
+    `name`: of the row store, for the records of what is made with it.
+    """
 
     def __init__(self, worker: Worker, cut: Cut) -> None:
         identity = {"cutting": CUTTING, "model": dict(worker.plan.model), "key": KEY}
         self._store = worker.rows("ccnet/cuts", identity, KEY, CUTS)
         self._cut = cut
-
-    @property
-    def name(self) -> str:
-        """Name of the row store, for the records of what is made with it."""
-        return self._store.name
+        self.name = self._store.name
 
     def of(self, documents: Sequence[Placed]) -> Iterator[Pieces]:
         """Yield the pieces of each document, as `segments` cuts it; those that are not stored are cut and stored.
@@ -67,36 +66,30 @@ class DocumentCuts:
         digests = [(place, text_digest(text)) for place, text in documents]
         most = pl.lit(self._cut.max_tokens, pl.Int32()).alias("max_tokens")
         keys = pl.DataFrame(digests, schema=CUTS.to_frame().select(KEY[:2]).schema, orient="row").with_columns(most)
-        stored = self._store.stored(keys)
-        known = {(place, digest): pieces for place, digest, _, *pieces in stored.iter_rows()}
-        lacking = {key: text for key, (_, text) in zip(digests, documents, strict=True) if key not in known}
-        cut = {key: list(_offsets(self._pieces(text))) for key, text in lacking.items()}
-        fresh = [(*key, self._cut.max_tokens, *_columns(pieces)) for key, pieces in cut.items()]
+        stored = self._store.stored(keys).iter_rows()
+        cut = {(place, digest): list(zip(*pieces, strict=True)) for place, digest, _, *pieces in stored}
+        fresh = []
+        for key, (_, text) in zip(digests, documents, strict=True):
+            if key not in cut:
+                cut[key] = list(map(_offsets, segments(text, self._cut.max_tokens, self._cut.count_tokens)))
+                columns = [[piece[column] for piece in cut[key]] for column in range(3)]
+                fresh.append((*key, self._cut.max_tokens, *columns))
         self._store.append(pl.DataFrame(fresh, schema=CUTS, orient="row"))
         for key, (_, text) in zip(digests, documents, strict=True):
-            yield list(_cut_at(text, cut[key] if key in cut else zip(*known[key], strict=True)))
-
-    def _pieces(self, text: str) -> Pieces:
-        return segments(text, self._cut.max_tokens, self._cut.count_tokens)
+            yield list(_cut_at(text, cut[key]))
 
 
 Offsets = tuple[int, int, int | None]
 """Offset and length of a piece, and the tokens of an Unfit."""
 
 
-def _offsets(pieces: Pieces) -> Iterator[Offsets]:
-    for piece in pieces:
-        if isinstance(piece, Unfit):
-            yield piece.offset, piece.length, piece.tokens
-        else:
-            yield piece.offset, len(piece.text), None
+def _offsets(piece: Segment | Unfit) -> Offsets:
+    if isinstance(piece, Unfit):
+        return piece.offset, piece.length, piece.tokens
+    return piece.offset, len(piece.text), None
 
 
-def _columns(pieces: Sequence[Offsets]) -> tuple[list[int], list[int], list[int | None]]:
-    return [piece[0] for piece in pieces], [piece[1] for piece in pieces], [piece[2] for piece in pieces]
-
-
-def _cut_at(text: str, pieces: Iterator[Offsets] | Sequence[Offsets]) -> Iterator[Segment | Unfit]:
+def _cut_at(text: str, pieces: Sequence[Offsets]) -> Iterator[Segment | Unfit]:
     index = 0
     for offset, length, unfit_tokens in pieces:
         if unfit_tokens is None:

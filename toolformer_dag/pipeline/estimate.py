@@ -18,19 +18,19 @@ from toolformer_dag.lake import parquet
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline import heuristic_subset, loss_deltas, scored_candidates, swapped_results, tool_results
-from toolformer_dag.pipeline.chunks import ChunkMapper, InProcess, Progress
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import Shard, ShardFile
 from toolformer_dag.pipeline.spending import token_count
-from toolformer_dag.pipeline.stage import TEXT_KEY, PartRows, TableOutput
-from toolformer_dag.pipeline.update import difference, update
+from toolformer_dag.pipeline.stage import TEXT_KEY, PartRows, Stage, TableOutput
+from toolformer_dag.pipeline.update import Progress, difference, update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 
 GROUPS, STUDENT = 4, 3.18
 """Parts of the sample, whose differences tell the range, and the 97.5 % point of Student's distribution for them."""
 TEXTS, SHARE = 256, 5
 """Texts of a lane that are annotated, at most, and at most one in so many."""
-ANNOTATING = (scored_candidates.STAGE, tool_results.STAGE, loss_deltas.STAGE, swapped_results.STAGE)
+ANNOTATING: tuple[Stage, ...] = (scored_candidates.STAGE, tool_results.STAGE, loss_deltas.STAGE, swapped_results.STAGE)
 """The last is the control, which takes a number of texts of each shard and swaps results among them."""
 ALL = "sample"
 
@@ -61,7 +61,7 @@ class LaneForecast(NamedTuple):
 
 
 def estimate(
-    worker: Worker, workers: ChunkMapper, outputs: Sequence[TableOutput], progress: Progress, seed: int | None = None
+    worker: Worker, workers: Workers, outputs: Sequence[TableOutput], progress: Progress, seed: int | None = None
 ) -> list[LaneForecast]:
     """Read the shards, choose the texts and annotate a sample of those whose shards are stale; forecast the rest.
 
@@ -83,36 +83,40 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     placed = pl.concat([subset.stage.schema.to_frame(), *map(subset.table.read, stale)])
     texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
     texts = texts.sample(fraction=1, shuffle=True, seed=seed)
-    size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
-    sampled = size * GROUPS
     if texts.height <= GROUPS:
         return LaneForecast(subset.lane.key, texts.height)
+    size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
+    sampled = texts[: size * GROUPS]
     with TemporaryDirectory() as folder:
-        sample = _SampleLake(Path(folder), worker.plan.lake)
-        groups = [
-            _annotated(worker, sample, tables, texts[at : at + size], ANNOTATING[:-1], progress)
-            for at in range(0, sampled, size)
-        ]
-        control = _annotated(worker, sample, tables, texts[:sampled], ANNOTATING, progress)
-    limit, left = worker.plan.settings.evaluation.swapped_texts, texts.height - sampled
-    by_shard = placed.group_by("shard").agg(texts=pl.col("text_digest").n_unique())["texts"].to_list()
-    distinct = placed.unique("text_digest").group_by("shard").len()["len"].to_list()
-    per_text, controlled = left / sampled, sum(min(limit, count) for count in distinct) / min(limit, sampled)
+        sample = _Sample(worker, subset, _SampleLake(Path(folder), worker.plan.lake), progress)
+        groups = [sample.annotated(group, ANNOTATING[:-1]) for group in sampled.iter_slices(size)]
+        control = sample.annotated(sampled, ANNOTATING)
+    lane = LaneForecast(subset.lane.key, texts.height, sampled.height)
+    return _scaled(lane, worker.plan, placed, len(stale), groups, control)
+
+
+def _scaled(
+    lane: LaneForecast, plan: Plan, placed: pl.DataFrame, shards: int, groups: "Sequence[_Cost]", control: "_Cost"
+) -> LaneForecast:
+    """Scale what the sample cost to so many stale shards, whose texts `placed` holds."""
+    limit = plan.settings.evaluation.swapped_texts
+    by_shard = placed.select("shard", "text_digest").n_unique()
+    distinct = sum(min(limit, count) for count in placed.unique("text_digest").group_by("shard").len()["len"])
+    per_text, controlled = (lane.texts - lane.sampled) / lane.sampled, distinct / min(limit, lane.sampled)
     tokens = [cost.tokens for cost in groups]
     spread = STUDENT * stdev(tokens) / (mean(tokens) or 1.0) / GROUPS**0.5
 
-    def told(of_sample: float, of_control: float, more: float = 0) -> Range:
+    def scaled(of_sample: float, of_control: float, more: float = 0) -> Range:
         value = of_sample * per_text + of_control * controlled + more
         return Range(value, value * max(0.0, 1 - spread), value * (1 + spread))
 
     *parts, last = control.published
-    published = sum(one.fixed * len(stale) + one.rows / sampled * sum(by_shard) for one in parts)
-    published += last.fixed * len(stale) + last.rows * controlled
-    seconds = told(sum(cost.seconds for cost in groups), control.seconds)
-    stored = told(_bytes(groups), _bytes([control]), published)
-    spent = sum(cost.tokens for cost in (*groups, control))
-    return LaneForecast(
-        subset.lane.key, texts.height, sampled, told(sum(tokens), control.tokens), stored, seconds, spent
+    published = sum(one.fixed * shards + one.rows / lane.sampled * by_shard for one in parts)
+    return lane._replace(
+        tokens=scaled(sum(tokens), control.tokens),
+        bytes=scaled(_bytes(groups), _bytes([control]), published + last.fixed * shards + last.rows * controlled),
+        seconds=scaled(sum(cost.seconds for cost in groups), control.seconds),
+        spent=sum(tokens) + control.tokens,
     )
 
 
@@ -139,29 +143,30 @@ class _Cost(NamedTuple):
     published: Sequence[_Published]
 
 
-def _annotated(
-    worker: Worker,
-    lake: "_SampleLake",
-    tables: Mapping[str, TableOutput],
-    texts: pl.DataFrame,
-    stages: Sequence[object],
-    progress: Progress,
-) -> _Cost:
-    """Annotate texts as a shard of its own."""
-    worker.engine()  # loaded before anything is timed
-    subset = tables[heuristic_subset.STAGE.name]
-    plan = _SamplePlan(worker.plan.settings, (subset.lane,), worker.plan.model, worker.plan.sampling, lake)
-    rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
-    TableOutput(subset.stage, plan, subset.lane).publish(ALL, PartRows([rows]))
-    sharing, reports, published, lake.appended = _SampleWorker(plan, worker), [], [], {}
-    for stage in (stage for stage in ANNOTATING if stage in stages):
-        output = TableOutput(stage, plan, subset.lane)
-        reports.append(update(sharing, InProcess(sharing, {output.name: output}), output, progress))
-        pointer, empty = output.table.pointer(ALL), len(parquet.encode(stage.schema.to_frame()))
-        fixed = empty + len(pointer.encode(output.name, ALL))
-        published.append(_Published(fixed, sum(file.bytes - empty for file in pointer.files)))
-    tokens = sum(token_count(report.work.tokens) for report in reports)
-    return _Cost(tokens, sum(report.seconds for report in reports), lake.appended, published)
+class _Sample:
+    """Annotates texts as a shard of its own, in a lake of its own."""
+
+    def __init__(self, worker: Worker, subset: TableOutput, lake: "_SampleLake", progress: Progress) -> None:
+        worker.engine()  # loaded before anything is timed
+        plan = worker.plan
+        self._plan = _SamplePlan(plan.settings, (subset.lane,), plan.model, plan.sampling, lake)
+        self._worker, self._lake, self._progress = worker, lake, progress
+        self._subset = TableOutput(subset.stage, self._plan, subset.lane)
+
+    def annotated(self, texts: pl.DataFrame, stages: Sequence[Stage]) -> _Cost:
+        """Annotate texts up to the last of the stages; return what that cost."""
+        rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
+        self._subset.publish(ALL, PartRows([rows]))
+        worker, self._lake.appended = _SampleWorker(self._plan, self._worker), {}
+        reports, published = [], []
+        for stage in stages:
+            output = TableOutput(stage, self._plan, self._subset.lane)
+            reports.append(update(worker, Workers(worker, {output.name: output}, in_process), output, self._progress))
+            pointer, empty = output.table.pointer(ALL), len(parquet.encode(stage.schema.to_frame()))
+            fixed = empty + len(pointer.encode(output.name, ALL))
+            published.append(_Published(fixed, sum(file.bytes - empty for file in pointer.files)))
+        tokens = sum(token_count(report.work.tokens) for report in reports)
+        return _Cost(tokens, sum(report.seconds for report in reports), self._lake.appended, published)
 
 
 class _SampleLake(Lake):

@@ -1,5 +1,5 @@
--- What a shard of filtered_calls has to know of the others, from the scored texts of all shards of a lane.
--- Parameters: $files (part files of scored_texts), $tau_f (null keeps nothing), $examples.
+-- What a shard of filtered_calls has to know of the others, from the scored texts of all shards of a lane. Runs with the
+-- macro why_not of rule.sql. Parameters: $files (part files of scored_texts), $tau_f (null keeps nothing), $examples.
 
 -- A document that lies in several shards counts once, in the first of them.
 CREATE TEMP TABLE homes AS
@@ -13,7 +13,7 @@ WHERE shard <> home;
 CREATE TEMP TABLE passing AS
 SELECT shard, text_digest
 FROM read_parquet($files, hive_partitioning = false) ANTI JOIN repeated USING (shard, digest)
-WHERE delta >= $tau_f AND text_digest IS NOT NULL;
+WHERE why_not(false, NULL, true, delta, $tau_f) IS NULL AND text_digest IS NOT NULL;
 
 -- At most $examples distinct texts, chosen by a hash of the text, so that equal texts fare equally whatever their ids,
 -- and another shard replaces few of them.

@@ -1,40 +1,137 @@
-"""filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL."""
+"""filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
+
+A shard is filtered by itself. What it has to know of the others stands in filter_rule: a threshold by chance, the
+documents that an earlier shard has, and the texts that the limit on examples leaves. These are chosen over
+scored_texts, a row per text with scored calls, so that an added shard costs its own rows and a look at the texts of the
+others; a threshold by chance takes the deltas of all calls. Does a call stay? rule.sql of the lake says so, here and
+for the warehouse.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
 
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
 from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.queries import run_sql, scratch, sql_text
-from toolformer_dag.lake.warehouse_filling import JUDGED, RULE
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.warehouse import CHOSEN, THRESHOLD
+from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, RULE, SWAPPED_PLACES
 from toolformer_dag.lake.warehouse_filling import scored as scored_rows
-from toolformer_dag.pipeline import filter_rule
+from toolformer_dag.pipeline.chance import chance_threshold
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import SCORED, Column, PartRows, Stage, TableOutput
+from toolformer_dag.pipeline.stage import (
+    DIGEST,
+    SCORED,
+    SEGMENT,
+    SHARD,
+    TEXT_KEY,
+    Column,
+    InputsOf,
+    PartRows,
+    Stage,
+    TableOutput,
+)
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
-REPEATED = """
+FILTER_RULE = "filter_rule"
+LAST_TEXT, EXAMPLES, REPEATED = "last_text", "examples", "repeated_documents"
+"""Fields of its record: the last text in the order of hashes that stays; by shard, how many of its texts stay, and a
+fingerprint of its documents that an earlier shard has."""
+TEXTS_SQL = sql_text(__package__, "scored_texts.sql")
+RULE_SQL = f"CREATE TEMP {RULE}{sql_text(__package__, 'filter_rule.sql')}"
+REPEATED_DOCUMENTS = """
 CREATE TEMP VIEW scored_documents AS
 SELECT tool, shard, digest FROM scored
 UNION ALL
 SELECT DISTINCT tool, '' AS shard, digest FROM scored WHERE digest IN (FROM repeated);
 """
 """A document that an earlier shard has; which one makes no difference."""
-SQL = f"CREATE TEMP {RULE}{REPEATED}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
+SQL = f"CREATE TEMP {RULE}{REPEATED_DOCUMENTS}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
+
+
+def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rule beside the scored calls: the threshold, or how it is chosen, and the limit."""
+    made = {**determining(plan.settings.training, "examples_per_tool"), "sql": fingerprint(RULE_SQL)}
+    if isinstance(lane.tau_f, ChanceThreshold):
+        return {**made, "tau_f": determining(lane.tau_f), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
+    return {**made, "tau_f": lane.tau_f}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the scored calls: the threshold, the limit and the SQL text."""
-    return {**filter_rule.settings(plan, lane), "sql": fingerprint(SQL)}
+    return {**rule_settings(plan, lane), "sql": fingerprint(SQL)}
 
 
-def lane_reads(lane: Lane) -> tuple[str, ...]:
-    """Return the control's table where it chooses the threshold."""
-    return ("swapped_results",) if isinstance(lane.tau_f, ChanceThreshold) else ()
+def text_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
+    """Return the texts of a shard with scored calls; `delta` is null where no call of a text may stay."""
+    schema, given = output.stage.schema, _files(output, part)
+    if not given:
+        return PartRows(())
+    with scratch() as connection:
+        run_sql(connection, TEXTS_SQL, given)
+        return PartRows([answer(connection, "FROM scored_texts").select(schema.names()).cast(schema)])
+
+
+def _files(output: TableOutput, part: str) -> dict[str, list[str]]:
+    """The files of a shard's scored calls and of its texts, by parameter; none where there are no calls."""
+    scored, texts = (
+        output.plan.lake.table(f"{output.lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset")
+    )
+    found = {"files": scored.files(part), "texts": texts.files(part)}  # damage is named, rows or not
+    return found if scored.pointer(part).rows else {}
+
+
+def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
+    """Choose over all shards of a lane, out of core; the rows are the documents that an earlier shard has."""
+    lane, schema = output.lane, output.stage.schema
+    facts: dict[str, Any] = {LAST_TEXT: None, EXAMPLES: {}, REPEATED: {}}
+    given = {"tau_f": lane.tau_f, "examples": output.plan.settings.training.examples_per_tool}
+    if isinstance(lane.tau_f, ChanceThreshold):
+        facts[CHOSEN] = _chosen(output.plan, lane, lane.tau_f)
+        given["tau_f"] = facts[CHOSEN]["tau_f"]
+    files = output.plan.lake.table(f"{lane.key}/{TEXTS.name}").all_files()
+    if not files:
+        return PartRows((), facts=facts)
+    with TemporaryDirectory() as spilled, in_memory() as connection:
+        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        run_sql(connection, RULE_SQL, {**given, "files": files})
+        repeated = answer(connection, "FROM repeated ORDER BY shard, digest").select(schema.names()).cast(schema)
+        by_shard = repeated.group_by("shard", maintain_order=True).agg("digest").iter_rows()
+        facts[LAST_TEXT] = answer(connection, "FROM last_text").item()
+        facts[EXAMPLES] = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
+        facts[REPEATED] = {shard: fingerprint(digests) for shard, digests in by_shard}
+    return PartRows([repeated], facts=facts)
+
+
+def _chosen(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
+    """The lane's row of chance_thresholds, with the fallback as tau_f where no threshold has the rate."""
+    chosen = chance_threshold(plan, lane, rule.by_chance)
+    return {**chosen, "tau_f": rule.fallback if chosen["tau_f"] is None else chosen["tau_f"]}
+
+
+def inputs(output: TableOutput) -> InputsOf:
+    """Return what tells the version of a shard's scored calls, and what the rule says that can change its kept ones."""
+    lake, lane = output.plan.lake, output.lane
+    scored, pointer = (
+        lake.table(f"{lane.key}/loss_deltas"),
+        lake.table(f"{lane.key}/{FILTER_RULE}").whole_pointer(WHOLE),
+    )
+    record: Mapping[str, Any] = pointer.record if pointer else {}
+    chosen = record.get(CHOSEN) if isinstance(lane.tau_f, ChanceThreshold) else None
+    threshold = {THRESHOLD: {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}} if chosen else {}
+
+    def of(shard: str) -> Mapping[str, Any]:
+        found = {"loss_deltas": scored.part_version(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0)}
+        repeated = record.get(REPEATED, {}).get(shard)
+        return found | threshold | ({REPEATED: repeated} if repeated else {})
+
+    return of
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -42,22 +139,23 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
     Every scored call is kept or counted: below_tau_f, no_threshold (none was certified by chance, and there is no
     fallback), not_best_at_position, duplicate_document, beyond_examples, or the reason it had in loss_deltas. Another
-    tau_f that keeps the same calls gives the same data version.
+    tau_f that keeps the same calls gives the same data version. Raises MissingPart, DamagedPart.
     """
     lane, schema = output.lane, output.stage.schema
-    rule = filter_rule.rule_of(output, part)
-    scored, subset = (output.plan.lake.table(f"{lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset"))
-    texts, calls = subset.files(part), scored.files(part)  # damage is named, rows or not
-    if not scored.pointer(part).rows:
-        return PartRows([schema.to_frame()])
-    given = {"texts": texts, "tau_f": rule.tau_f, "last_text": rule.last_text}
+    table = output.plan.lake.table(f"{lane.key}/{FILTER_RULE}")
+    record, given = table.record(WHOLE), _files(output, part)
+    tau_f = record[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
+    if not given:
+        return PartRows(())
+    # the rule is read where it says something of the shard: most have no document that an earlier one has
+    repeated = table.read(WHOLE).filter(shard=part)["digest"].to_list() if part in record[REPEATED] else []
     with scratch() as connection:
-        scored_rows(connection, calls)
-        connection.execute("CREATE TEMP TABLE repeated AS SELECT unnest($1::VARCHAR[])", [rule.repeated])
-        run_sql(connection, SQL, given)
+        scored_rows(connection, given["files"])
+        connection.execute("CREATE TEMP TABLE repeated AS SELECT unnest($1::VARCHAR[])", [repeated])
+        run_sql(connection, SQL, {**given, "tau_f": tau_f, "last_text": record[LAST_TEXT]})
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
         rejected = answer(connection, "SELECT shard, why, count(*) FROM decided WHERE why IS NOT NULL GROUP BY ALL")
-    kept = kept.with_columns(tau_f=pl.lit(rule.tau_f, pl.Float64))
+    kept = kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))
     counts = Counter({(shard, reason): count for shard, reason, count in rejected.iter_rows()})
     return PartRows([kept.select(schema.names()).cast(schema)], counts)
 
@@ -68,6 +166,44 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
     return kept.filter(pl.col("delta") < (pl.col("tau_f") if isinstance(tau_f, ChanceThreshold) else tau_f)).height
 
 
+def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the tables that are read: the control where it chooses the threshold."""
+    control = ("swapped_results",) if isinstance(lane.tau_f, ChanceThreshold) else ()
+    return ("loss_deltas", *control, "heuristic_subset")
+
+
+def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the tables that the rule is chosen from; a threshold by chance takes more than the best calls."""
+    more = ("loss_deltas", "swapped_results") if isinstance(lane.tau_f, ChanceThreshold) else ()
+    return (TEXTS.name, *more)
+
+
+TEXTS = Stage(
+    name="scored_texts",
+    description="The texts with scored calls, each with the best delta of its calls.",
+    columns={
+        "shard": SHARD,
+        "digest": DIGEST,
+        "segment": SEGMENT,
+        "text_digest": Column(pl.String(), "hash of the text, in whose order examples are chosen"),
+        "delta": Column(SCORED["delta"].dtype, "largest delta of its calls; null where none may stay"),
+    },
+    key=TEXT_KEY,
+    settings=lambda plan, lane: {"sql": fingerprint(TEXTS_SQL)},
+    reads=("loss_deltas", "heuristic_subset"),
+    inputs=("loss_deltas",),
+    rows=text_rows,
+)
+RULES = Stage(
+    name=FILTER_RULE,
+    description="The documents of a shard that an earlier shard has, whose calls do not count again.",
+    columns={"shard": SHARD, "digest": DIGEST},
+    key=("shard", "digest"),
+    settings=rule_settings,
+    reads=rule_reads,
+    sharded=False,
+    rows=rule_rows,
+)
 COPIED = (
     *("tool", "shard", "digest", "segment", "position", "sample", "char_offset", "input", "result", "p_api"),
     *("loss_minus", "loss_plus", "delta"),
@@ -81,11 +217,9 @@ STAGE = Stage(
     },
     key=("tool", "digest", "segment", "position"),
     settings=settings,
-    reads=("loss_deltas",),
-    also_reads=("heuristic_subset",),
-    lane_reads=lane_reads,
-    inputs=filter_rule.inputs,
-    inner=(filter_rule.TEXTS, filter_rule.STAGE),
+    reads=reads,
+    inputs=inputs,
+    inner=(TEXTS, RULES),
     kinds=frozenset({"duckdb", "sql"}),
     volatile=("tau_f",),
     checks={"kept_at_tau_f": below_tau_f},

@@ -4,10 +4,10 @@
 
 -- Every scored call, with the first reason that applies; null where it stays.
 CREATE TEMP TABLE decided AS
-SELECT judged.*, CASE
-    WHEN why_not(repeated, reason, best, delta, $tau_f) IS NOT NULL THEN why_not(repeated, reason, best, delta, $tau_f)
-    WHEN NOT coalesce(text_digest <= $last_text, false) THEN 'beyond_examples'
-END AS why
+SELECT judged.*, coalesce(
+    why_not(repeated, reason, best, delta, $tau_f),
+    CASE WHEN NOT coalesce(text_digest <= $last_text, false) THEN 'beyond_examples' END
+) AS why
 FROM judged LEFT JOIN (
     SELECT shard, digest, segment, text_digest FROM read_parquet($texts, hive_partitioning = false)
 ) USING (shard, digest, segment);

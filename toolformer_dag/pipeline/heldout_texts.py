@@ -13,6 +13,7 @@ from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import (
+    CHARACTERS,
     DIGEST,
     SEGMENT,
     SHARD,
@@ -41,26 +42,24 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
-    rejected: Rejected = Rejected()
-    cuts = DocumentCuts(worker, Cut(worker.plan.settings.corpus.segment_tokens, worker.tokens().count))
-    return PartRows(_frames(worker.plan, shard, cuts, rejected, output.stage.schema), rejected, [cuts.name])
+    plan, rejected, schema = worker.plan, Rejected(), output.stage.schema
+    cuts = DocumentCuts(worker, Cut(plan.settings.corpus.segment_tokens, worker.tokens().count))
 
+    def frames() -> Iterator[pl.DataFrame]:
+        for documents in removed_documents.documents(plan, shard):
+            splits = pl.Series(map(split_of, documents["text"]), dtype=pl.String)
+            held = documents.filter(splits == HELDOUT)
+            for some in held.iter_slices(raw_shards.BATCH):
+                pieces = cuts.of(list(some.select("place", "text").iter_rows()))
+                cut_texts = list(zip(some["digest"], pieces, strict=True))
+                found = [(digest, piece) for digest, cut in cut_texts for piece in cut if isinstance(piece, Segment)]
+                rejected[shard, "word_too_long"] += sum(len(cut) for _, cut in cut_texts) - len(found)
+                texts = [
+                    (shard, digest, one.index, one.offset, one.text, text_digest(one.text)) for digest, one in found
+                ]
+                yield pl.DataFrame(texts, schema=schema, orient="row")
 
-def _frames(
-    plan: Plan, shard: str, cuts: DocumentCuts, rejected: Rejected, schema: pl.Schema
-) -> Iterator[pl.DataFrame]:
-    yield schema.to_frame()
-    for documents in removed_documents.documents(plan, shard):
-        held = [row for row in documents.select("digest", "place", "text").iter_rows() if split_of(row[2]) == HELDOUT]
-        for at in range(0, len(held), raw_shards.BATCH):
-            some, found = held[at : at + raw_shards.BATCH], []
-            for (digest, *_), pieces in zip(some, cuts.of([(place, text) for _, place, text in some]), strict=True):
-                for piece in pieces:
-                    if isinstance(piece, Segment):
-                        found.append((shard, digest, piece.index, piece.offset, piece.text, text_digest(piece.text)))
-                    else:
-                        rejected[shard, "word_too_long"] += 1
-            yield pl.DataFrame(found, schema=schema, orient="row")
+    return PartRows(frames(), rejected, [cuts.name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +126,10 @@ STAGE = Stage(
     },
     key=TEXT_KEY,
     settings=settings,
-    reads=(raw_shards.NAME,),
-    plan_reads=removed_documents.reads,
+    reads=removed_documents.reads,
     inputs=removed_documents.inputs,
     group="ccnet",
-    select="SELECT * EXCLUDE (text), length(text) AS characters FROM rows",
-    added_columns={"characters": 'length of the text, which is substr(documents.text, "offset" + 1, characters)'},
+    hidden=("text",),
+    added={"characters": CHARACTERS},
     shard_rows=rows,
 )

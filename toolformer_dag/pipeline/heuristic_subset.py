@@ -12,6 +12,7 @@ from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, cutting
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
+    CHARACTERS,
     DIGEST,
     SEGMENT,
     SHARD,
@@ -52,18 +53,6 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     }
 
 
-def cut_of(worker: Worker, lane: Lane) -> Cut:
-    """Return how documents are cut for a lane; loads the tokenizer. Raises UserError where too little room is left."""
-    tokens = worker.tokens()
-    budget = text_budget(
-        segment_tokens=worker.plan.settings.corpus.segment_tokens,
-        context_length=tokens.context_length,
-        prompt_tokens=tokens.prompt(lane.tool.prompt),
-        max_call_tokens=worker.plan.sampling.max_call_tokens,
-    )
-    return Cut(budget, tokens.count)
-
-
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
     """Return the most tokens n of a text: |P| + 2n and a call fit the context, and n is at most `segment_tokens`.
 
@@ -86,11 +75,20 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     a larger number adds texts and drops none; so it is with `documents_per_shard`, before anything is cut. Rejected,
     with reasons: document_not_sampled, document_not_wanted, text_not_wanted, holds_call, word_too_long (a piece that
     cannot be cut to fit), over_budget (a document or text that costs the tool's rule too much work), not_sampled.
-    Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule fails.
+    Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule fails,
+    UserError where too little room is left.
     """
-    cuts = DocumentCuts(worker, cut_of(worker, output.lane))
-    choice, corpus = _Choice(output, cuts), worker.plan.settings.corpus
-    documents = _documents(worker.plan, shard, corpus.documents_per_shard, choice.rejected)
+    plan, tokens = worker.plan, worker.tokens()
+    corpus = plan.settings.corpus
+    budget = text_budget(
+        segment_tokens=corpus.segment_tokens,
+        context_length=tokens.context_length,
+        prompt_tokens=tokens.prompt(output.lane.tool.prompt),
+        max_call_tokens=plan.sampling.max_call_tokens,
+    )
+    cuts = DocumentCuts(worker, Cut(budget, tokens.count))
+    choice = _Choice(output, cuts)
+    documents = _documents(plan, shard, corpus.documents_per_shard, choice.rejected)
     frames = (choice.texts(some) for rows in documents for some in rows.iter_slices(raw_shards.BATCH))
     sampled = _sampled(frames, output.stage.schema, corpus.texts_per_shard, choice.rejected)
     return PartRows(sampled, choice.rejected, [cuts.name])
@@ -105,10 +103,9 @@ def _documents(plan: Plan, shard: str, limit: int | None, rejected: Rejected) ->
     for rows in removed_documents.documents(plan, shard):
         smallest = nsmallest(limit, {*smallest, *map(text_digest, rows["text"])})
     for rows in removed_documents.documents(plan, shard):
-        digests = pl.Series(map(text_digest, rows["text"]), dtype=pl.String)
-        sampled = digests.is_in(smallest)
-        rejected[shard, "document_not_sampled"] += rows.height - int(sampled.sum())
-        yield rows.filter(sampled)
+        sampled = rows.filter(pl.Series(map(text_digest, rows["text"]), dtype=pl.String).is_in(smallest))
+        rejected[shard, "document_not_sampled"] += rows.height - sampled.height
+        yield sampled
 
 
 class _Choice:
@@ -142,26 +139,21 @@ class _Choice:
         for piece in pieces:
             if isinstance(piece, Unfit):
                 self._reject(document, "word_too_long")
-            elif wanted := self._wanted(piece, document):
+            elif holds_call(piece.text, [self._tool.name]):
+                self._reject(document, "holds_call")
+            elif wanted := self._ruled("wants", document, "text_not_wanted", piece.text, document):
                 place = (self._tool.key, document.shard, document.digest, piece.index, piece.offset)
                 yield (*place, piece.text, text_digest(piece.text), wanted, context)
 
-    def _wanted(self, piece: Segment, document: Document) -> str | None:
-        """Why the tool wants this text; None, after counting the reason, where it does not."""
-        if holds_call(piece.text, [self._tool.name]):
-            self._reject(document, "holds_call")
-            return None
-        return self._ruled("wants", document, "text_not_wanted", piece.text, document)
-
     def _ruled(self, rule: str, document: Document, otherwise: str, *arguments: object) -> str | None:
-        """Ask a rule of the tool; count `otherwise` where it says None, OVER_BUDGET where it gives up."""
+        """Ask a rule of the tool; count `otherwise` where it says nothing, OVER_BUDGET where it gives up."""
         try:
             wanted = self._asked(rule, *arguments)
         except OverBudget:
             wanted, otherwise = None, OVER_BUDGET
         if not wanted:
             self._reject(document, otherwise)
-        return wanted or None
+        return wanted
 
     def _asked(self, member: str, *arguments: object) -> str | None:
         """Call a member of the tool. Raises ToolDown where it fails or returns neither a text nor None, OverBudget."""
@@ -179,7 +171,6 @@ def _sampled(
     frames: Iterator[pl.DataFrame], schema: pl.Schema, limit: int | None, rejected: Rejected
 ) -> Iterator[pl.DataFrame]:
     """The texts in their order; of more than `limit` distinct ones, those with the smallest hashes."""
-    yield schema.to_frame()
     if limit is None:
         yield from frames
         return
@@ -208,12 +199,11 @@ STAGE = Stage(
     },
     key=TEXT_KEY,
     settings=settings,
-    reads=(raw_shards.NAME,),
-    plan_reads=removed_documents.reads,
+    reads=removed_documents.reads,
     inputs=removed_documents.inputs,
     kinds=frozenset({"python", "polars"}),
     warehouse_name="texts",
-    select="SELECT * EXCLUDE (text), length(text) AS characters FROM rows",
-    added_columns={"characters": 'length of the text, which is substr(documents.text, "offset" + 1, characters)'},
+    hidden=("text",),
+    added={"characters": CHARACTERS},
     shard_rows=rows,
 )

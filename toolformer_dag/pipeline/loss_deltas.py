@@ -16,10 +16,10 @@ from toolformer_dag.pipeline.stage import (
     PartRows,
     Planned,
     Stage,
+    StaleInput,
     TableOutput,
     counted,
 )
-from toolformer_dag.pipeline.update import StaleInput
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.look_ahead import TextUnits

@@ -6,12 +6,11 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
-from toolformer_dag.pipeline.chunks import chunk_size, claim, text_chunks
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
+from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 
@@ -43,14 +42,14 @@ def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
     return {**losses_identity(plan, lane), **determining(plan.settings.filtering)}
 
 
-def loss_store(worker: Worker, lane: Lane) -> RowStore:
-    """Open the losses of a lane under the plan's model."""
-    return worker.rows(f"{lane.key}/losses", losses_identity(worker.plan, lane), KEY, LOSSES)
+def loss_stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
+    """Open the losses of a lane under the plan's model, and those of calls without L(c).
 
-
-def bound_store(worker: Worker, lane: Lane) -> RowStore:
-    """Open the losses of calls without L(c): under a lower floor, or none, they are computed again with it."""
-    return worker.rows(f"{lane.key}/loss_bounds", losses_identity(worker.plan, lane), KEY, LOSSES)
+    Under a lower floor, or none, the second ones are computed again with it.
+    """
+    identity = losses_identity(worker.plan, lane)
+    whole, bounds = (worker.rows(f"{lane.key}/{name}", identity, KEY, LOSSES) for name in ("losses", "loss_bounds"))
+    return whole, bounds
 
 
 def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
@@ -58,14 +57,15 @@ def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFram
 
     They are the same whatever was stored before the floor was set.
     """
-    whole = loss_store(worker, lane).stored(keys)
+    losses, bounds = loss_stores(worker, lane)
+    whole = losses.stored(keys)
     floor = worker.plan.settings.filtering.loss_floor
     if floor is None:
         return whole
-    bounds = bound_store(worker, lane).stored(keys.join(whole, on=KEY, how="anti"))
+    bounded = bounds.stored(keys.join(whole, on=KEY, how="anti"))
     matters = ~(pl.col("loss_empty") - pl.col("loss_result") < floor)
     hidden = whole.with_columns(loss_call=pl.when(matters).then("loss_call"))
-    return pl.concat([hidden, bounds.filter(~matters)])
+    return pl.concat([hidden, bounded.filter(~matters)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def planned_losses(
     Candidates of a text that share position, input and result share one computation.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
-    store = loss_store(worker, output.lane)
+    store, _ = loss_stores(worker, output.lane)
     lacking = store.missing(keys)
     if worker.plan.settings.filtering.loss_floor is not None:
         lacking = lacking.join(stored_losses(worker, output.lane, lacking), on=KEY, how="anti", maintain_order="left")
@@ -103,8 +103,7 @@ def planned_losses(
         for chunk in chunks
     ]
     counts = {"losses": (missing.height, keys.height - missing.height)}
-    units = [(payload.texts.height, payload) for payload in payloads]
-    return Planned(units, counts)
+    return Planned([(payload.texts.height, payload) for payload in payloads], counts)
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
@@ -120,8 +119,9 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     answers = zip(wanted, engine.losses(requests, worker.plan.settings.filtering.loss_floor), strict=True)
     rows = pl.DataFrame([(*key, *_values(losses)) for key, losses in answers], schema=LOSSES, orient="row")
     bound = pl.col("loss_call").is_null() & pl.col("reason").is_null()
-    bound_store(worker, output.lane).append(rows.filter(bound))
-    loss_store(worker, output.lane).append(rows.filter(~bound))
+    losses, bounds = loss_stores(worker, output.lane)
+    bounds.append(rows.filter(bound))
+    losses.append(rows.filter(~bound))
     tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
     return Work(tokens, backends=frozenset({engine.backend.identity}))
 
@@ -133,11 +133,8 @@ def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tup
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     losses = stored_losses(worker, output.lane, keys)
-    if losses.height < keys.height:
-        lost = keys.height - losses.height
-        raise StorageError(f"{lost} losses of {output.lane.key} were damaged while they were read; run again")
-    stores = (loss_store(worker, output.lane), bound_store(worker, output.lane))
-    return calls.join(losses, on=KEY), [store.name for store in stores]
+    require_whole(output, "losses", keys.height - losses.height)
+    return calls.join(losses, on=KEY), [store.name for store in loss_stores(worker, output.lane)]
 
 
 def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:

@@ -62,23 +62,15 @@ def examples(pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequen
     character, the larger delta stays. Reasons: not_best_at_position, outside_every_text (white space between texts, a
     word that fits no text), holds_call (the text has such a call already), and those of `splice`.
     """
-    best = _best(calls)
+    best = {call.char_offset: call for call in sorted(calls, key=lambda call: (call.delta, call.tool))}
     if len(best) < len(calls):
         yield Dropped("not_best_at_position", len(calls) - len(best))
-    placed = _by_piece(pieces, best)
+    placed = _by_piece(pieces, [call for _, call in sorted(best.items())])
     outside = len(best) - sum(map(len, placed.values()))
     if outside:
         yield Dropped("outside_every_text", outside)
     for number, found in sorted(placed.items()):
         yield _example(pieces[number], found, names)
-
-
-def _best(calls: Sequence[KeptCall]) -> list[KeptCall]:
-    """Return the best call per character, in order."""
-    best: dict[int, KeptCall] = {}
-    for call in sorted(calls, key=lambda call: (call.delta, call.tool)):
-        best[call.char_offset] = call
-    return [best[offset] for offset in sorted(best)]
 
 
 def _by_piece(pieces: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:

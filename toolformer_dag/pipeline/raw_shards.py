@@ -9,9 +9,10 @@ import polars as pl
 
 from toolformer_dag.lake.record import record
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.shards import HubFile, Shard, ShardFile, stamps, write_small_web
+from toolformer_dag.pipeline.shards import Shard, write_small_web
 from toolformer_dag.pipeline.stage import (
     DIGEST,
+    RETRY,
     SHARD,
     Column,
     InputsOf,
@@ -26,8 +27,7 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.columns import LATEST_DATE, Rejection
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.hub import HubReader
-from toolformer_dag.texts.shard_reader import ShardError, ShardReader
+from toolformer_dag.texts.shard_reader import ShardError
 
 _log = logging.getLogger(__name__)
 READER = 10
@@ -57,12 +57,7 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells size and time of change of a shard's file, and the revision of a data set of the hub."""
     shards = output.plan.shards
-
-    def of(part: str) -> Mapping[str, Any]:
-        files = {part: shards[part]} if part in shards else {}
-        return stamps(files).get(part, {})
-
-    return of
+    return lambda part: shards[part].stamp() if part in shards else {}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -73,10 +68,12 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     cannot be read at all (`unreadable`), which the next run tries again. Warned of: a shard without a document, with
     the first detail of each reason, and optional fields that hold no text.
     """
-    if not worker.plan.settings.corpus.named:
+    corpus = worker.plan.settings.corpus
+    if not corpus.named:
         write_small_web(worker.plan.settings)
-    reading = _Reading(worker.plan.shards[shard], _choice(worker.plan))
-    return PartRows(reading.frames(output), reading.rejected, facts=reading.facts, retry=lambda: reading.retry)
+    choice = FormatChoice(corpus.format, tuple(corpus.fields.named().items()))
+    reading = _Reading(worker.plan.shards[shard], choice)
+    return PartRows(reading.frames(output), reading.rejected, facts=reading.facts)
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
@@ -91,18 +88,12 @@ def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
         begin += rows.height
 
 
-def _choice(plan: Plan) -> FormatChoice:
-    corpus = plan.settings.corpus
-    return FormatChoice(corpus.format, tuple(corpus.fields.named().items()))
-
-
 class _Reading:
-    """One pass over a shard; `rejected`, `facts` and `retry` are complete when `frames` is used up."""
+    """One pass over a shard; `rejected` and `facts` are complete when `frames` is used up."""
 
     def __init__(self, shard: Shard, choice: FormatChoice) -> None:
         self.rejected: Rejected = Counter()
         self.facts: dict[str, Any] = {}
-        self.retry: str | None = None
         self._shard, self._choice = shard, choice
         self._lines: list[tuple[str, int, str, str]] = []
         self._details: dict[str, str] = {}
@@ -110,12 +101,10 @@ class _Reading:
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
         """Yield the documents. Raises UnusableRows where none may be used."""
-        schema = output.stage.schema
-        yield schema.to_frame()
-        usable = True
+        columns, usable = output.stage.schema.names(), True
         try:
             for frame in self._documents():
-                yield frame.select(schema.names())
+                yield frame.select(columns)
         except (ShardFault, ShardError) as error:
             usable = False
             self._give_up(error)
@@ -127,20 +116,15 @@ class _Reading:
             raise UnusableRows
 
     def _documents(self) -> Iterator[pl.DataFrame]:
-        shard = self._shard
-        reader = HubReader(shard.split, shard.number, self._choice) if isinstance(shard, HubFile) else None
-        files = ShardReader(shard.path, self._choice) if isinstance(shard, ShardFile) else None
-        self.facts |= shard.facts()
-        found = 0
-        source = reader or files
-        assert source is not None
+        self.facts |= self._shard.facts()
+        source, found = self._shard.reader(self._choice), 0
         for batch in source.batches():
             self.facts[FORMAT] = source.format
             for rejection in batch.rejections:
                 self._reject(rejection)
             self._ignored |= dict.fromkeys(batch.ignored)
             found += batch.frame.height
-            yield batch.frame.with_columns(shard=pl.lit(shard.name))
+            yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
         if not found:
             self._warn()
         if self._ignored:
@@ -155,17 +139,15 @@ class _Reading:
             self._reject(Rejection(0, error.reason, str(error)))
             self._warn()
             return
-        self.retry = f"{self._shard.name} could not be read: {error}"
+        self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"
         self._reject(Rejection(0, UNREADABLE, str(error)))
         _log.warning("%s", error)
 
     def _warn(self) -> None:
         """Say that there is no document, with the first detail of each reason."""
-        told = []
-        for (_, reason), count in self.rejected.items():
-            detail = self._details[reason]
-            told.append(f"{reason} {count} ({detail})" if detail else f"{reason} {count}")
-        _log.warning("%s holds no document: %s", self._shard.place, ", ".join(told))
+        details = {reason: f" ({detail})" if detail else "" for reason, detail in self._details.items()}
+        counts = [f"{reason} {count}{details[reason]}" for (_, reason), count in self.rejected.items()]
+        _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
     def _reject(self, item: Rejection) -> None:
         self.rejected[self._shard.name, item.reason] += 1
@@ -191,7 +173,7 @@ STAGE = Stage(
     },
     key=("shard", "digest"),
     settings=settings,
-    also_reads=("ccnet/shard_list",),
+    reads=("ccnet/shard_list",),
     group="ccnet",
     inputs=inputs,
     beside=(REJECTED_LINES,),

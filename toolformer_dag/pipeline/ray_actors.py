@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster: actors with warm models on the machines of the cluster, behind the interface of chunks.
+"""Workers of a Ray cluster: actors with warm models on the machines of the cluster, each a place of chunks.py.
 
 The cluster is the user's (`ray start`); every machine has this package and sees the lake, the shards and the model
 under the same paths. Ray is an extra, `ray`, and is imported when the first chunk is computed.
@@ -6,20 +6,16 @@ under the same paths. Ray is an extra, `ray`, and is imported when the first chu
 
 import logging
 import socket
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Answer, NoPlace, Task, Workers
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import ChunkServer
+from toolformer_dag.pipeline.chunks import Answer, ChunkServer, Task
 from toolformer_dag.settings.sections import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PATIENCE_SECONDS, STARTS = 20.0, 10
 """How long an actor may wait for a machine, and how often it is started anew where that machine was lost."""
@@ -38,49 +34,63 @@ class Share:
     gpus: int
 
 
-class RayActors(Workers):
-    """Actors of the cluster at `execution.address`: a chunk that dies with its actor is not counted.
+class NoRoom(Exception):
+    """A worker for which there is no room any more."""
+
+
+class Actors:
+    """Actors of the cluster at `execution.address`. `deaths`: what the future of an actor raises that has died.
 
     Raises ClusterError.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self._ray, self._connected = _connected(worker.plan.settings.execution.address)
-        self._share = share_of([node["Resources"] for node in self._ray.nodes() if node["Alive"]], worker.plan.settings)
-        super().__init__(worker, self._share.count)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ray, self._connected = _connected(settings.execution.address)
+        self.share = share_of([node["Resources"] for node in self._ray.nodes() if node["Alive"]], settings)
         self.deaths = (self._ray.exceptions.RayActorError,)
 
-    def close(self) -> None:
-        """End every actor and leave the cluster, and let go of the model of this process."""
-        super().close()
-        if self._connected:
-            self._ray.shutdown()
-
-    def _start(self) -> Any:
-        options = {"num_cpus": self._share.cpus, "num_gpus": self._share.gpus, "max_restarts": 0}
+    def start(self) -> "Actor":
+        """Start an actor. Raises NoRoom."""
+        options = {"num_cpus": self.share.cpus, "num_gpus": self.share.gpus, "max_restarts": 0}
         actor = self._ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
         for _ in range(STARTS):
-            handle = actor.remote(self._here.plan.settings)
+            handle = actor.remote(self._settings)
             try:
                 self._ray.get(handle.started.remote(), timeout=PATIENCE_SECONDS)
-                return handle
+                return Actor(self._ray, handle)
             except self._ray.exceptions.GetTimeoutError:
                 self._ray.kill(handle)
                 break
             except self.deaths:  # on a machine that was lost, which Ray notices after a while
                 continue
-        raise NoPlace("no machine of the Ray cluster has room for an actor any more")
+        raise NoRoom("no machine of the Ray cluster has room for an actor any more")
 
-    def _send(self, worker: Any, task: Task) -> "Future[Answer]":
-        future: Future[Answer] = worker.answer.remote(task).future()
+    def leave(self) -> None:
+        """Leave the cluster, where this has connected to it."""
+        if self._connected:
+            self._ray.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A place on a machine of the cluster; its future does not tell how it died."""
+
+    ray: Any
+    handle: Any
+
+    def submit(self, task: Task) -> "Future[Answer]":
+        """See Place."""
+        future: Future[Answer] = self.handle.answer.remote(task).future()
         return future
 
-    def _kill(self, worker: Any) -> str:
-        self._ray.kill(worker)
+    def kill(self) -> str:
+        """See Place."""
+        self.ray.kill(self.handle)
         return ""
 
 
-def share_of(nodes: "list[Mapping[str, float]]", settings: Settings) -> Share:
+def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings) -> Share:
     """Return the actors for a cluster whose machines have these resources (`CPU`, `GPU`).
 
     One per GPU; without any, one per core for a small model and one per machine, with all its cores, for a large one.

@@ -1,21 +1,27 @@
 """removed_documents: equal texts but one, and texts that share a passage with a benchmark; and what is left of a shard.
 
-Both are optional (`corpus.deduplicate`, `corpus.decontaminate`), and without them the graph lacks these tables. Copies
-that differ in a character are not found: tools made for near-duplicates run before (docs/howto/corpora.md).
+Both are optional (`corpus.deduplicate`, `corpus.decontaminate`), and without them the graph lacks these tables. A shard
+is screened by itself (screened_documents), then all shards are compared. Copies that differ in a character are not
+found: tools made for near-duplicates run before (docs/howto/corpora.md).
 """
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import duckdb
 import polars as pl
 
-from toolformer_dag.identity import fingerprint
+from toolformer_dag.files import UserError, irregular
+from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, run_sql, sql_text
 from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.pipeline import raw_shards, screened_documents
+from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import (
     DIGEST,
@@ -30,12 +36,112 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.texts.segments import text_digest
+from toolformer_dag.texts.shared_passages import MATCHING, SharedPassages
 
-NAME = "ccnet/removed_documents"
+SCREENED_NAME, NAME = "ccnet/screened_documents", "ccnet/removed_documents"
 SQL = sql_text(__package__, "removed_documents.sql")
 BY_SHARD = "by_shard"
 """The field of the record that holds a fingerprint of each shard's removals."""
-BATCH_ROWS = 100_000
+SCREENED_AT_ONCE, REMOVED_AT_ONCE = 2_000, 100_000
+"""Documents."""
+
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".xml", ".txt", ".tokens")
+"""Benchmark files that are read of a folder."""
+NOT_ASKED = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
+"""Fields of JSON that hold no question: a page with an answer of eight words would be removed."""
+TAG = re.compile(r"<[^<>]+>")
+
+
+def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
+    """Return what determines the rows beside the documents: the benchmark files' names and content."""
+    return {"matching": MATCHING, "benchmarks": [[file.name, file_hash(file)] for file in benchmark_files(plan)]}
+
+
+def benchmark_files(plan: Plan) -> list[Path]:
+    """Return the files of `corpus.decontaminate`; of a folder, those of SUFFIXES. Raises UserError."""
+    found: list[Path] = []
+    for path in plan.settings.corpus.decontaminate:
+        inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        files = inside if path.is_dir() else [path]
+        if not files or not path.exists() or irregular(files[0]):
+            raise UserError(
+                f"corpus.decontaminate: {path} is no file of a benchmark, and no folder with any; correct it"
+            )
+        found += files
+    return sorted(set(found))
+
+
+def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Hash the documents of a shard and look for passages of the benchmark files in them. Memory: those passages."""
+    passages, names = _passages(tuple((file, file_hash(file)) for file in benchmark_files(worker.plan)))
+
+    def frames() -> Iterator[pl.DataFrame]:
+        for documents in raw_shards.documents(worker.plan, shard):
+            for some in documents.iter_slices(SCREENED_AT_ONCE):
+                found = {
+                    place: names[text] for place, text in reversed(passages.found_in(some["text"].to_list()).rows())
+                }
+                yield some.select(
+                    "shard",
+                    "digest",
+                    text_digest=pl.Series(map(text_digest, some["text"]), dtype=pl.String),
+                    benchmark=pl.Series([found.get(place) for place in range(some.height)], dtype=pl.String),
+                )
+
+    return PartRows(frames())
+
+
+@lru_cache(maxsize=1)
+def _passages(files: tuple[tuple[Path, str], ...]) -> tuple[SharedPassages, list[str]]:
+    """The passages of the benchmark files, and the name of each text's file."""
+    texts = [(text, file.name) for file, _ in files for text in asked_texts(file)]
+    return SharedPassages([text for text, _ in texts]), [name for _, name in texts]
+
+
+def asked_texts(file: Path) -> list[str]:
+    """Return the texts of a benchmark file: strings of JSON or JSON lines but for answers, else lines without tags.
+
+    Raises UserError for a file that is no text in UTF-8.
+    """
+    try:
+        content = file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"corpus.decontaminate: {file} cannot be read as text ({error}); name text files") from error
+    lines = [line for line in content.split("\n") if line.strip()]
+    for records in ([content], lines):
+        with suppress(ValueError, RecursionError):
+            return [text for record in records for text in _strings(json.loads(record))]
+    return [TAG.sub(" ", line) for line in lines]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.encode("utf-8", "ignore").decode()  # half a character is in no document
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not NOT_ASKED.search(key):
+                yield from _strings(item)
+
+
+SCREENED = Stage(
+    name="screened_documents",
+    description="The hash of each document's text, and the benchmark file of which it holds 13 words in a row.",
+    columns={
+        "shard": SHARD,
+        "digest": DIGEST,
+        "text_digest": Column(pl.String(), "hash of the document's text"),
+        "benchmark": Column(pl.String(), "file of `corpus.decontaminate` that shares a passage with it; null for none"),
+    },
+    key=("shard", "digest"),
+    settings=screening,
+    reads=(raw_shards.NAME,),
+    group="ccnet",
+    shard_rows=screened_rows,
+)
 
 
 def chosen(plan: Plan) -> bool:
@@ -43,9 +149,9 @@ def chosen(plan: Plan) -> bool:
     return bool(plan.settings.corpus.deduplicate or plan.settings.corpus.decontaminate)
 
 
-def reads(plan: Plan) -> tuple[str, ...]:
-    """Return this table's name where documents are removed: for the `plan_reads` of stages that read `documents`."""
-    return (NAME,) if chosen(plan) else ()
+def reads(plan: Plan, lane: object) -> tuple[str, ...]:
+    """Return the tables that `documents` reads."""
+    return (raw_shards.NAME, NAME) if chosen(plan) else (raw_shards.NAME,)
 
 
 def inputs(output: TableOutput) -> InputsOf:
@@ -80,34 +186,25 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Choose over all shards, out of core; each removal is a row and counts as a rejection of its shard."""
+    plan, schema = output.plan, output.stage.schema
     rejected: Rejected = Counter()
     by_shard: dict[str, str] = {}
-    return PartRows(_frames(output, rejected, by_shard), rejected, facts={BY_SHARD: by_shard})
 
+    def frames() -> Iterator[pl.DataFrame]:
+        files = plan.lake.table(SCREENED_NAME).all_files()
+        if not files:
+            return
+        with TemporaryDirectory() as spilled, in_memory() as connection:
+            connection.execute(f"SET temp_directory = {quoted(spilled)}")
+            run_sql(connection, SQL, {"files": files, "deduplicate": plan.settings.corpus.deduplicate})
+            batches = connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE)
+            for frame in map(pl.DataFrame, batches):
+                rejected.update(counted(frame))
+                for (shard,), some in frame.group_by("shard", maintain_order=True):
+                    by_shard[str(shard)] = fingerprint([by_shard.get(str(shard)), some["digest"].to_list()])
+                yield frame.select(schema.names()).cast(schema)
 
-def _frames(output: TableOutput, rejected: Rejected, by_shard: dict[str, str]) -> Iterator[pl.DataFrame]:
-    plan, schema = output.plan, output.stage.schema
-    yield schema.to_frame()
-    table = plan.lake.table(screened_documents.NAME)
-    files = table.all_files()
-    if not files:
-        return
-    with TemporaryDirectory() as scratch, in_memory() as connection:
-        connection.execute(f"SET temp_directory = {quoted(scratch)}")
-        run_sql(connection, SQL, {"files": files, "deduplicate": plan.settings.corpus.deduplicate})
-        for frame in _batches(connection):
-            rejected.update(counted(frame))
-            for (shard,), some in frame.group_by("shard", maintain_order=True):
-                by_shard[str(shard)] = fingerprint([by_shard.get(str(shard)), some["digest"].to_list()])
-            yield frame.select(schema.names()).cast(schema)
-
-
-def _batches(connection: duckdb.DuckDBPyConnection) -> Iterator[pl.DataFrame]:
-    """Yield the removed documents by shard and digest."""
-    for batch in connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(BATCH_ROWS):
-        frame = pl.from_arrow(batch)
-        assert isinstance(frame, pl.DataFrame)
-        yield frame
+    return PartRows(frames(), rejected, facts={BY_SHARD: by_shard})
 
 
 STAGE = Stage(
@@ -123,7 +220,7 @@ STAGE = Stage(
     },
     key=("shard", "digest"),
     settings=settings,
-    reads=(screened_documents.NAME,),
+    reads=(SCREENED_NAME,),
     group="ccnet",
     sharded=False,
     kinds=frozenset({"duckdb", "sql"}),

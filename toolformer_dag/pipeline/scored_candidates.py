@@ -4,17 +4,13 @@ p_i is stored for every position of a text, samples under (text, position, sampl
 tau_s, asks for exactly the samples that are missing, and a smaller one for none.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from toolformer_dag.files import StorageError
-from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
-from toolformer_dag.pipeline.chunks import chunk_size, claim, text_chunks
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL,
@@ -32,6 +28,7 @@ from toolformer_dag.pipeline.stage import (
     Work,
     counted,
 )
+from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import MalformedCall, parse_call
@@ -104,11 +101,6 @@ class SampleStore:
         )
         self.samples = worker.rows(f"{lane.key}/samples", samples_identity(plan, lane), SAMPLE_KEY, SAMPLES)
 
-    @property
-    def stores(self) -> tuple[RowStore, RowStore]:
-        """Where the rows come from."""
-        return self.positions, self.samples
-
     def asked(self, texts: pl.DataFrame) -> Asked:
         """Return what the thresholds ask for, of `texts` (text_digest, text)."""
         known = self.positions.stored(texts)
@@ -136,10 +128,8 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     asked = store.asked(texts)
     missing = store.samples.missing(asked.keys)
     present = asked.keys.join(missing, on=SAMPLE_KEY, how="anti")
-    lacking = pl.concat([asked.unknown.select("text_digest"), missing.select("text_digest")]).unique(
-        maintain_order=True
-    )
-    free = claim(claimed, store.samples.name, lacking)
+    lacking = pl.concat([asked.unknown.select("text_digest"), missing.select("text_digest")])
+    free = claim(claimed, store.samples.name, lacking.unique(maintain_order=True))
     unknown = asked.unknown.join(free, on="text_digest", how="semi", maintain_order="left")
     partial = free.join(unknown, on="text_digest", how="anti", maintain_order="left")
     payloads = [
@@ -158,14 +148,12 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     """Compute and commit what the texts of a chunk lack."""
     lane, engine, store = output.lane, worker.engine(), SampleStore(worker, output.lane)
     known = dict(zip(chunk.known["text_digest"], chunk.known["probabilities"], strict=True))
-    stored: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for digest, position, sample in chunk.stored.iter_rows():
-        stored[digest].add((position, sample))
+    stored = chunk.stored.rows_by_key("text_digest")
     requests = [
         ProposalRequest(
             text, digest, known[digest].to_numpy() if digest in known else None, frozenset(stored.get(digest, ()))
         )
-        for digest, text in chunk.texts.select("text_digest", "text").iter_rows()
+        for digest, text in chunk.texts.iter_rows()
     ]
     before = engine.counts.as_dict()
     sampling = worker.plan.sampling
@@ -189,9 +177,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     store = SampleStore(worker, output.lane)
     asked = store.asked(texts)
     samples = store.samples.stored(asked.keys)
-    if samples.height < asked.keys.height or not asked.unknown.is_empty():
-        lost = asked.keys.height - samples.height + asked.unknown.height
-        raise StorageError(f"{lost} samples of {output.lane.key} were damaged while they were read; run again")
+    require_whole(output, "samples", asked.keys.height - samples.height + asked.unknown.height)
     parsed = pl.DataFrame(
         [_parsed(output.lane, body) for body in samples["body"].unique()], schema=BODIES, orient="row"
     )
@@ -206,7 +192,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         .sort(CALL_KEY)
     )
     rejected = counted(table) + _without_rows(placed, asked, store.refused(texts))
-    return PartRows([table], rejected, [one.name for one in store.stores])
+    return PartRows([table], rejected, [store.positions.name, store.samples.name])
 
 
 def _texts(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -16,7 +16,9 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, expanded, printable, rooted
 from toolformer_dag.synthetic.web import VERSION, write_shards
-from toolformer_dag.texts.hub import HubSplit, resolve
+from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.hub import HubReader, HubSplit, resolve
+from toolformer_dag.texts.shard_reader import ShardReader
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,10 @@ class ShardFile:
             return {}
         return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
+    def reader(self, choice: FormatChoice) -> ShardReader:
+        """Return what reads its documents."""
+        return ShardReader(self.path, choice)
+
     def facts(self) -> dict[str, Any]:
         """Return the hash of the file, with which `verify` notices a change that keeps size and time."""
         try:
@@ -79,6 +85,10 @@ class HubFile:
             return {**of, **ShardFile(self.name, Path(self.split.hub) / self.split.files[self.number]).stamp()}
         return {**of, "revision": self.split.revision}
 
+    def reader(self, choice: FormatChoice) -> HubReader:
+        """Return what reads its documents."""
+        return HubReader(self.split, self.number, choice)
+
     def facts(self) -> dict[str, Any]:
         """Return the data set and its revision: a commit, or for a folder a hash of its files' content."""
         return {"hub": self.split.hub, "revision": self.split.revision}
@@ -106,11 +116,8 @@ def shard_files(settings: Settings) -> list[ShardFile]:
     """
     if not settings.corpus.shards:
         return small_web_files(settings)
-    found: dict[Path, tuple[Path, Path]] = {}
-    for pattern in settings.corpus.shards:
-        for folder, path in _matches(settings.root, pattern):
-            found.setdefault(path.resolve(), (folder, path))
-    files = _named(list(found.values()))
+    matches = [match for pattern in settings.corpus.shards for match in _matches(settings.root, pattern)]
+    files = _named(list({path.resolve(): (folder, path) for folder, path in reversed(matches)}.values()))
     for file in files:
         if printable(file.name) != file.name:
             raise SettingsError(f"corpus.shards: the name of {printable(file.path)} is not UTF-8; rename the file")
@@ -129,7 +136,7 @@ def hub_files(settings: Settings) -> list[HubFile]:
     local = folder.is_dir()
     split = resolve(str(folder), corpus.configuration, corpus.split, None) if local else _pinned(settings)
     names = [_stem(name) for name in split.files]
-    unique = names if len(set(names)) == len(names) else list(split.files)
+    unique = names if len(set(names)) == len(names) else split.files
     files = [HubFile(_short(name), split, number) for number, name in enumerate(unique)]
     return sorted(files, key=lambda file: file.name)
 
@@ -182,27 +189,29 @@ def stamps(shards: Mapping[str, Shard]) -> dict[str, dict[str, Any]]:
     return {name: shard.stamp() for name, shard in shards.items()}
 
 
-def _matches(root: Path, pattern: str) -> Iterator[tuple[Path, Path]]:
-    """Yield (folder that names count from, file) of a pattern. Raises SettingsError where there is none."""
+def _matches(root: Path, pattern: str) -> list[tuple[Path, Path]]:
+    """Return (folder that names count from, file) of a pattern. Raises SettingsError where there is none."""
     whole = Path(rooted(pattern, root))
     if os.path.lexists(whole) and not whole.is_dir():
-        yield whole.parent, _regular(whole)
-        return
+        return [(whole.parent, _regular(whole))]
     if whole.parent == whole:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
     fixed = _fixed(whole)
-    below = str(whole.relative_to(fixed))
-    if fixed == whole:
-        found = (path for path in whole.rglob("*") if DATA.fullmatch(path.name))
-    else:
-        found = fixed.glob(f"{below}/*" if below.endswith("**") else below)
-    wanted = (path for path in found if _is_data(path, fixed) and (DATA.fullmatch(path.name) or not path.is_dir()))
-    files = [(fixed, _regular(path)) for path in wanted]
+    files = [(fixed, _regular(path)) for path in _below(fixed, whole) if _is_data(path, fixed)]
     if not files:
         empty = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
         reason = empty if whole.is_dir() else f"matches no file under {root}; name existing shards"
         raise SettingsError(f"corpus.shards: {pattern!r} {reason}")
-    yield from files
+    return files
+
+
+def _below(fixed: Path, whole: Path) -> Iterator[Path]:
+    """What a pattern matches below the folder `fixed`; of a folder alone what is named like documents."""
+    if fixed == whole:
+        return (path for path in whole.rglob("*") if DATA.fullmatch(path.name))
+    below = str(whole.relative_to(fixed))
+    found = fixed.glob(f"{below}/*" if below.endswith("**") else below)
+    return (path for path in found if DATA.fullmatch(path.name) or not path.is_dir())
 
 
 def _regular(path: Path) -> Path:
@@ -252,8 +261,7 @@ def _stem(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    mark, kept = f"~{fingerprint(printable(name))}~", len(name)
-    short = name
+    mark, kept, short = f"~{fingerprint(printable(name))}~", len(name), name
     while len(file_name(printable(short)).encode()) > LONGEST_NAME:
         kept -= 1
         short = f"{name[: kept // 3]}{mark}{name[-(kept - kept // 3) :]}"

@@ -12,20 +12,25 @@ from typing import Any, Literal
 
 import polars as pl
 
-from toolformer_dag.files import as_json
+from toolformer_dag.files import UserError, as_json
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
-from toolformer_dag.lake.table import WHOLE, Pointer, Table
+from toolformer_dag.lake.table import WHOLE, Pointer, Table, behind
 from toolformer_dag.lake.warehouse import ROWS, WarehouseTable
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.worker import Worker
 
 Rejected = Counter[tuple[str, str]]
 """(shard, reason) -> how many."""
-REJECTIONS, VIOLATIONS, RETRY, BACKENDS = "rejections", "violations", "retry", "backends"
-"""Fields of a part's record: what was left out, rows that fail a check, why the part is computed again next time, which
-backends computed the rows that the run did not reuse."""
+REJECTIONS = "rejections"
+"""The field of a part's record that holds what was left out."""
+VIOLATIONS = "violations"
+"""Rows that fail a check, by check."""
+RETRY = "retry"
+"""Why the next run computes the part again although nothing changed; null for most."""
+BACKENDS = "backends"
+"""The backends that computed the rows that the run did not reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,14 @@ class Work:
         return Work(dict(tokens), counts, (*self.damaged, *other.damaged), self.backends | other.backends)
 
 
+class StaleInput(UserError):
+    """An input was published anew after another one had been made from it."""
+
+    def __init__(self, table: str, part: str, what: str, asset: str) -> None:
+        where = behind(", shard", part)
+        super().__init__(f"{table}{where}: {what}; materialize {asset} first, or all with `toolformer-dag stale --run`")
+
+
 class UnusableRows(Exception):
     """Raised by the frames of a part whose end shows that none of its rows may be used."""
 
@@ -73,17 +86,15 @@ class UnusableRows(Exception):
 class PartRows:
     """The rows of a part and what belongs into its record. `rejected` and `facts` are read after the last frame.
 
-    Frames may end with UnusableRows: the part is then published without rows.
+    There may be no frame. Frames may end with UnusableRows: the part is then published without rows.
 
-    `stores`: names of the row stores they come from; `facts`: what else is worth keeping; `retry`: why the part is
-    computed again by the next run although nothing changed.
+    `stores`: names of the row stores they come from; `facts`: what else is worth keeping, RETRY among it.
     """
 
     frames: Iterable[pl.DataFrame]
     rejected: Rejected = field(default_factory=Counter)
     stores: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    retry: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +112,16 @@ class Planned:
 class Stage:
     """A declaration. `group`: first part of the table's name, None for a lane's own.
 
-    reads: tables whose versions are recorded as inputs; a bare name is of the same lane, "*/name" of every lane.
-    lane_reads: further tables of the same lane whose versions count, where the lane's settings ask for them.
-    also_reads: tables that are read without their version counting.
-    plan_reads: further tables in one part that are read where the plan asks for them; `inputs` tells their version.
-    settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
-    sharded: a part per shard, else one part. by_model: asks the language model. pool: what serialises its runs; each
-    lane has its own of tools.
-    inputs: replaces the versions of `reads` in the record of a part; asked once for all parts of a table.
+    reads: the tables that are read; a bare name is of the same lane, "*/name" of every lane.
+    inputs: those of them whose versions count, all where nothing is said; or what tells the inputs in the record of a
+    part, asked once for all parts of a table.
     inner: stages of the same lane whose tables are brought up to date with this one's, before it: for what the parts of
     a sharded table have to know of each other. They are no assets, and are not in the warehouse.
-    warehouse_name, select: its table in the warehouse. beside: tables that are published with it, part for part.
+    settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
+    sharded: a part per shard, else one part. pool: what serialises its runs; each lane has its own of tools.
+    beside: tables that are published with it, part for part.
+    warehouse_name, hidden, added, select: its table in the warehouse, the columns that this lacks, those that it has
+    beside them, and its rows where they are others.
 
     One of three ways to make a part: `shard_rows` (a shard is a chunk; workers publish it), `chunks` + `compute` +
     `rows` (chunks are computed by workers and stored as rows, from which the part is read), or `rows` alone.
@@ -122,22 +132,20 @@ class Stage:
     columns: Mapping[str, Column]
     key: tuple[str, ...]
     settings: Callable[[Plan, Any], Mapping[str, Any]]
-    reads: tuple[str, ...] = ()
-    lane_reads: Callable[[Lane], tuple[str, ...]] = lambda lane: ()
-    also_reads: tuple[str, ...] = ()
-    plan_reads: Callable[[Plan], tuple[str, ...]] = lambda plan: ()
+    reads: Callable[[Plan, Any], tuple[str, ...]] | tuple[str, ...] = ()
+    inputs: "Callable[[TableOutput], InputsOf] | tuple[str, ...]" = ()
+    inner: "tuple[Stage, ...]" = ()
     group: str | None = None
     sharded: bool = True
     pool: Literal["gpu", "tools", "lake"] = "lake"
     kinds: frozenset[str] = frozenset({"python", "parquet"})
     volatile: tuple[str, ...] = ()
     checks: Mapping[str, Check] = field(default_factory=dict)
-    inputs: "Callable[[TableOutput], InputsOf] | None" = None
-    inner: "tuple[Stage, ...]" = ()
     beside: tuple[str, ...] = ()
     warehouse_name: str = ""
+    hidden: tuple[str, ...] = ()
+    added: Mapping[str, Column] = field(default_factory=dict)
     select: str = ROWS
-    added_columns: Mapping[str, str] = field(default_factory=dict)
     shard_rows: "Callable[[Worker, TableOutput, str], PartRows] | None" = None
     chunks: "Callable[[Worker, TableOutput, str, Claimed], Planned] | None" = None
     compute: "Callable[[Worker, TableOutput, Any], Work] | None" = None
@@ -210,16 +218,10 @@ class TableOutput:
         return fingerprint(self.settings)
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """Names of the tables whose versions count."""
-        more = self.stage.lane_reads(self.lane_or_none) if self.lane_or_none else ()
-        return tuple(name for read in (*self.stage.reads, *more) for name in self._tables(read))
-
-    @property
     def depends_on(self) -> tuple[str, ...]:
         """Names of all tables that are read."""
-        also = (name for read in self.stage.also_reads for name in self._tables(read))
-        return (*self.reads, *also, *self.stage.plan_reads(self.plan))
+        reads = self.stage.reads
+        return self._named(reads(self.plan, self.lane_or_none) if callable(reads) else reads)
 
     @property
     def parts(self) -> list[str]:
@@ -233,63 +235,70 @@ class TableOutput:
 
     def inputs_of(self) -> InputsOf:
         """Return what tells the versions of what a part is made from; null for what was not made yet."""
-        if self.stage.inputs is not None:
-            return self.stage.inputs(self)
-        tables = {_last(name) if self.stage.sharded else name: self.plan.lake.table(name) for name in self.reads}
+        inputs = self.stage.inputs
+        if callable(inputs):
+            return inputs(self)
+        names, table = self._named(inputs) or self.depends_on, self.plan.lake.table
         if self.stage.sharded:
-            return lambda part: {name: table.part_version(part) for name, table in tables.items()}
-        return lambda _: {
-            name: {one: table.part_version(one) for one in table.parts()} for name, table in tables.items()
-        }
+            tables = {name.rpartition("/")[2]: table(name) for name in names}
+            return lambda part: {name: one.part_version(part) for name, one in tables.items()}
+        whole = {name: table(name) for name in names}
+        return lambda _: {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
 
     def publish(self, part: str, made: PartRows) -> Pointer:
         """Publish the rows of a part with their record. Raises WriteError."""
-        keys: list[pl.Series] = []  # 64 bits each: those of a million rows take 8 MB
-        violations: Counter[str] = Counter()
         inputs = self.inputs_of()(part)  # before the first row: what changes meanwhile is read again
+        try:
+            return self._publish(part, made.frames, made, inputs)
+        except UnusableRows:
+            return self._publish(part, (), made, inputs)
+
+    def _publish(self, part: str, frames: Iterable[pl.DataFrame], made: PartRows, inputs: Mapping[str, Any]) -> Pointer:
+        keys = [pl.Series(dtype=pl.UInt64)]  # 64 bits each: those of a million rows take 8 MB
+        violations: Counter[str] = Counter()
 
         def seen() -> Iterator[pl.DataFrame]:
-            for frame in made.frames:
+            for frame in frames:
                 keys.append(frame.select(self.stage.key).hash_rows())
                 violations.update({name: check(frame, self) for name, check in self.stage.checks.items()})
                 yield frame
+            if len(keys) == 1:
+                yield self.stage.schema.to_frame()
 
         def made_from() -> Mapping[str, Any]:
             twice = pl.concat(keys).is_duplicated().sum()
             facts = {"stage": self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
-            return record(self.settings, inputs, **facts, **made.facts) | {
+            return record(self.settings, inputs, **facts, **{RETRY: None, **made.facts}) | {
                 STORES: list(made.stores),
                 REJECTIONS: encoded(made.rejected),
                 VIOLATIONS: {"unique_keys": twice, **violations},
-                RETRY: made.retry(),
             }
 
-        try:
-            return self.table.publish(part, seen(), made_from, self.stage.volatile)
-        except UnusableRows:
-            keys[:] = [pl.Series(dtype=pl.UInt64)]
-            violations.clear()
-            return self.table.publish(part, [self.stage.schema.to_frame()], made_from, self.stage.volatile)
+        return self.table.publish(part, seen(), made_from, self.stage.volatile)
 
     def warehouse_table(self, sources: Sequence[str]) -> WarehouseTable:
         """Return the stage's table in the warehouse, over the lake tables `sources`."""
         stage = self.stage
-        columns = {name: column.description for name, column in stage.columns.items() if name not in _hidden(stage)}
+        shown = {name: column for name, column in {**stage.columns, **stage.added}.items() if name not in stage.hidden}
+        added = "".join(f", {column.sql} AS {name}" for name, column in stage.added.items())
         return WarehouseTable(
             stage.warehouse_name or stage.name,
             stage.description,
-            {**columns, **stage.added_columns},
+            {name: column.description for name, column in shown.items()},
             stage.schema,
             tuple(sources),
-            stage.select,
-            by_shard=stage.sharded and "shard" in columns,
+            f"SELECT * EXCLUDE ({', '.join(stage.hidden)}){added} FROM rows" if stage.hidden else stage.select,
+            by_shard=stage.sharded and "shard" in shown,
         )
 
-    def _tables(self, read: str) -> tuple[str, ...]:
-        group, slash, name = read.rpartition("/")
-        if group == "*":
-            return tuple(f"{lane.key}/{name}" for lane in self.plan.lanes)
-        return (read,) if slash else (f"{self.lane.key}/{read}",)
+    def _named(self, reads: Sequence[str]) -> tuple[str, ...]:
+        """Tables by their whole names."""
+        named: list[str] = []
+        for read in reads:
+            group, slash, name = read.rpartition("/")
+            of_lanes = [f"{lane.key}/{name}" for lane in self.plan.lanes]
+            named += of_lanes if group == "*" else [read if slash else f"{self.lane.key}/{read}"]
+        return tuple(named)
 
 
 def encoded(rejected: Rejected) -> list[dict[str, Any]]:
@@ -301,16 +310,6 @@ def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
     """Count the rows of `frame` (shard, reason) whose reason is not null."""
     rows = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len().rows()
     return Counter({(shard, why): count for shard, why, count in rows})
-
-
-def _hidden(stage: Stage) -> tuple[str, ...]:
-    """The columns that `SELECT * EXCLUDE (...)` leaves out of the warehouse."""
-    _, _, rest = stage.select.partition("EXCLUDE (")
-    return tuple(name.strip() for name in rest.partition(")")[0].split(",")) if rest else ()
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
 
 
 def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
@@ -327,6 +326,9 @@ CHAR_OFFSET = Column(pl.Int64(), "character of the document at which x_i begins"
 P_API = Column(pl.Float32(), "p_i: probability that a call begins here")
 INPUT = Column(pl.String(), "input of the call, as sampled")
 RESULT = Column(pl.String(), "result of the call")
+CHARACTERS = Column(
+    pl.Int64(), 'length of the text, which is substr(documents.text, "offset" + 1, characters)', "length(text)"
+)
 CALL = {"tool": TOOL, "shard": SHARD, "digest": DIGEST, "segment": SEGMENT, "position": POSITION, "sample": SAMPLE}
 CALL_KEY = tuple(CALL)
 TEXT_KEY = ("shard", "digest", "segment")

@@ -12,7 +12,6 @@ from toolformer_dag.pipeline import (
     raw_shards,
     removed_documents,
     scored_candidates,
-    screened_documents,
     swapped_results,
     tool_results,
 )
@@ -27,7 +26,7 @@ LANE_STAGES: tuple[Stage, ...] = (
     swapped_results.STAGE,
     filtered_calls.STAGE,
 )
-REMOVING: tuple[Stage, ...] = (screened_documents.STAGE, removed_documents.STAGE)
+REMOVING: tuple[Stage, ...] = (removed_documents.SCREENED, removed_documents.STAGE)
 """Stages that only plans have that leave documents out."""
 STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *LANE_STAGES, augmented_corpus.STAGE)
 

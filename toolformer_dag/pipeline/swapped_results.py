@@ -4,7 +4,7 @@ Results are swapped between documents deterministically. Neither which calls are
 k, m or tau_s: with more calls the rows are more, and those that were there stay as they are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import CALL as CALL_COLUMNS
 from toolformer_dag.pipeline.stage import (
+    CALL,
     CALL_KEY,
     SCORED,
     TEXT_KEY,
@@ -34,7 +34,7 @@ from toolformer_dag.settings.setting_types import determining
 METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
 PLACE = (*TEXT_KEY, "position")
-CALL = (*PLACE, "input")
+ASKED = (*PLACE, "input")
 SWAP_KEY = (*CALL_KEY, "swap")
 NOT_SAMPLED, NO_OTHER_RESULT = "not_sampled", "no_other_result"
 
@@ -42,7 +42,7 @@ NOT_SAMPLED, NO_OTHER_RESULT = "not_sampled", "no_other_result"
 def exchange(
     calls: pl.DataFrame, texts: pl.DataFrame, likeliest: pl.DataFrame, limit: int, swaps: int = 1
 ) -> pl.DataFrame:
-    """`calls` (CALL, sample, p_api, result, ...) with results of other documents; null, with a `swap_reason`, without.
+    """`calls` (ASKED, sample, p_api, result, ...) with results of other documents; null, with a `swap_reason`, without.
 
     Of the distinct `texts` (TEXT_KEY, text_digest) of a shard, whether they have calls or not, the calls of the `limit`
     with the smallest hashes are taken (not_sampled). Results are given by the first samples at the `likeliest` place
@@ -57,8 +57,8 @@ def exchange(
     sampled = calls.join(_sampled(texts, limit), on=TEXT_KEY, maintain_order="left")
     giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
     gives = pl.col("likeliest").fill_null(False) & (pl.col("sample") == 0)
-    told = _told(giving.with_columns(gives=gives), swaps)
-    found = sampled.join(told, on=CALL, how="left", maintain_order="left").with_columns(pl.col("swap").fill_null(0))
+    told = _exchanged(giving.with_columns(gives=gives), swaps)
+    found = sampled.join(told, on=ASKED, how="left", maintain_order="left").with_columns(pl.col("swap").fill_null(0))
     absent = pl.when(pl.col("told").is_null()).then(pl.lit(NO_OTHER_RESULT))
     reason = pl.when("sampled").then(absent).otherwise(pl.lit(NOT_SAMPLED))
     return found.with_columns(swap_reason=reason, result="told").drop("sampled", "told")
@@ -76,15 +76,15 @@ def _sampled(texts: pl.DataFrame, limit: int) -> pl.DataFrame:
     return hashed.select(*TEXT_KEY, "text_digest", sampled=pl.col("hash").rank("dense").over("shard") <= limit)
 
 
-def _told(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
-    """(CALL, swap, told): the exchanged results of every distinct call that is sampled and has some."""
+def _exchanged(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
+    """(ASKED, swap, told): the exchanged results of every distinct call that is sampled and has some."""
     told = pl.col("text_digest", "result", "p_api").first()
-    distinct = calls.group_by(CALL).agg(told, pl.col("sampled", "gives").any())
+    distinct = calls.group_by(ASKED).agg(told, pl.col("sampled", "gives").any())
     placed = distinct.select("text_digest", "position", "input")
-    circle = distinct.with_columns(hash=_hashes("call", placed)).sort("hash", *CALL)
+    circle = distinct.with_columns(hash=_hashes("call", placed)).sort("hash", *ASKED)
     results = circle["result"].to_list()
     given = [[results[donor] for donor in donors] for donors in _donors(circle, swaps)]
-    seats = circle.filter("sampled").select(CALL).with_columns(told=pl.Series(given, dtype=pl.List(pl.String)))
+    seats = circle.filter("sampled").select(ASKED).with_columns(told=pl.Series(given, dtype=pl.List(pl.String)))
     numbered = seats.with_columns(swap=pl.int_ranges(pl.col("told").list.len(), dtype=pl.Int32))
     return numbered.explode("told", "swap").drop_nulls("told")
 
@@ -109,11 +109,8 @@ def _codes(values: pl.Series) -> NDArray[np.uint32]:
 
 def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:
     """The same on every machine and in every version."""
-    return pl.Series(_digests(salt, rows.iter_rows()), dtype=pl.String)
-
-
-def _digests(salt: str, rows: Iterable[tuple[object, ...]]) -> list[str]:
-    return [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows]
+    found = [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows.iter_rows()]
+    return pl.Series(found, dtype=pl.String)
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -145,19 +142,7 @@ def _swapped(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFram
     """The texts, the calls with swapped results, and the calls that have none by reason."""
     lake, lane = output.plan.lake, output.lane.key
     texts = lake.table(f"{lane}/heuristic_subset").read(shard)
-    told = (
-        "tool",
-        "shard",
-        "digest",
-        "segment",
-        "position",
-        "sample",
-        "char_offset",
-        "input",
-        "result",
-        "p_api",
-        "reason",
-    )
+    told = (*CALL_KEY, "char_offset", "input", "result", "p_api", "reason")
     calls = lake.table(f"{lane}/loss_deltas").read(shard).select(told)
     # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
     likeliest = likeliest_places(lake.table(f"{lane}/scored_candidates").read(shard))
@@ -171,15 +156,15 @@ STAGE = Stage(
     name="swapped_results",
     description="Control: a sample of the scored calls, scored again with results of other documents.",
     columns={
-        **CALL_COLUMNS,
+        **CALL,
         "swap": Column(pl.Int32(), "number of the swap, of those of this call: each with another result"),
-        **{name: column for name, column in SCORED.items() if name not in CALL_COLUMNS},
+        **{name: column for name, column in SCORED.items() if name not in CALL},
         "result": Column(pl.String(), "result of a call in another document"),
     },
     key=SWAP_KEY,
     settings=settings,
-    reads=("heuristic_subset", "loss_deltas"),
-    also_reads=("scored_candidates",),
+    reads=("heuristic_subset", "loss_deltas", "scored_candidates"),
+    inputs=("heuristic_subset", "loss_deltas"),
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
     checks={"losses_finite": losses_finite},

@@ -1,17 +1,15 @@
 """tool_results: every distinct input in its context, answered once (paper, section 2, "Executing API Calls")."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
-from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.pipeline.chunks import claim
-from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.stage import (
     INPUT,
     RESULT,
+    RETRY,
     TEXT_KEY,
     TOOL,
     Claimed,
@@ -23,6 +21,7 @@ from toolformer_dag.pipeline.stage import (
     Work,
     counted,
 )
+from toolformer_dag.pipeline.stored_rows import claim, require_whole
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
@@ -42,13 +41,8 @@ MEASURED = ("seconds", "cost")
 """Columns that differ from run to run and make no other version of the data."""
 
 
-def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines a result beside the call."""
-    return result_settings(lane)
-
-
 def result_settings(lane: Lane) -> dict[str, Any]:
-    """Return the same for whatever else calls the tool: decoding and evaluation."""
+    """Return what determines a result beside the call, also where decoding and evaluation make it."""
     tool = lane.tool
     return {
         "tool": tool.name,
@@ -97,15 +91,13 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     stored = store.stored(calls)
     # what is stored wins: another process may have had an answer to a call that was lost here
     found = pl.concat([stored, lost.join(calls, on=KEY, how="semi").join(stored, on=KEY, how="anti")])
-    if found.height < calls.height:
-        gone = calls.height - found.height
-        raise StorageError(f"{gone} results of {output.lane.key} were damaged while they were read; run again")
+    require_whole(output, "results", calls.height - found.height)
     table = found.with_columns(tool=pl.lit(output.lane.key), tool_version=pl.lit(output.lane.tool.version))
     reasons = sorted(set(found.join(stored, on=KEY, how="anti")["reason"]))
-    retry = f"calls were lost ({', '.join(reasons)}) and are tried again" if reasons else None
+    facts = {RETRY: f"calls were lost ({', '.join(reasons)}) and are tried again"} if reasons else {}
     rejected = counted(candidates.join(found, on=KEY))
     ordered = table.select(output.stage.schema.names()).sort(KEY)
-    return PartRows([ordered], rejected, [store.name], retry=lambda: retry)
+    return PartRows([ordered], rejected, [store.name], facts)
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
@@ -134,7 +126,7 @@ STAGE = Stage(
         "tool_version": Column(pl.String(), "version of the tool that answered"),
     },
     key=("tool", *KEY),
-    settings=settings,
+    settings=lambda plan, lane: result_settings(lane),
     reads=("scored_candidates", "heuristic_subset"),
     pool="tools",
     volatile=MEASURED,

@@ -2,18 +2,17 @@
 
 import re
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from toolformer_dag.files import UserError
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer, behind
-from toolformer_dag.pipeline.chunks import ChunkMapper, InProcess, Progress, Task, release
+from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer
+from toolformer_dag.pipeline.chunks import Task
 from toolformer_dag.pipeline.stage import (
     BACKENDS,
     REJECTIONS,
@@ -22,70 +21,64 @@ from toolformer_dag.pipeline.stage import (
     Claimed,
     InputsOf,
     Planned,
+    StaleInput,
     TableOutput,
     Work,
 )
+from toolformer_dag.pipeline.stored_rows import release
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 
 AT_ONCE = 64
 """Parts whose inputs are brought to this machine together."""
 HASH = re.compile("[0-9a-f]{16,}")
 """A fingerprint: it tells people nothing."""
+NEVER_MADE = "never made"
+Progress = Callable[[int, int], None]
+"""Called as `progress(done, total)` after every committed chunk; rows that were stored before count for neither."""
 
 
-class StaleInput(UserError):
-    """An input was published anew after another one had been made from it."""
-
-    def __init__(self, table: str, part: str, what: str, asset: str) -> None:
-        where = behind(", shard", part)
-        super().__init__(f"{table}{where}: {what}; materialize {asset} first, or all with `toolformer-dag stale --run`")
+class Incomplete(str):
+    """A reason without a change: the last attempt lost calls, or could not read a file, and is made again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Why a part is out of date: never made, lost (`note`), or made from something else (`changes`).
+class Reasons:
+    """Why an output is missing or out of date: of each such part fields that changed, or sentences.
 
-    `retry`: nothing changed, but the last attempt was not complete (lost calls, an unreadable file).
+    `removed`: parts whose shard file is gone. What has no parts says it of WHOLE.
     """
 
-    new: bool = False
-    note: str | None = None
-    changes: tuple[FieldChange, ...] = ()
-    retry: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Differences:
-    """What is out of date in a table. `removed`: parts whose shard file is gone."""
-
-    parts: Mapping[str, Difference]
-    removed: tuple[str, ...]
+    parts: Mapping[str, Sequence[FieldChange | str]] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.parts or self.removed)
+        return bool(self.removed or any(self.parts.values()))
 
     @property
     def retry_only(self) -> bool:
         """Whether nothing changed, and only what was incomplete is tried again."""
-        return not self.removed and all(part.retry for part in self.parts.values())
+        return not self.removed and all(isinstance(one, Incomplete) for one in self._found())
 
-    def lines(self) -> list[str]:
-        """Say what changed, for people: settings once, then shards and inputs."""
-        changed = dict.fromkeys(str(change) for part in self.parts.values() for change in part.changes)
-        notes = dict.fromkeys(part.note for part in self.parts.values() if part.note)
-        new = [part for part, difference in self.parts.items() if difference.new]
-        lines = [*changed, *notes]
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Say it for people: each change and each sentence once, then shards."""
+        lines = dict.fromkeys(str(one) for one in self._found() if one != NEVER_MADE)
+        new = [part for part, found in self.parts.items() if NEVER_MADE in found]
         if new:
-            lines.append("never made" if new == [WHOLE] else f"without rows: {_few(new)}")
+            lines[NEVER_MADE if new == [WHOLE] else f"without rows: {_few(new)}"] = None
         if self.removed:
-            lines.append(f"removed: {_few(self.removed)}")
-        return lines
+            lines[f"removed: {_few(self.removed)}"] = None
+        return tuple(lines)
 
     def settings(self) -> list[str]:
         """Say which settings changed: `tau_f 0.5 -> 0.8`, or the name alone where values are hashes or long texts."""
-        found = {change.field: change for part in self.parts.values() for change in part.changes}
-        changed = [one for name, one in sorted(found.items()) if name.startswith("settings.")]
-        return [_told(one) for one in changed if "columns" not in one.field]
+        changed = {one.field: one for one in self._found() if isinstance(one, FieldChange)}
+        settings = [one for name, one in sorted(changed.items()) if name.startswith("settings.")]
+        return [_in_short(one) for one in settings if "columns" not in one.field]
+
+    def _found(self) -> Iterator[FieldChange | str]:
+        return (one for found in self.parts.values() for one in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,7 @@ class TableReport:
     data_version: str
     seconds: float
     updated: tuple[str, ...]
-    differences: Differences
+    differences: Reasons
     rejections: Mapping[str, int]
     violations: Mapping[str, int]
     facts: Mapping[str, Any]
@@ -124,22 +117,37 @@ class TableReport:
         return sum(reused for _, reused in self.work.counts.values())
 
 
-def differences(output: TableOutput) -> Differences:
+def differences(output: TableOutput) -> Reasons:
     """Compare the record of every part with what it would be now. `stale`, `--why` and every asset ask this.
 
     Where no part differs, return what differs in an inner table: parts may follow.
     """
-    found = _own_differences(output)
-    inner = (differences(one) for one in output.inner)
-    return found or next((one for one in inner if one), found)
+    found = (_own_differences(one) for one in (output, *output.inner))
+    return next((one for one in found if one), Reasons())
 
 
-def _own_differences(output: TableOutput) -> Differences:
+def _own_differences(output: TableOutput) -> Reasons:
     with output.plan.lake.storage.at_a_glance():
         inputs_of = output.inputs_of()
         found = {part: difference(output, part, inputs_of) for part in output.parts}
         removed = tuple(part for part in output.table.parts() if part not in found)
-    return Differences({part: one for part, one in found.items() if one is not None}, removed)
+    return Reasons({part: reasons for part, reasons in found.items() if reasons}, removed)
+
+
+def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[FieldChange | str]:
+    """Return why a part is out of date; nothing where it is not. Looks at sizes and footers, not at every byte.
+
+    `inputs_of`: that of the table, where many parts are asked for.
+    """
+    try:
+        made = output.table.checked(part).record
+    except MissingPart:
+        return [NEVER_MADE]
+    except DamagedPart as error:
+        return [str(error).partition(";")[0]]
+    if made.get(RETRY):
+        return [Incomplete(made[RETRY])]
+    return changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
 
 
 def withdraw(outputs: Sequence[TableOutput], shard: str) -> int:
@@ -150,24 +158,7 @@ def withdraw(outputs: Sequence[TableOutput], shard: str) -> int:
     return len(tables)
 
 
-def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Difference | None:
-    """Return why a part is out of date; None where it is not. Looks at sizes and footers, not at every byte.
-
-    `inputs_of`: that of the table, where many parts are asked for.
-    """
-    try:
-        made = output.table.checked(part).record
-    except MissingPart:
-        return Difference(new=True)
-    except DamagedPart as error:
-        return Difference(note=str(error).partition(";")[0])
-    if made.get(RETRY):
-        return Difference(note=str(made[RETRY]), retry=True)
-    changed = changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
-    return Difference(changes=tuple(changed)) if changed else None
-
-
-def update(worker: Worker, workers: ChunkMapper, output: TableOutput, progress: Progress) -> TableReport:
+def update(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> TableReport:
     """Compute the parts that are out of date; withdraw parts without a shard file.
 
     Missing rows are computed in chunks by `workers`; tools run in this process. A killed update loses at most one chunk
@@ -182,65 +173,58 @@ def update(worker: Worker, workers: ChunkMapper, output: TableOutput, progress: 
 
 
 def _bring_up_to_date(
-    worker: Worker, workers: ChunkMapper, output: TableOutput, progress: Progress
-) -> tuple[Differences, Work]:
-    found, lake = _own_differences(output), output.plan.lake
-    stage, parts = output.stage, list(found.parts)
+    worker: Worker, workers: Workers, output: TableOutput, progress: Progress
+) -> tuple[Reasons, Work]:
+    found, lake, parts = _own_differences(output), output.plan.lake, _Parts(worker, output)
     with lake.storage.at_a_glance():
-        for part in parts:
+        for part in found.parts:
             _check_inputs(output, part)
-    here = InProcess(worker, {output.name: output}) if stage.pool == "tools" else workers
-    queue = _Queue(worker, output, parts)
+    if output.stage.pool == "tools":
+        workers = Workers(worker, {output.name: output}, in_process)
     # an error here ends the chunks that are under way
-    with lake.batch(), closing(here.map_chunks(queue.tasks())) as computed:
+    with lake.batch(), closing(workers.map_chunks(parts.tasks(list(found.parts)))) as computed:
         for part in found.removed:
             for table in (output.table, *map(lake.table, output.stage.beside)):
                 table.remove(part)
         for ended in computed:
             if ended is not None:
-                queue.ended(*ended)
+                parts.ended(*ended)
             lake.flush(due=True)
-            progress(queue.done, queue.total)
-    return found, queue.work + Work(damaged=worker.close_rows())
+            progress(parts.done, parts.total)
+    return found, parts.work + Work(damaged=worker.close_rows())
 
 
-class _Queue:
-    """Parts in order, each published as soon as its chunks and those of all parts before it are done."""
+class _Parts:
+    """The parts of a table in order, each published as soon as its chunks and those of the parts before it are done.
 
-    def __init__(self, worker: Worker, output: TableOutput, parts: Sequence[str]) -> None:
-        self._worker, self._output, self._parts = worker, output, parts
-        self._step = uuid4().hex
-        self._waiting: deque[str] = deque()
-        self._open: Counter[str] = Counter()
-        self._part_of: dict[int, tuple[str, int]] = {}
-        self._given = 0
+    `done` of `total` units; those of parts that are not planned yet are estimated from the parts before them.
+    """
+
+    def __init__(self, worker: Worker, output: TableOutput) -> None:
+        self._worker, self._output = worker, output
+        self._chunks: list[tuple[str, int]] = []  # of each task the part, and how many units
+        self._open: dict[str, int] = {}  # chunks that are not done, by part, in order
         self._claimed = Claimed()
-        self.done = 0
-        self._known = 0
+        self.done = self.total = 0
         self.work = Work()
 
-    @property
-    def total(self) -> int:
-        """Units to compute; those of parts that are not planned yet are estimated from the parts before them."""
-        planned = len(self._open)
-        return round(self._known * len(self._parts) / planned) if planned else 0
-
-    def tasks(self) -> Iterator[Task]:
-        read = self._output.depends_on if self._output.stage.sharded else ()
-        for number, part in enumerate(self._parts):
+    def tasks(self, parts: Sequence[str]) -> Iterator[Task]:
+        """Yield the chunks of the parts, each planned when it is asked for."""
+        output, step, known = self._output, uuid4().hex, 0
+        read = output.depends_on if output.stage.sharded else ()
+        for number, part in enumerate(parts):
             if number % AT_ONCE == 0:
                 for name in read:
-                    self._output.plan.lake.table(name).bring(self._parts[number : number + AT_ONCE])
+                    output.plan.lake.table(name).bring(parts[number : number + AT_ONCE])
             planned = self._planned(part)
-            self._known += sum(units for units, _ in planned.chunks)
+            known += sum(units for units, _ in planned.chunks)
+            self.total = round(known * len(parts) / (number + 1))
             self.work += Work(counts=planned.counts)
-            self._waiting.append(part)
             self._open[part] = len(planned.chunks)
             self._publish()
             for units, payload in planned.chunks:
-                self._part_of[self._given] = part, units
-                self._given += 1
-                yield Task(self._output.name, self._output.code_version, payload, self._step)
+                self._chunks.append((part, units))
+                yield Task(output.name, output.code_version, payload, step)
 
     def _planned(self, part: str) -> Planned:
         """The chunks of a part; a shard that a worker publishes is one."""
@@ -250,7 +234,8 @@ class _Queue:
         return Planned([] if stage.shard_rows is None else [(1, part)], {})
 
     def ended(self, number: int, work: Work) -> None:
-        part, units = self._part_of.pop(number)
+        """Count what a chunk has cost, and publish what is complete."""
+        part, units = self._chunks[number]
         self._output.plan.lake.take(work.news)
         self._open[part] -= 1
         self.done += units
@@ -258,12 +243,11 @@ class _Queue:
         self._publish()
 
     def _publish(self) -> None:
-        rows = self._output.stage.rows
-        while self._waiting and not self._open[self._waiting[0]]:
-            part = self._waiting.popleft()
-            if rows is None:  # a worker published it
+        while (part := next(iter(self._open), None)) is not None and not self._open[part]:
+            del self._open[part]
+            if self._output.stage.rows is None:  # a worker published it
                 continue
-            made = rows(self._worker, self._output, part)
+            made = self._output.stage.rows(self._worker, self._output, part)
             if self.work.backends:
                 made = replace(made, facts={**made.facts, BACKENDS: sorted(self.work.backends)})
             self._output.publish(part, made)
@@ -274,26 +258,25 @@ def _check_inputs(output: TableOutput, part: str) -> None:
     """Raise StaleInput where an input was made from another version of a second input than there is now."""
     if not (output.stage.sharded and output.lane_or_none):
         return
-    whole = output.stage.plan_reads(output.plan)
-    for name in (name for name in output.depends_on if name not in whole):
+    lane = f"{output.group}/"
+    own = [name for name in output.depends_on if name.startswith(lane)]
+    for name in own:
         pointer = output.plan.lake.table(name).pointer(part)
         for input_name, version in pointer.record["inputs"].items():
-            other = f"{output.group}/{input_name}"
-            if other in output.depends_on and output.plan.lake.table(other).pointer(part).data_version != version:
+            other = f"{lane}{input_name}"
+            if other in own and output.plan.lake.table(other).pointer(part).data_version != version:
                 raise StaleInput(output.name, part, f"{name} was made from other rows of {other}", name)
 
 
-def _report(output: TableOutput, found: Differences, work: Work, seconds: float) -> TableReport:
+def _report(output: TableOutput, found: Reasons, work: Work, seconds: float) -> TableReport:
     with output.plan.lake.storage.at_a_glance():
-        pointers: Mapping[str, Pointer] = output.table.pointers()
-        version = output.table.version()
+        pointers, version = output.table.pointers(), output.table.version()
     rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     for pointer in pointers.values():
         for one in pointer.record[REJECTIONS]:
             rejections[one["reason"]] += one["count"]
-        for check, count in pointer.record[VIOLATIONS].items():
-            violations[check] += count
+        violations.update(pointer.record[VIOLATIONS])
     return TableReport(
         name=output.name,
         rows={part: pointer.rows for part, pointer in pointers.items()},
@@ -312,15 +295,11 @@ def _facts(output: TableOutput, pointers: Mapping[str, Pointer]) -> Mapping[str,
     """The record of the table's only part, or of its inner table that has one."""
     if not output.stage.sharded:
         return next((pointer.record for pointer in pointers.values()), {})
-    return {
-        name: fact
-        for inner in output.inner
-        if not inner.stage.sharded
-        for name, fact in inner.table.record(WHOLE).items()
-    }
+    whole = [inner.table.record(WHOLE) for inner in output.inner if not inner.stage.sharded]
+    return {name: fact for record in whole for name, fact in record.items()}
 
 
-def _told(change: FieldChange) -> str:
+def _in_short(change: FieldChange) -> str:
     name = change.field.removeprefix("settings.")
     if any(
         isinstance(value, str) and (HASH.fullmatch(value) or len(value) > SHORT) for value in (change.old, change.new)

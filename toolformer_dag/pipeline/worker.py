@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import polars as pl
 from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.model.weights import model_name
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.spending import Spent, token_count
 from toolformer_dag.tools.runner import Runner
@@ -40,7 +42,7 @@ class Worker:
 
             from toolformer_dag.model.engine import load_engine
 
-            gpu = _own_gpu(torch.cuda.device_count())
+            gpu, _ = own_gpu(torch.cuda.device_count())
             if gpu is not None:
                 torch.cuda.set_device(gpu)
             self._engine = load_engine(self.plan.settings.model)
@@ -50,11 +52,10 @@ class Worker:
         """Return the tokenizer alone; no weights are loaded. Raises ModelError."""
         if self._tokens is None:
             from toolformer_dag.model.loading import load_tokens
-            from toolformer_dag.model.weights import model_name
 
             model = self.plan.settings.model
-            trusted = model.trust_remote_code
-            self._tokens = load_tokens(model_name(model), revision=model.revision, trust_remote_code=trusted)
+            name, trusted = model_name(model), model.trust_remote_code
+            self._tokens = load_tokens(name, revision=model.revision, trust_remote_code=trusted)
         return self._tokens
 
     def rows(
@@ -94,22 +95,15 @@ class Worker:
         self._engine = None
 
 
-_held = ExitStack()  # never closed: the kernel releases the lock when the process ends
-_taken: dict[int, int | None] = {}
+@cache
+def own_gpu(count: int) -> tuple[int | None, ExitStack]:
+    """Take the first of `count` GPUs that no other process of this user has taken; None where all are.
 
-
-def _own_gpu(count: int) -> int | None:
-    """Take the first of `count` GPUs that no other process of this user has taken; None where all are."""
-    if count not in _taken:
-        _taken[count] = next((number for number in range(count) if _take(number)), None)
-    return _taken[count]
-
-
-def _take(number: int) -> bool:
-    taking = ExitStack()
+    The lock is part of the answer, so that this process holds it to its end, when the kernel releases it.
+    """
     folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
-    if taking.enter_context(locked(folder / f"gpu-{number}.lock", wait=False)):
-        _held.push(taking)
-        return True
-    taking.close()
-    return False
+    with ExitStack() as taking:
+        for number in range(count):
+            if taking.enter_context(locked(folder / f"gpu-{number}.lock", wait=False)):
+                return number, taking.pop_all()
+    return None, ExitStack()
