@@ -2,9 +2,10 @@
 
 import dagster as dg
 
-from assets.metadata import ROWS, shards_table
+from assets.declaration import OWNERS, asset_key
+from assets.metadata import ROWS, counts_table
 from assets.outputs import SHARD_LIST
-from assets.tables import OWNERS, asset_key
+from assets.staleness import VERSION, is_known
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import stamps
@@ -28,10 +29,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
         sizes = {name: stamp.get("bytes", 0) for name, stamp in found.items()}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(fingerprint(found)),
-            metadata={
-                ROWS: len(found),
-                "bytes": dg.MetadataValue.md(shards_table(sizes, "bytes")),
-            },
+            metadata={ROWS: len(found), "bytes": dg.MetadataValue.md(counts_table("shard", sizes, "bytes"))},
         )
 
     return files
@@ -39,10 +37,8 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
 
 def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:
     """Tell Dagster which shard files there are, where they changed since it was told; return whether they did."""
-    now = fingerprint(stamps(plan.fresh().shards))
-    event = instance.get_latest_materialization_event(KEY)
-    known = event.asset_materialization.tags if event and event.asset_materialization else None
-    if known and known.get("dagster/data_version") == now:
+    now = {VERSION: fingerprint(stamps(plan.fresh().shards))}
+    if is_known(instance, KEY, now):
         return False
-    instance.report_runless_asset_event(dg.AssetMaterialization(KEY, tags={"dagster/data_version": now}))
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEY, tags=now))
     return True

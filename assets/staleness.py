@@ -1,12 +1,13 @@
 """What is out of date, by the records in the lake alone: Dagster's history may be of another lake, and is told."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
 
-from assets.outputs import BY_HAND, Output, Reasons
-from assets.tables import asset_key
+from assets.by_hand import BY_HAND
+from assets.declaration import Output, Reasons, asset_key
+from assets.metadata import last_materialization
 
 VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/input_data_version/"
 """Tags of a materialization."""
@@ -36,18 +37,19 @@ def stale_assets(outputs: Sequence[Output]) -> list[StaleAsset]:
 
 def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> None:
     """Let the UI show what the lake holds, where another instance made it, or a run over another lake came since."""
-    versions = {output.name: output.version() for output in outputs}
+    versions = {output.name: version for output in outputs if (version := output.version())}
     for output in outputs:
-        event = instance.get_latest_materialization_event(asset_key(output.name))
-        known = (event.asset_materialization.tags if event and event.asset_materialization else None) or {}
-        told = {VERSION: versions[output.name] or "", CODE: output.code_version}
-        if not told[VERSION] or output.reasons() or {name: known.get(name) for name in told} == told:
+        key, state = asset_key(output.name), {VERSION: versions.get(output.name, ""), CODE: output.code_version}
+        if output.name not in versions or is_known(instance, key, state) or output.reasons():
             continue
-        read = {f"{READ}{name}": versions.get(name) or "" for name in output.depends_on}
-        made = dg.AssetMaterialization(
-            asset_key(output.name), tags=told | {name: one for name, one in read.items() if one}
-        )
-        instance.report_runless_asset_event(made)
+        read = {f"{READ}{name}": versions[name] for name in output.depends_on if name in versions}
+        instance.report_runless_asset_event(dg.AssetMaterialization(key, tags={**state, **read}))
+
+
+def is_known(instance: dg.DagsterInstance, key: dg.AssetKey, tags: Mapping[str, str]) -> bool:
+    """Return whether Dagster was told last that an asset is in the state of these tags."""
+    made = last_materialization(instance, key)
+    return made is not None and tags.items() <= (made.tags or {}).items()
 
 
 def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[str]:

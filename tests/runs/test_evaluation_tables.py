@@ -36,6 +36,8 @@ def test_the_second_job_brings_warehouse_and_tables_up_to_date(world: World) -> 
     report = world.run("evaluation.decoding_k=[1]", training=True)
     assert report.ran[:2] == [ACCURACY, "warehouse/toolformer_duckdb"]
     assert "tables/table_9" in report.ran and "tables/table_2" not in report.ran
+    asked = world.sql("select tokens, calls from costs where stage = 'accuracy' order by ended desc limit 1")
+    assert asked == [(report.spent.tokens, report.spent.calls)] and report.spent.tokens > 0
     assert world.sql("select distinct k from table_9 where figures_of = 'ours' order by all") == [(0,), (1,), (10,)]
     assert world.stale("evaluation.decoding_k=[1]") == []
     assert world.run("evaluation.decoding_k=[1]", training=True).ran == []
