@@ -5,8 +5,7 @@ import dagster as dg
 from assets.by_hand import BY_HAND
 from assets.declaration import asset_key, asset_of
 from assets.outputs import IN_BOTH_JOBS, outputs
-from assets.shard_list import observe, shard_list
-from assets.staleness import StaleAsset, stale_assets
+from assets.staleness import StaleAsset, observe, shard_list, stale_assets
 from assets.warehouse import SHOWN, paper_assets
 from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.identity import fingerprint

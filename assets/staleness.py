@@ -1,4 +1,4 @@
-"""What is out of date, by the records in the lake alone: Dagster's history may be of another lake, and is told."""
+"""What is out of date, by the records in the lake alone; what Dagster is told of the lake and of the shard files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,12 @@ from dataclasses import dataclass
 import dagster as dg
 
 from assets.by_hand import BY_HAND
-from assets.declaration import Output, Reasons, asset_key
-from assets.metadata import last_materialization
+from assets.declaration import OWNERS, Output, Reasons, asset_key
+from assets.metadata import ROWS, counts_table, last_materialization
+from assets.outputs import SHARD_LIST
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.shards import stamps
 
 VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/input_data_version/"
 """Tags of a materialization."""
@@ -66,3 +70,37 @@ def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[st
         if name.endswith("/prepared_tool")
     }
     return [output.name for output in outputs if output.name in chosen | called]
+
+
+SHARDS = asset_key(SHARD_LIST)
+
+
+def shard_list(plan: Plan) -> dg.AssetsDefinition:
+    """Return the asset of the shard files; another version whenever a file comes, goes or changes."""
+
+    @dg.asset(
+        key=SHARDS,
+        group_name="ccnet",
+        code_version="1",
+        kinds={"python"},
+        owners=OWNERS,
+        description="The shard files: names, sizes and times of change. The sensor `shard_files` looks at them.",
+    )
+    def files() -> dg.MaterializeResult:
+        found = stamps(plan.fresh().shards)
+        sizes = {name: stamp.get("bytes", 0) for name, stamp in found.items()}
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(fingerprint(found)),
+            metadata={ROWS: len(found), "bytes": dg.MetadataValue.md(counts_table("shard", sizes, "bytes"))},
+        )
+
+    return files
+
+
+def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:
+    """Tell Dagster which shard files there are, where they changed since it was told; return whether they did."""
+    now = {VERSION: fingerprint(stamps(plan.fresh().shards))}
+    if is_known(instance, SHARDS, now):
+        return False
+    instance.report_runless_asset_event(dg.AssetMaterialization(SHARDS, tags=now))
+    return True

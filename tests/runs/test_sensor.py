@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from assets import shard_sensor
-from assets.shard_list import KEY
+from assets.staleness import SHARDS
 from tests.worlds import write_shard
 
 
@@ -32,7 +32,7 @@ def tick(world):
 
 def observed(instance: dg.DagsterInstance) -> int:
     """Count what was told of the shard files."""
-    return len(instance.fetch_materializations(KEY, limit=100).records)
+    return len(instance.fetch_materializations(SHARDS, limit=100).records)
 
 
 def test_files_that_come_change_and_go_are_observed_once_each(world, tick):

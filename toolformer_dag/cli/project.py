@@ -15,8 +15,7 @@ from assets.by_hand import BY_HAND
 from assets.declaration import asset_key
 from assets.metadata import UNCHANGED
 from assets.outputs import IN_BOTH_JOBS, SHARD_LIST, outputs
-from assets.shard_list import observe
-from assets.staleness import StaleAsset, stale_assets, tell_dagster, with_descendants
+from assets.staleness import StaleAsset, observe, stale_assets, tell_dagster, with_descendants
 from assets.warehouse import SHOWN, STEP
 from resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
