@@ -68,7 +68,7 @@ class PipelineWorld:
         begin = time.perf_counter()
         report = self.project(*overrides).run(training=False)
         report.raise_for_failures()
-        return RunCost(time.perf_counter() - begin, report.spent.tokens, report.spent.calls, len(report.ran))
+        return RunCost(time.perf_counter() - begin, report.tokens, report.calls, len(report.ran))
 
     def project(self, *overrides: str) -> Project:
         """Load the settings and open the instance."""

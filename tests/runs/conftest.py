@@ -146,7 +146,7 @@ class World:
 
 def free(report: RunReport) -> bool:
     """Return whether a run asked neither the model nor a tool."""
-    return (report.spent.tokens, report.spent.calls) == (0, 0)
+    return (report.tokens, report.calls) == (0, 0)
 
 
 def apart_from_tables(names: list[str]) -> list[str]:

@@ -31,7 +31,7 @@ def test_a_garbage_history_is_named_and_begins_anew(world: World) -> None:
     file.write_bytes(GARBAGE)
     shutil.move(home, world.folder / "away")
     report = world.run()
-    assert (report.spent.tokens, report.spent.calls) == (0, 0)
+    assert (report.tokens, report.calls) == (0, 0)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a: [", b"nonsense: 1", b"[1, 2]"])

@@ -70,6 +70,14 @@ class RunReport:
     set_aside: list[DamagedFile] = field(default_factory=list)
     damaged: bool = False
 
+    @property
+    def tokens(self) -> int:
+        return self.spent.tokens
+
+    @property
+    def calls(self) -> int:
+        return self.spent.calls
+
     def raise_for_failures(self) -> None:
         """Raise RunError where something failed."""
         if self.failed:
@@ -181,20 +189,16 @@ def _is_damage(failure: dg.DagsterEvent) -> bool:
     return error is not None
 
 
-class HistoryError(UserError):
-    """Dagster's own files, which hold the history of runs, cannot be used. The lake does not depend on them."""
-
-
 def home(root: Path) -> Path:
     """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use.
 
-    Raises HistoryError where it is no folder, or its name is not UTF-8.
+    Raises UserError where it is no folder, or its name is not UTF-8.
     """
     folder = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
     if folder.exists() and not folder.is_dir():
-        raise HistoryError(f"{printable(folder)} is a file; set DAGSTER_HOME to a folder, or remove it")
+        raise UserError(f"{printable(folder)} is a file; set DAGSTER_HOME to a folder, or remove it")
     if printable(folder) != str(folder):
-        raise HistoryError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
+        raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     with locked(folder / "instance.lock"):
         if not (folder / "dagster.yaml").exists():
             write_whole(folder / "dagster.yaml", DAGSTER_YAML)
@@ -212,7 +216,7 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
             if isinstance(error, OSError) or isinstance(error.__cause__, sqlite3.Error):
                 raise
             reason = " ".join(str(error).split())[:200]
-            raise HistoryError(
+            raise UserError(
                 f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is written anew"
             ) from error
 
@@ -221,16 +225,16 @@ _opened = Path(".dagster")
 """The home that this process opened last, for errors of Dagster's databases, which name no file."""
 
 
-def history_error(error: sqlite3.Error) -> HistoryError:
-    """Return what to tell of an error of Dagster's databases: which are damaged, and what to do."""
+def history_error(error: sqlite3.Error) -> UserError:
+    """Return what to tell of an error of Dagster's databases, on which the lake does not depend."""
     folder = _opened
     damaged = ", ".join(str(file) for file in sorted(folder.rglob("*.db")) if not _is_database(file))
     if damaged:
-        return HistoryError(
+        return UserError(
             f"Dagster's history is damaged: {damaged}; move {folder} away and run again: the lake keeps every row, "
             "only the list of runs begins anew"
         )
-    return HistoryError(
+    return UserError(
         f"Dagster's history under {folder} cannot be used ({error}); free space or correct the rights and run again"
     )
 
