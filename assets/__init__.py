@@ -2,32 +2,22 @@
 
 import dagster as dg
 
-from assets.checkpoints import checkpoint_asset
-from assets.measuring import measurement_asset
-from assets.outputs import BY_HAND, DATASET, IN_BOTH_JOBS, WAREHOUSE, outputs, prepares
-from assets.paper import paper_assets
-from assets.shard_list import observe, shard_list
-from assets.staleness import StaleAsset, stale_assets
-from assets.tables import asset_key, dataset_asset, prepared_tool_asset, table_asset, warehouse_asset
+from assets.by_hand import BY_HAND
+from assets.declaration import asset_key, asset_of
+from assets.outputs import IN_BOTH_JOBS, outputs
+from assets.staleness import StaleAsset, observe, shard_list, stale_assets
+from assets.warehouse import SHOWN, paper_assets
 from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
-from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import stamps
-from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     """Return every asset of a plan."""
-    by_name = {output.name: output for output in outputs(plan)}
-    tables = [table_asset(table, by_name[table.name]) for table in table_outputs(plan)]
-    preparing = [lane for lane in plan.lanes if prepares(lane.tool)]
-    prepared = [prepared_tool_asset(lane, by_name[f"{lane.key}/prepared_tool"]) for lane in preparing]
-    checkpoints = [checkpoint_asset(plan, name, by_name[f"training/{name}"]) for name in CHECKPOINTS]
-    measured = [measurement_asset(plan, by_name[name]) for name in TABLES]
-    outward = [warehouse_asset(plan, by_name[WAREHOUSE]), dataset_asset(plan, by_name[DATASET]), paper_assets(by_name)]
-    return [shard_list(plan), *tables, *prepared, *checkpoints, *measured, *outward]
+    declared = outputs(plan)
+    assets = [asset_of(output) for output in declared if output.name not in SHOWN]
+    return [shard_list(plan), *assets, paper_assets([output for output in declared if output.name in SHOWN])]
 
 
 JOB = "bring_up_to_date"
@@ -67,24 +57,27 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
     def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
         changed = observe(context.instance, plan)
-        if not plan.settings.execution.automation:
-            return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
-        if context.instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
-            return dg.SkipReason("the job is running already")
-        graph = outputs(plan.fresh())
-        state = fingerprint([{one.name: one.code_version for one in graph}, stamps(plan.fresh().shards)])
-        last = context.instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)
-        if last and last[0].status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
-            return dg.SkipReason("the last run did not succeed, and nothing changed since")
-        with plan.lake.storage.at_a_glance():
-            stale = [one for one in stale_assets(graph) if wants_run(one)]
-        if not stale:
-            return dg.SkipReason("nothing is out of date")
-        wanted = {one.name: list(one.reasons.lines) for one in stale}
-        again = last[0].run_id if last else ""  # the same rows may be lost twice
-        return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, again]))], cursor=state)
+        if plan.settings.execution.automation:
+            return _requested(context, plan.fresh())
+        return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
 
     return notice
+
+
+def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
+    if context.instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
+        return dg.SkipReason("the job is running already")
+    graph = outputs(plan)
+    state = fingerprint([{one.name: one.code_version for one in graph}, stamps(plan.shards)])
+    last = next(iter(context.instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
+    if last and last.status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
+        return dg.SkipReason("the last run did not succeed, and nothing changed since")
+    with plan.lake.storage.at_a_glance():
+        wanted = {one.name: list(one.reasons.lines) for one in stale_assets(graph) if wants_run(one)}
+    if not wanted:
+        return dg.SkipReason("nothing is out of date")
+    again = last.run_id if last else ""  # the same rows may be lost twice
+    return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, again]))], cursor=state)
 
 
 def wants_run(stale: StaleAsset) -> bool:

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Mapping
 from datetime import date
 from typing import Any
@@ -18,7 +19,7 @@ TOKENS, CALLS = "tokens through the model", "tool calls"
 """Names of what a run cost, in an asset's metadata."""
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 60
-SHARDS_SHOWN = 200
+COUNTS_SHOWN = 200
 BAR = "\\|"
 """A bar that does not end a cell, in code too (GitHub Flavored Markdown, section 4.10)."""
 PLAIN = re.compile(r"[A-Za-z0-9]+(?:[ _][A-Za-z0-9]+)*")
@@ -33,9 +34,9 @@ def figures(report: TableReport) -> dict[str, dg.MetadataValue]:
     return {
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **this_run(report),
-        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
-        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
-        "rows per shard": dg.MetadataValue.md(shards_table(report.rows)),
+        "tokens": dg.MetadataValue.md(counts_table("kind", largest_first(tokens))),
+        "rejections": dg.MetadataValue.md(counts_table("reason", largest_first(report.rejections))),
+        "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
     }
 
 
@@ -65,9 +66,14 @@ def last_metadata(context: dg.AssetExecutionContext, key: dg.AssetKey | None = N
 
     `key`: the asset, where the step makes several.
     """
-    event = context.instance.get_latest_materialization_event(key or context.asset_key)
-    made = event.asset_materialization if event else None
+    made = last_materialization(context.instance, key or context.asset_key)
     return dict(made.metadata) if made else {}
+
+
+def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetMaterialization | None:
+    """Return what Dagster was told last of an asset."""
+    event = instance.get_latest_materialization_event(key)
+    return event.asset_materialization if event else None
 
 
 def numbers(rows: pl.DataFrame, measure: str, of: str) -> dict[str, dg.MetadataValue]:
@@ -79,22 +85,17 @@ def numbers(rows: pl.DataFrame, measure: str, of: str) -> dict[str, dg.MetadataV
     return {f"{measure}: {name}, {condition}": dg.MetadataValue.float(value) for name, condition, value in told}
 
 
-def counts_table(heading: str, counts: Mapping[str, int]) -> str:
-    """Return a markdown table of counts, the largest first."""
-    if not counts:
-        return "none"
-    rows = sorted(counts.items(), key=lambda item: -item[1])
-    return "\n".join(
-        (f"| {heading} | count |", "|---|---:|", *(f"| {_cell(name)} | {count:,} |" for name, count in rows))
-    )
+def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:
+    """Return a markdown table of counts, in their order."""
+    lines = [f"| {_cell(name)} | {count:,} |" for name, count in list(counts.items())[:COUNTS_SHOWN]]
+    if len(counts) > COUNTS_SHOWN:
+        lines.append(f"| {len(counts) - COUNTS_SHOWN:,} more | |")
+    return "\n".join((f"| {heading} | {figure} |", "|---|---:|", *lines)) if counts else "none"
 
 
-def shards_table(rows: Mapping[str, int], heading: str = "rows") -> str:
-    """Return a markdown table of a figure per shard, by name."""
-    lines = [f"| {_cell(name)} | {count:,} |" for name, count in list(rows.items())[:SHARDS_SHOWN]]
-    if len(rows) > SHARDS_SHOWN:
-        lines.append(f"| {len(rows) - SHARDS_SHOWN:,} more | |")
-    return "\n".join((f"| shard | {heading} |", "|---|---:|", *lines))
+def largest_first(counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the counts in another order; of equal ones the first stays first."""
+    return dict(Counter(counts).most_common())
 
 
 def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:

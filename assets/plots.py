@@ -13,50 +13,27 @@ WHOSE = alt.Color(
 )
 
 
-def accuracy_bars(results: pl.DataFrame) -> bytes:
-    """Draw accuracy per tool and condition with its 95 % interval as PNG.
-
-    Needs benchmark, condition, accuracy, low, high; per cent.
-    """
-    base = alt.Chart(results).encode(
-        x=alt.X("condition:N", title=None, sort=None, axis=None),
-        color=alt.Color("condition:N", title=None, sort=None, legend=alt.Legend(orient="bottom", columns=2)),
-    )
-    bars = base.mark_bar().encode(y=alt.Y("accuracy:Q", title="right (%)", scale=alt.Scale(domain=[0, 100])))
-    spans = base.mark_rule(color="black").encode(y="low:Q", y2="high:Q")
-    return png(
-        (bars + spans)
-        .properties(width=110, height=160)
-        .facet(alt.Facet("benchmark:N", title=None, sort=None), columns=3)
-    )
-
-
 def png(chart: alt.TopLevelMixin) -> bytes:
     """Draw a chart as PNG."""
-    return bytes(vl_convert.vegalite_to_png(chart.to_json(), scale=1.5))
+    return bytes(vl_convert.vegalite_to_png(chart.to_json(validate=False), scale=1.5))
 
 
-def _with_intervals(bars: alt.Chart) -> alt.LayerChart:
-    spans = bars.mark_rule().encode(x=alt.X("low:Q", title=""), x2="high:Q", color=alt.value("black"))
-    layered: alt.LayerChart = bars.mark_bar() + spans
-    return layered
-
-
-def _by_item(rows: pl.DataFrame, item: str, figure: str, title: str) -> bytes:
-    """Draw bars per model, a panel per item."""
+def bars(rows: pl.DataFrame, item: str, figure: str, title: str) -> bytes:
+    """Draw a bar per model with its 95 % interval (low, high), a panel per item. Needs figures_of and model."""
     named = rows.with_columns(
         name=pl.when(pl.col("figures_of") == PAPER).then(pl.format("{} (paper)", "model")).otherwise("model")
     )
     y = alt.Y("name:N", title=None, sort=named["name"].unique(maintain_order=True).to_list())
-    bars = alt.Chart(named).encode(y=y, x=alt.X(f"{figure}:Q", title=title), color=WHOSE)
-    panels = _with_intervals(bars).properties(width=150)
+    base = alt.Chart(named).encode(y=y, x=alt.X(f"{figure}:Q", title=title), color=WHOSE)
+    spans = base.mark_rule().encode(x=alt.X("low:Q", title=""), x2="high:Q", color=alt.value("black"))
+    panels = (base.mark_bar() + spans).properties(width=150)
     return png(panels.facet(alt.Facet(f"{item}:N", title=None, sort=None), columns=4))
 
 
 def _examples(rows: pl.DataFrame) -> bytes:
     figures = rows.select("tool", "tau_f", pl.col("examples").alias("ours"), pl.col("paper").alias(PAPER))
     long = figures.unpivot(index=["tool", "tau_f"], variable_name="figures_of", value_name="examples")
-    bars = (
+    chart = (
         alt.Chart(long.filter(pl.col("examples").is_not_null()))
         .mark_bar()
         .encode(
@@ -66,7 +43,7 @@ def _examples(rows: pl.DataFrame) -> bytes:
             color=WHOSE,
         )
     )
-    return png(bars.properties(width=220).facet(alt.Facet("tool:N", title=None), columns=3))
+    return png(chart.properties(width=220).facet(alt.Facet("tool:N", title=None), columns=3))
 
 
 def _over_k(rows: pl.DataFrame) -> bytes:
@@ -104,14 +81,10 @@ def _over_size(rows: pl.DataFrame) -> bytes:
     return png(panels.properties(width=190, height=190).facet(alt.Facet("benchmarks:N", title=None), columns=3))
 
 
-def _accuracies(rows: pl.DataFrame) -> bytes:
-    return _by_item(rows, "benchmark", "accuracy", "right (%)")
-
-
 PLOTS: Mapping[str, Callable[[pl.DataFrame], bytes]] = {
     "table_2": _examples,
-    **{f"table_{number}": _accuracies for number in range(3, 8)},
-    "table_8": lambda rows: _by_item(rows, "source", "perplexity", "perplexity"),
+    **{f"table_{number}": lambda rows: bars(rows, "benchmark", "accuracy", "right (%)") for number in range(3, 8)},
+    "table_8": lambda rows: bars(rows, "source", "perplexity", "perplexity"),
     "table_9": _over_k,
     "table_10": _calls,
     "figure_4": _over_size,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,6 @@ class Step:
         return time.monotonic() - self.began
 
     @property
-    def cost(self) -> StepCost:
-        """Return what the step cost so far."""
-        return StepCost(self.seconds, self.tokens, self.calls)
-
-    @property
     def under_way(self) -> str:
         """Return `312 of 800 texts, 5,120 tokens/s, 0:01:12 left`; what is not known is left out."""
         seconds, told = max(self.seconds, 1e-3), []
@@ -81,15 +76,10 @@ class Running(Step):
 
     file: Path | None = None
     spent: Callable[[], Spent] = Spent
-    before = Spent()
-
-    def measure(self, unit: str, spent: Callable[[], Spent]) -> None:
-        """Count in `unit` from now on, and what is spent."""
-        self.unit, self.spent, self.before = unit, spent, spent()
 
     def write(self) -> None:
         """Tell how the step gets on."""
-        spent = self.spent() - self.before
+        spent = self.spent()
         self.tokens, self.calls = spent.tokens, spent.calls
         if self.file is not None:
             with suppress(WriteError):  # the disk is full: the figures of before stay
@@ -121,10 +111,11 @@ def progress(
 ) -> Callable[[int, int], None]:
     """Return what a stage calls with the units done and the units there are; 0 where nobody knows how many.
 
-    `spent`: what went through the model and the tools so far. The log of the run gets a line every LOG_EVERY_SECONDS.
+    `spent`: what went through the model and the tools in this process so far; a step without it tells its cost at the
+    end (`note_cost`). The log of the run gets a line every LOG_EVERY_SECONDS.
     """
-    made = _current.get()
-    made.measure(unit, spent)
+    made, before = _current.get(), spent()
+    made.unit, made.spent = unit, lambda: spent() - before
     logged, written = time.monotonic(), 0.0
 
     def advance(done: int, total: int) -> None:
@@ -141,7 +132,8 @@ def progress(
 
 
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
-    """Add a row to the lake's table of costs. Raises WriteError."""
+    """Add a row to the lake's table of costs, and tell the run what the step spent. Raises WriteError."""
+    _current.get().spent = lambda: Spent(cost.tokens, cost.calls)
     add_cost(lake, context.run.run_id, context.asset_key.to_user_string(), cost)
 
 
@@ -149,7 +141,7 @@ def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running)
     """Add what a step cost that failed or was interrupted; a warning in the log where that cannot be written."""
     failed.write()  # what was spent since it told
     try:
-        note_cost(context, lake, replace(failed.cost, failed=True))
+        note_cost(context, lake, StepCost(failed.seconds, failed.tokens, failed.calls, failed=True))
     except UserError as error:  # the disk may be what failed
         context.log.warning(f"the cost of this step is not in `costs`: {error}")
 

@@ -28,7 +28,7 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     Needs a column `delta`; returns Markdown. No call is kept where tau_f is None.
     """
     low, high = CLIPPED
-    bars = histogram(deltas["delta"])["calls"].to_list()
+    bars = histogram(deltas["delta"]).tolist()
     top, wide = math.log1p(max(*bars, 1)), WIDTH // BINS
     heights = [HEIGHT - round(math.log1p(count) / top * HEIGHT) for count in bars]
     shape = "".join(f"V{height}h{wide * len(list(same))}" for height, same in groupby(heights))
@@ -40,11 +40,9 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     return _picture("calls by delta", *parts)
 
 
-def histogram(deltas: pl.Series) -> pl.DataFrame:
-    """From `delta` to `end`, the end not counted: calls; what lies outside CLIPPED counts in the outermost bins."""
-    edges = np.linspace(*CLIPPED, BINS + 1)
-    calls, _ = np.histogram(deltas.drop_nulls().clip(*CLIPPED), edges)
-    return pl.DataFrame({"delta": edges[:-1], "end": edges[1:], "calls": calls})
+def histogram(deltas: pl.Series) -> np.ndarray:
+    """Count the calls of each of BINS, whose upper end is not in it; outside of CLIPPED they count in the outermost."""
+    return np.histogram(deltas.drop_nulls().clip(*CLIPPED), np.linspace(*CLIPPED, BINS + 1))[0]
 
 
 def chance_curves(rates: pl.DataFrame) -> str:
@@ -96,8 +94,7 @@ def _curve(
 
 
 def _placed(values: Sequence[float], low: float, high: float, size: int) -> list[int]:
-    span = high - low or 1
-    return [round((value - low) / span * size) for value in values]
+    return [round((value - low) / (high - low or 1) * size) for value in values]
 
 
 def _text(x: int, told: object, color: str = "") -> str:

@@ -1,12 +1,17 @@
-"""What is out of date, by the records in the lake alone: Dagster's history may be of another lake, and is told."""
+"""What is out of date, by the records in the lake alone; what Dagster is told of the lake and of the shard files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
 
-from assets.outputs import BY_HAND, Output
-from assets.tables import asset_key
+from assets.by_hand import BY_HAND
+from assets.declaration import OWNERS, Output, asset_key
+from assets.metadata import ROWS, counts_table, last_materialization
+from assets.outputs import SHARD_LIST
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.shards import stamps
 from toolformer_dag.pipeline.update import Reasons
 
 VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/input_data_version/"
@@ -37,18 +42,19 @@ def stale_assets(outputs: Sequence[Output]) -> list[StaleAsset]:
 
 def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> None:
     """Let the UI show what the lake holds, where another instance made it, or a run over another lake came since."""
-    versions = {output.name: output.version() for output in outputs}
+    versions = {output.name: version for output in outputs if (version := output.version())}
     for output in outputs:
-        event = instance.get_latest_materialization_event(asset_key(output.name))
-        known = (event.asset_materialization.tags if event and event.asset_materialization else None) or {}
-        told = {VERSION: versions[output.name] or "", CODE: output.code_version}
-        if not told[VERSION] or output.reasons() or {name: known.get(name) for name in told} == told:
+        key, state = asset_key(output.name), {VERSION: versions.get(output.name, ""), CODE: output.code_version}
+        if output.name not in versions or is_known(instance, key, state) or output.reasons():
             continue
-        read = {f"{READ}{name}": versions.get(name) or "" for name in output.depends_on}
-        made = dg.AssetMaterialization(
-            asset_key(output.name), tags=told | {name: one for name, one in read.items() if one}
-        )
-        instance.report_runless_asset_event(made)
+        read = {f"{READ}{name}": versions[name] for name in output.depends_on if name in versions}
+        instance.report_runless_asset_event(dg.AssetMaterialization(key, tags={**state, **read}))
+
+
+def is_known(instance: dg.DagsterInstance, key: dg.AssetKey, tags: Mapping[str, str]) -> bool:
+    """Return whether Dagster was told last that an asset is in the state of these tags."""
+    made = last_materialization(instance, key)
+    return made is not None and tags.items() <= (made.tags or {}).items()
 
 
 def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[str]:
@@ -65,3 +71,37 @@ def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[st
         if name.endswith("/prepared_tool")
     }
     return [output.name for output in outputs if output.name in chosen | called]
+
+
+SHARDS = asset_key(SHARD_LIST)
+
+
+def shard_list(plan: Plan) -> dg.AssetsDefinition:
+    """Return the asset of the shard files; another version whenever a file comes, goes or changes."""
+
+    @dg.asset(
+        key=SHARDS,
+        group_name="ccnet",
+        code_version="1",
+        kinds={"python"},
+        owners=OWNERS,
+        description="The shard files: names, sizes and times of change. The sensor `shard_files` looks at them.",
+    )
+    def files() -> dg.MaterializeResult:
+        found = stamps(plan.fresh().shards)
+        sizes = {name: stamp.get("bytes", 0) for name, stamp in found.items()}
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(fingerprint(found)),
+            metadata={ROWS: len(found), "bytes": dg.MetadataValue.md(counts_table("shard", sizes, "bytes"))},
+        )
+
+    return files
+
+
+def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:
+    """Tell Dagster which shard files there are, where they changed since it was told; return whether they did."""
+    now = {VERSION: fingerprint(stamps(plan.fresh().shards))}
+    if is_known(instance, SHARDS, now):
+        return False
+    instance.report_runless_asset_event(dg.AssetMaterialization(SHARDS, tags=now))
+    return True

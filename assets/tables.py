@@ -2,54 +2,29 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 import polars as pl
 
-from assets.metadata import (
-    CALLS,
-    PREVIEW_ROWS,
-    ROWS,
-    TOKENS,
-    UNCHANGED,
-    counts_table,
-    figures,
-    frame_table,
-    last_metadata,
-    shape,
-    this_run,
-)
-from assets.outputs import Output
-from assets.running import note_cost, note_failure, progress, step, tag_changes
+from assets.declaration import Output
+from assets.metadata import PREVIEW_ROWS, ROWS, figures, frame_table, last_metadata, shape, this_run
+from assets.running import note_cost, progress, tag_changes
 from assets.small_plots import chance_curves, delta_histogram
-from resources import Compute, WarehouseResource
-from resources.step_processes import has_own_process, step_tags
-from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
-from toolformer_dag.exports.corpus_export import asset_files, asset_folder, export_corpus, tells_the_same
-from toolformer_dag.exports.dataset_folder import read_exported
-from toolformer_dag.exports.forms import text_form
-from toolformer_dag.lake.session import session
+from resources import Compute
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CHOSEN, version
+from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
-from toolformer_dag.pipeline.chunks import end_with_parent
-from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.spending import StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import TableReport, update
-from toolformer_dag.settings.setting_types import ASSET_GROUPS
+from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
 from toolformer_dag.settings.tool_settings import ChanceThreshold
+from toolformer_dag.tools.tool import Tool
 
-OWNERS = ["team:data"]
-EXPLORER = "http://127.0.0.1:3001/"
-"""The page of `toolformer-dag explore` on its usual port."""
-MEASURED_GROUPS = ("training", "evaluation", "tables")
-"""The groups whose assets the page shows as evaluation, training and costs."""
 COUNTED = (
     "tau_f",
     "calls",
@@ -65,95 +40,60 @@ COUNTED = (
 """The columns of swapped_statistics that the control shows."""
 
 
-def asset_key(name: str) -> dg.AssetKey:
-    """Return the key of "calculator/loss_deltas"."""
-    return dg.AssetKey(name.split("/"))
-
-
-def asset_of(
-    output: Output, *, kinds: Collection[str], pool: str, description: str, checks: Sequence[str] = ()
-) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Return the decorator that makes a function the asset of an output; `checks`: names of its blocking checks.
-
-    Whoever watches the run is told how the step ended, also from a process of the step's own.
-    """
-    key = asset_key(output.name)
-    asset = dg.asset(
-        key=key,
-        group_name=output.name.partition("/")[0],
-        deps=[asset_key(name) for name in output.depends_on],
-        code_version=output.code_version,
-        kinds=set(kinds),
-        owners=OWNERS,
-        pool=pool,
-        op_tags=step_tags(pool),
-        check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in checks],
-        description=description,
-        metadata={"explore": dg.MetadataValue.url(explored(output.name))},
-    )
-
-    def told(function: Callable[..., dg.MaterializeResult]) -> dg.AssetsDefinition:
-        @wraps(function)  # Dagster reads the parameters from it
-        def watched(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
-            if has_own_process(context):
-                end_with_parent()
-            with step(context, output.name) as made, session():
-                try:
-                    result: dg.MaterializeResult = function(context, *arguments, **resources)
-                except BaseException:
-                    if "lake" in resources:
-                        note_failure(context, resources["lake"], made)
-                    raise
-                made.end(result.metadata or {})
-                return result
-
-        return asset(watched)
-
-    return told
-
-
 def tool_pool(lane: Lane) -> str:
     """Return the pool of a lane's tool: runs take turns calling it, and other lanes' tools are called meanwhile."""
     return f"tools/{lane.key}"
 
 
-def explored(name: str) -> str:
-    """Return where the page of `toolformer-dag explore` shows what an asset made, while it is served."""
-    group, _, stage = name.partition("/")
-    if group in MEASURED_GROUPS and stage != "table_2":
-        return f"{EXPLORER}#view=runs"
-    return f"{EXPLORER}#view=thresholds" if group in ASSET_GROUPS else f"{EXPLORER}#tool={group}"
+def prepares(tool: Tool) -> bool:
+    """Return whether a tool makes something before its first call, such as an index of passages."""
+    return type(tool).prepare is not Tool.prepare
 
 
-def table_asset(table: TableOutput, output: Output) -> dg.AssetsDefinition:
+def table(made: TableOutput) -> Output:
     """Return the asset of a stage: a whole table, whose missing rows are computed in chunks."""
-    stage = table.stage
-    checks = ["unique_keys", *stage.checks]
-    pool = tool_pool(table.lane) if stage.pool == "tools" else stage.pool
+    stage, checks, depends_on = made.stage, ("unique_keys", *made.stage.checks), made.depends_on
+    if stage.name == "tool_results" and prepares(made.lane.tool):
+        depends_on = (*depends_on, f"{made.lane.key}/prepared_tool")
 
-    @asset_of(output, kinds=stage.kinds, pool=pool, description=description(table), checks=checks)
     def rows(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
-        before = output.version()
+        before = made.table.version()
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
-        report = update(compute.worker, compute.workers, compute.tables[table.name], advance)
-        for note in report.work.damaged:
-            context.log.warning(note)
-        if chosen := report.facts.get(CHOSEN):
-            context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
-        tag_changes(context, report.differences.settings())
+        report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
+        _log(context, report)
         cost = _cost(report)
         if cost.tokens or cost.calls or report.data_version != before:
             note_cost(context, lake, cost)
         shown = last_metadata(context) if report.unchanged else {}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(report.data_version),
-            metadata={**shown, **this_run(report)} if shown else _metadata(table, report),
-            check_results=[check_result(report, name) for name in checks],
+            metadata={**shown, **this_run(report)} if shown else _metadata(made, report),
+            check_results=[_check_result(name, report.violations.get(name, 0)) for name in checks],
         )
 
-    return rows
+    return Output(
+        name=made.name,
+        settings=made.settings,
+        depends_on=depends_on,
+        description=description(made),
+        kinds=stage.kinds,
+        pool=tool_pool(made.lane) if stage.pool == "tools" else stage.pool,
+        reasons=lambda: differences(made),
+        version=made.table.version,
+        make=rows,
+        checks=checks,
+    )
+
+
+def _log(context: dg.AssetExecutionContext, report: TableReport) -> None:
+    """Say in the log what was damaged and what was chosen; tag the run with the settings that changed."""
+    for note in report.work.damaged:
+        context.log.warning(note)
+    if chosen := report.facts.get(CHOSEN):
+        context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
+    tag_changes(context, report.differences.settings())
 
 
 def _cost(report: TableReport) -> StepCost:
@@ -177,9 +117,7 @@ def _rule(lane: Lane) -> str:
     return f"by chance {lane.tau_f.by_chance}" if isinstance(lane.tau_f, ChanceThreshold) else f"= {lane.tau_f}"
 
 
-def check_result(report: TableReport, name: str) -> dg.AssetCheckResult:
-    """Return what was counted when the rows were published."""
-    broken = report.violations.get(name, 0)
+def _check_result(name: str, broken: int) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=broken == 0, check_name=name, metadata={"rows that break it": broken})
 
 
@@ -239,12 +177,10 @@ def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
     }
 
 
-def prepared_tool_asset(lane: Lane, output: Output) -> dg.AssetsDefinition:
+def prepared_tool(lane: Lane) -> Output:
     """Return the asset of what a tool makes before its first call; making it again finds it there."""
+    settings = {"version": lane.tool.version, "options": lane.identity()}
 
-    told = f"What {lane.tool.name} needs before its first call (an index of passages); resumable."
-
-    @asset_of(output, kinds={"python"}, pool=tool_pool(lane), description=told)
     def prepared(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         began, advance, made = time.monotonic(), progress(context, "passages"), 0
 
@@ -255,62 +191,17 @@ def prepared_tool_asset(lane: Lane, output: Output) -> dg.AssetsDefinition:
 
         lane.tool.prepare(count)
         seconds = round(time.monotonic() - began, 3)
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(output.code_version), metadata={ROWS: made, "seconds": seconds}
-        )
+        version = dg.DataVersion(fingerprint(settings))
+        return dg.MaterializeResult(data_version=version, metadata={ROWS: made, "seconds": seconds})
 
-    return prepared
-
-
-def warehouse_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
-    """Return the asset of the DuckDB file: all tables of the lake, with the views of views.sql."""
-    tables, lanes = all_tables(table_outputs(plan)), plan.lane_names
-
-    told = "Every scored call in one DuckDB file: loss_deltas, the other tables, the views."
-
-    @asset_of(output, kinds={"duckdb"}, pool="lake", description=told)
-    def file(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], warehouse: WarehouseResource
-    ) -> dg.MaterializeResult:
-        for name, damage in withdraw_damaged(lake).items():
-            context.log.warning(f"{name} is left out until it is made again: {damage}")
-        shown = {} if output.reasons() else {**last_metadata(context), UNCHANGED: True}
-        if len(shown) < 2:
-            rows = warehouse.build(lake, tables, lanes)
-            shown = {
-                ROWS: rows["loss_deltas"],
-                "rows": dg.MetadataValue.md(counts_table("table", rows)),
-                "file": dg.MetadataValue.path(warehouse.database),
-                UNCHANGED: False,
-            }
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(version(lake, tables, lanes)), metadata={**shown, TOKENS: 0, CALLS: 0}
-        )
-
-    return file
-
-
-def dataset_asset(plan: Plan, output: Output) -> dg.AssetsDefinition:
-    """Return the asset of C* as a Hugging Face data set, in the form `text`."""
-
-    @asset_of(output, kinds={"parquet", "huggingface"}, pool="lake", description="C* as a Hugging Face data set.")
-    def dataset(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        folder = asset_folder(plan)
-        unchanged = not output.reasons() and tells_the_same(plan, folder)
-        exported = read_exported(folder) if unchanged else None
-        if exported is None:
-            exported = export_corpus(plan, folder, text_form(), of_the_lake=True)
-            asset_files(plan).send()
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(exported.version),
-            metadata={
-                ROWS: sum(exported.rows.values()),
-                "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
-                "folder": dg.MetadataValue.path(str(folder)),
-                UNCHANGED: unchanged,
-                TOKENS: 0,
-                CALLS: 0,
-            },
-        )
-
-    return dataset
+    return Output(
+        name=f"{lane.key}/prepared_tool",
+        settings=settings,
+        depends_on=(),
+        description=f"What {lane.tool.name} needs before its first call (an index of passages); resumable.",
+        kinds={"python"},
+        pool=tool_pool(lane),
+        reasons=Reasons,
+        version=lambda: fingerprint(settings),
+        make=prepared,
+    )

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.lake.warehouse import query
 
 RUNS = 3
 QUERIES = {
-    **{name: saved.text for name, saved in saved_queries().items()},
+    **saved_queries(),
     "count of calls": "SELECT count(*) FROM calls",
     "calls by domain": "SELECT domain, count(*) FILTER (kept) / count(*) AS share FROM calls GROUP BY domain",
 }

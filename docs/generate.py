@@ -1,34 +1,45 @@
 """Write docs/reference/ from the code: commands, settings, the warehouse. Run `python docs/generate.py`."""
 
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import duckdb
 import typer
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toolformer_dag.cli import app
-from toolformer_dag.cli.settings_reference import settings_reference as sections_reference
+from toolformer_dag.cli.completion import holds_values, subtable
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, PROFILES, load_settings
+from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable
+from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, PROFILES, WrittenSettings, load_settings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
 
 FOLDER = Path(__file__).parent / "reference"
 NAME = "toolformer-dag"
 HEADING = "<!-- Written by docs/generate.py. Do not edit. -->\n\n"
-BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-HIDDEN = ("root",)
-"""Fields that nobody writes."""
+KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "integer",
+    float: "number",
+    str: "text",
+    Path: "path",
+}
+BOUNDS = {Ge: ("ge", ">="), Gt: ("gt", ">"), Le: ("le", "<="), Lt: ("lt", "<")}
+HEAD = """\
+| key | type | default | what it does | fingerprint |
+| --- | --- | --- | --- | --- |"""
 TOOL_KEYS = ("prompt",)
 
 
@@ -58,7 +69,7 @@ def settings_reference() -> str:
         "sections of the file, variables such as `TOOLFORMER__TOOLS__CALCULATOR__TAU_F=0.8`, and options such as "
         "`--set tools.calculator.tau_f=0.8`. Paths are relative to the folder of the file.\n",
         "The column `fingerprint` says whether a new value makes stored rows or checkpoints out of date.\n",
-        sections_reference(),
+        "\n\n".join(_sections("", WrittenSettings)) + "\n",
     ]
     parts.append("## Options of the built-in tools\n")
     parts.append("These keys stand in the tool's section, beside the keys of `[tools.NAME]`.\n")
@@ -66,7 +77,10 @@ def settings_reference() -> str:
     for key in BUILT_IN_TOOLS:
         options = type(load_tool(key, {}, root=Path.cwd())).Options
         if options is not ToolOptions:
-            parts += _section(f"tools.{key}", options, "###", TOOL_KEYS)
+            fields = [(name, field) for name, field in options.model_fields.items() if name not in TOOL_KEYS]
+            rows = [(f"`{name}`", _kind(field), _shown(field)) for name, field in fields]
+            told = _escaped(inspect.cleandoc(options.__doc__ or ""))
+            parts += [f"### [tools.{key}]\n", f"{told}\n", _table(("key", "type", "default"), rows)]
     profiles = PROFILES.read_text("utf-8").strip()
     parts += ["## Profiles\n", f"The package's profiles, in full:\n\n```toml\n{profiles}\n```\n"]
     return "\n".join(parts)
@@ -152,64 +166,62 @@ def _default(parameter: Any) -> str:
     return "" if value in (None, "", False, ()) else f"`{value}`"
 
 
-def _section(path: str, model: type[BaseModel], level: str = "##", without: Sequence[str] = ()) -> list[str]:
-    fields = {
-        name: field
-        for name, field in model.model_fields.items()
-        if name not in (*HIDDEN, *without) and not _is_table(field.annotation)
-    }
-    rows = [(f"`{name}`", _kind(field), _shown(field), field.description or "") for name, field in fields.items()]
-    titles = ("key", "type", "default", "meaning")
-    if not any(row[-1] for row in rows):
-        rows, titles = [row[:-1] for row in rows], titles[:-1]  # type: ignore[misc, assignment]
-    told = _escaped(inspect.cleandoc(model.__doc__ or ""))
-    return [f"{level} [{path}]\n", told + "\n", _table(titles, rows)]
+def _sections(name: str, table: type[SettingsTable]) -> Iterator[str]:
+    rows = [_row(key, field) for key, field in table.model_fields.items() if holds_values(field)]
+    if rows:
+        yield "\n".join((HEAD, *rows))
+    for key, field in table.model_fields.items():
+        if (below := subtable(field)) is not None:
+            path = ".".join(filter(None, (name, key, "NAME" if get_origin(field.annotation) is dict else "")))
+            described = field.description if not holds_values(field) else below.__doc__
+            yield f"## `[{path}]`\n\n{described}"
+            yield from _sections(path, below)
 
 
-def _is_model(kind: Any) -> bool:
-    return inspect.isclass(kind) and issubclass(kind, BaseModel)
-
-
-def _is_table(kind: Any) -> bool:
-    return _is_model(kind) or (get_origin(kind) is dict and _is_model(get_args(kind)[1]))
+def _row(key: str, field: FieldInfo) -> str:
+    fingerprint = "no" if OUTSIDE_FINGERPRINTS in field.metadata else "yes"
+    cells = (f"`{key}`", _kind(field), _shown(field), field.description or "", fingerprint)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _kind(field: FieldInfo) -> str:
-    found = ((sign, getattr(one, name, None)) for one in field.metadata for name, sign in BOUNDS.items())
-    return " ".join((_named(field.annotation), *(f"{sign} {bound:,}" for sign, bound in found if bound is not None)))
+    bounds = [
+        f"{sign} {getattr(bound, name):,}"
+        for bound in field.metadata
+        for kind, (name, sign) in BOUNDS.items()
+        if isinstance(bound, kind)
+    ]
+    return " ".join((_type(field.annotation), " and ".join(bounds))).strip()
 
 
-def _named(kind: Any) -> str:
-    origin, inside = get_origin(kind), get_args(kind)
+def _type(annotation: Any) -> str:
+    kinds = [kind for kind in get_args(annotation) if kind not in (NoneType, Ellipsis)]
+    origin = get_origin(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
+        return KINDS.get(annotation, "table")
+    if origin is Annotated:
+        return _type(kinds[0])
     if origin in (Union, UnionType):
-        return " or ".join(_named(one) for one in inside if one is not type(None))
+        return " or ".join(map(_type, kinds))
     if origin is Literal:
-        return " or ".join(f"`{one}`" for one in inside)
-    if origin in (tuple, list):
-        return f"list of {_named(inside[0])}"
+        *most, last = map(json.dumps, kinds)
+        return f"{', '.join(most)} or {last}"
+    if origin is tuple:
+        return f"list of {_type(kinds[0])}s"
     if origin is dict:
-        return f"table of {_named(inside[1])}"
-    if hasattr(kind, "__metadata__"):
-        return _named(inside[0])
-    if _is_model(kind):
-        return f"table of {', '.join(f'`{name}`' for name in kind.model_fields)}"
-    names = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path"}
-    return names.get(kind, getattr(kind, "__name__", str(kind)))
+        return f"table of {_type(kinds[1])}s"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"table of {', '.join(f'`{name}`' for name in annotation.model_fields)}"
+    return _type(kinds[0]) if kinds else KINDS[annotation]
 
 
 def _shown(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True)
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, (tuple, list)):
-        return f"`{list(value)}`"
-    if isinstance(value, (int, float)):
-        return f"`{value}`"
-    return f'`"{value}"`' if isinstance(value, (str, Path)) else f"`{value}`"
+    default = field.get_default(call_default_factory=True)
+    if default is None:
+        return "none"
+    return f"`{json.dumps(default, default=str)}`"
 
 
 def _table(titles: Sequence[str], rows: Any) -> str:

@@ -3,9 +3,12 @@
 import csv
 import json
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from html import escape
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import polars as pl
 import pytest
 
 from tests.command_line import cli
+from toolformer_dag.cli import app
 from toolformer_dag.synthetic import SMALL_MODEL
 
 SETTINGS = Path(__file__).parents[1] / "toolformer.toml"
@@ -36,55 +40,65 @@ def test_help_has_an_example(command):
     assert f"toolformer-dag {command}" in cli(command, "--help").stdout.split("Example:")[1]
 
 
-def test_tool_prints_its_result():
-    done = cli("tool", "calculator", "400 / 1400")
-    assert (done.stdout, done.returncode) == ("0.29\n", 0)
-    assert cli("tool", "Calculator", "27 + 4 * 2").stdout == "35\n"
-    assert cli("tool", "calendar", "--context", "2023-01-30").stdout == "Today is Monday, January 30, 2023.\n"
+@pytest.fixture
+def database(tmp_path):
+    """A warehouse without our tables."""
+    duckdb.connect(tmp_path / "lake.duckdb").close()
+    (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")
 
 
-def test_an_input_may_begin_with_a_minus():
-    assert cli("tool", "calculator", "--", "-5 + 3").stdout == "-2\n"
+MODEL = ("--model", str(SMALL_MODEL))
+REFUSED = [
+    (("tool", "calculator", "1/0"), "", "no result"),
+    (("tool", "weather", "Rome"), "", "'weather'.*calculator \\(Calculator\\)"),
+    (("tool", "calculator", "-"), "1+1\n\udcff\n", "line 2: is no text in UTF-8"),
+    (("sql", "from funnel", "--set", "paths.warehouse=gone.duckdb"), "", "toolformer-dag run"),
+    (("sql",), "", "give one query"),
+    (("sql", "select 1", "--file", "q.sql"), "", "give one query"),
+    (("sql", "most_helpfull"), "", "no saved query 'most_helpfull'; there are "),
+    (("sql", "--file", "gone.sql"), "", "gone.sql: No such file"),
+    (("sql", "--file", "latin.sql"), "", "latin.sql: is no text in UTF-8"),
+    (("sql", "select '\udce9'"), "", "the query: is no text in UTF-8"),
+    (("sql", "select 1", "--output", "rows.xlsx"), "", "rows.xlsx: the ending decides the format"),
+    (("sql", "create table t (n int)", "--output", "rows.csv"), "", "only one read-only query"),
+    (("sql", "select 1", "--output", "taken/rows.csv"), "", "taken"),
+    (("sql", "select map {[1]: 2} as m", "--format", "csv"), "", "without a place in csv.*::VARCHAR"),
+    (("sql", "select map {[1]: 2} as m", "--format", "json"), "", "without a place in json.*::VARCHAR"),
+    (("tables", "--format", "csv"), "", "every table has columns of its own; name one"),
+    (("tables", "9", "--format", "parquet"), "", "--output FILE.parquet"),
+    (("tables", "11"), "", "there is no table '11'"),
+    *((("clean", "--grace-hours", hours), "", "write hours from 0 to") for hours in ("nan", "-5", "inf", "1e20")),
+    (("score", "-", "--model", "."), json.dumps(LINE), "'\\.'"),
+    (("generate", "is", "--k", "-1"), "", "'--k'"),
+    (("generate", "is", "--max-new-tokens", "0"), "", "'--max-new-tokens'"),
+    (("generate", os.fsdecode(b"caf\xe9")), "", "no valid UTF-8"),
+    (("generate", "Today is", "--context", "30/1/2023"), "", "--context '30/1/2023' is no date; write year, month"),
+    (("generate", "is", "--model", "/nowhere/model"), "", "model folder '/nowhere/model' does not exist"),
+    (("generate", "word " * 3000, *MODEL), "", "does_not_fit: the text fills the model's context"),
+    (("generate", "-", *MODEL), '{"text": "is", "context": "soon"}', "line 1: context 'soon' is no date"),
+    (("generate", "gone.jsonl"), "", "gone.jsonl: no such file"),
+    (("generate", "text", "--model", "Toolformer"), "", "no finished checkpoint; make it by toolformer-dag run"),
+    (("generate", "text", "--model", "nosuch"), "", "no folder 'nosuch', and the hub does not give a model of that"),
+]
 
 
-def test_tool_without_a_result_says_why():
-    done = cli("tool", "calculator", "1/0")
-    assert done.returncode == 1
-    assert "no result" in done.stderr
-    assert done.stdout == ""
-
-
-def test_tool_reads_a_line_per_input():
-    refused = cli("tool", "calculator", "-", stdin="1+1\n\udcff\n")
-    assert refused.returncode == 1 and "line 2: is no text in UTF-8" in refused.stderr and not refused.stdout
-    done = cli("tool", "calculator", "-", stdin="1+1\nwords\n3*4\n")
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [answer["result"] for answer in answers] == ["2", None, "12"]
-    assert answers[1]["reason"]
-
-
-def test_unknown_tool_names_the_known_ones():
-    done = cli("tool", "weather", "Rome")
-    assert done.returncode == 1
-    assert "'weather'" in done.stderr
-    assert "calculator (Calculator)" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_sql_without_a_warehouse_says_what_makes_one():
-    done = cli("sql", "from funnel")
-    assert done.returncode == 1
-    assert "toolformer-dag run" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(("arguments", "stdin", "told"), REFUSED)
+def test_what_cannot_be_is_refused_with_its_reason(tmp_path, monkeypatch, database, arguments, stdin, told):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    (tmp_path / "latin.sql").write_bytes("select 'é'".encode("latin-1"))
+    (tmp_path / "taken").touch()
+    done = cli(*arguments, stdin=stdin)
+    assert done.returncode != 0 and done.stdout == ""
+    assert re.search(told, done.stderr, re.DOTALL) and not re.search("Traceback|Retrying", done.stderr)
+    assert not list(tmp_path.glob("rows.*")) and not list(tmp_path.glob(".tmp-*"))
 
 
 def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / "taken").touch()
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "taken"))
     done = cli("stale")
-    assert done.returncode == 1
+    assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"error: {tmp_path / 'taken'} is a file; set DAGSTER_HOME to a folder" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypatch):
@@ -96,62 +110,13 @@ def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypa
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["instance.lock"]
 
 
-def test_sql_writes_lists_and_structs_as_json_text_into_csv(tmp_path):
-    duckdb.connect(tmp_path / "lake.duckdb").close()
-    (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")
-    query = "select 1 as n, ['é', null] as l, [{'d': date '2023-01-30'}] as s, null::int[] as e"
-    done = cli("sql", query, "--format", "csv")
-    assert list(csv.reader(done.stdout.splitlines())) == [
-        ["n", "l", "s", "e"],
-        ["1", '["é", null]', '[{"d": "2023-01-30"}]', ""],
-    ]
-
-
-@pytest.mark.parametrize("format", ["csv", "json"])
-def test_sql_says_what_cannot_be_written_in_a_format(tmp_path, format):
-    (tmp_path / "lake").mkdir()
-    duckdb.connect(tmp_path / "lake" / "toolformer.duckdb").close()
-    done = cli("sql", "select map {[1]: 2} as m", "--format", format)
-    assert done.returncode == 1
-    assert f"without a place in {format}" in done.stderr and "::VARCHAR" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.fixture
-def database(tmp_path):
-    """A warehouse without our tables."""
-    duckdb.connect(tmp_path / "lake.duckdb").close()
-    (tmp_path / "toolformer.toml").write_text("[paths]\nwarehouse = 'lake.duckdb'\n")
-
-
 def test_sql_reads_its_query_from_a_file_or_the_standard_input(tmp_path, database):
     query = "-- with a comment\nselect 'é' as letter,\n       1 as n\n"
     (tmp_path / "q.sql").write_bytes(b"\xef\xbb\xbf" + query.encode())
     printed = "letter,n\né,1\n"
+    assert cli("sql", "describe", "--format", "csv").stdout.startswith("name,kind,comment\n")
     assert cli("sql", "--file", "q.sql", "--format", "csv").stdout == printed
     assert cli("sql", "-", "--format", "csv", stdin=query).stdout == printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((), "give one query"),
-        (("select 1", "--file", "q.sql"), "give one query"),
-        (("most_helpfull",), "no saved query 'most_helpfull'; there are "),
-        (("--file", "gone.sql"), "gone.sql: No such file"),
-        (("--file", "latin.sql"), "latin.sql: is no text in UTF-8"),
-        (("select '\udce9'",), "the query: is no text in UTF-8"),
-        (("select 1", "--output", "rows.xlsx"), "rows.xlsx: the ending decides the format"),
-        (("create table t (n int)", "--output", "rows.csv"), "only one read-only query"),
-        (("select 1", "--output", "taken/rows.csv"), "taken"),
-    ],
-)
-def test_sql_says_what_is_wrong_with_its_query_or_its_file(tmp_path, database, arguments, told):
-    (tmp_path / "latin.sql").write_bytes("select 'é'".encode("latin-1"))
-    (tmp_path / "taken").touch()
-    done = cli("sql", *arguments)
-    assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr
-    assert not list(tmp_path.glob("rows.*")) and not list(tmp_path.glob(".tmp-*"))
 
 
 def test_sql_writes_its_rows_to_a_file_whose_ending_is_the_format(tmp_path, database):
@@ -174,6 +139,8 @@ def test_sql_writes_its_rows_to_a_file_whose_ending_is_the_format(tmp_path, data
 
 
 def test_sql_prints_rows_in_every_format_and_writes_them_whatever_the_ending(tmp_path, database, monkeypatch):
+    nested = cli("sql", "select ['é', null] as l, [{'d': date '2023-01-30'}] as s", "--format", "csv").stdout
+    assert list(csv.reader(nested.splitlines()))[1] == ['["é", null]', '[{"d": "2023-01-30"}]']
     query = "select 1 as n, 'a|b' as text"
     assert cli("sql", query, "--format", "md").stdout == "| n | text |\n| ---: | --- |\n| 1 | a\\|b |\n"
     assert json.loads(cli("sql", query, "--format", "json").stdout) == {"n": 1, "text": "a|b"}
@@ -188,43 +155,22 @@ def test_sql_prints_rows_in_every_format_and_writes_them_whatever_the_ending(tmp
     assert pl.read_parquet(piped.stdout).to_dicts() == [{"n": 1, "text": "a|b"}]
 
 
-def test_sql_describes_all_tables_in_a_single_word(database):
-    assert cli("sql", "describe", "--format", "csv").stdout.startswith("name,kind,comment\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("--format", "csv"), "every table has columns of its own; name one"),
-        (("9", "--format", "parquet"), "--output FILE.parquet"),
-        (("11",), "there is no table '11'"),
-    ],
-)
-def test_tables_says_which_table_and_format_it_needs(database, arguments, told):
-    done = cli("tables", *arguments)
-    assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr
-
-
 def test_sql_lists_the_saved_queries_with_their_descriptions():
     listed = dict(line.split(maxsplit=1) for line in cli("sql", "--list").stdout.splitlines())
     assert {"table_2", "sweep", "kept_by_domain", "most_helpful", "near_misses", "rejections"} <= listed.keys()
     assert all(len(told) > 20 and not told.startswith("-") for told in listed.values())
 
 
-def completed(*words):
-    """Return what the shell offers for the last word."""
-    variables = {
-        "COMP_WORDS": " ".join(("toolformer-dag", *words)),
-        "COMP_CWORD": str(len(words)),
-        "_TOOLFORMER_DAG_COMPLETE": "complete_bash",
-    }
-    program = "import sys; sys.argv = ['toolformer-dag']; from toolformer_dag.cli import app; app()"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    return done.stdout.split()
+def test_the_shell_completes_commands_saved_queries_lanes_profiles_and_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["toolformer-dag"])
+    monkeypatch.setenv("_TOOLFORMER_DAG_COMPLETE", "complete_bash")
 
+    def completed(*words):
+        """Return what the shell offers for the last word."""
+        monkeypatch.setenv("COMP_WORDS", " ".join(("toolformer-dag", *words)))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        return cli().stdout.split()
 
-def test_the_shell_completes_commands_saved_queries_lanes_profiles_and_settings(tmp_path):
     assert completed("sta") == ["stale"]
     assert completed("sql", "most") == ["most_helpful"]
     (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n[tools.sums]\nuse = 'a:B'\n[profiles.mine]\n")
@@ -256,14 +202,6 @@ def test_a_warehouse_that_would_replace_another_file_is_refused_before_anything_
     assert (tmp_path / "toolformer.toml").read_bytes() == before and not (tmp_path / "lake").exists()
 
 
-@pytest.mark.parametrize("hours", ["nan", "-5", "inf", "1e20"])
-def test_clean_refuses_hours_that_are_none(hours):
-    done = cli("clean", "--grace-hours", hours)
-    assert done.returncode == 1
-    assert "--grace-hours" in done.stderr and "write hours from 0 to" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_score_prints_the_losses_and_names_bad_lines():
     bad_offset = LINE | {"offset": 2}
     missing = {key: value for key, value in LINE.items() if key != "tool"}
@@ -283,100 +221,23 @@ def test_score_prints_the_losses_and_names_bad_lines():
     assert "line 6: not JSON" in done.stderr
 
 
-def test_folder_that_is_no_model_is_named(tmp_path):
-    done = cli("score", "-", "--model", str(tmp_path), stdin=json.dumps(LINE))
-    assert done.returncode == 1
-    assert str(tmp_path) in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_generate_goes_on_from_the_text():
-    prompt = "Ada had 17 apples and got 25 more, so in total there were"
-    done = cli("generate", prompt, "--model", str(SMALL_MODEL), "--max-new-tokens", "4", "--disabled")
-    assert done.returncode == 0
-    assert done.stdout.startswith(prompt)
-    assert "[" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("is", "--k", "-1"), "'--k'"),
-        (("is", "--max-new-tokens", "0"), "'--max-new-tokens'"),
-        ((os.fsdecode(b"caf\xe9"),), "no valid UTF-8"),
-        (("Today is", "--context", "30/1/2023"), "--context '30/1/2023' is no date; write year, month and day"),
-        (("is", "--model", "/nowhere/model"), "model folder '/nowhere/model' does not exist"),
-    ],
-)
-def test_generate_refuses_what_cannot_be(arguments, message):
-    done = cli("generate", *arguments)
-    assert done.returncode != 0
-    assert message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_generate_says_why_nothing_was_written_and_why_a_call_has_no_result():
-    done = cli("generate", "word " * 3000, "--model", str(SMALL_MODEL))
-    assert done.returncode == 1
-    assert "does_not_fit: the text fills the model's context" in done.stderr and done.stdout == ""
-    done = cli("generate", "The house is", "--k", "2048", "--model", str(SMALL_MODEL))
-    assert done.returncode == 0
-    assert done.stdout.startswith("The house is ") and "[" not in done.stdout and "has no result: " in done.stderr
-
-
-def test_generate_ends_with_the_sentence_unless_a_number_of_tokens_is_asked():
-    one = cli("generate", "The house is", "--disabled", "--model", str(SMALL_MODEL)).stdout
-    more = cli("generate", "The house is", "--disabled", "--model", str(SMALL_MODEL), "--max-new-tokens", "60").stdout
-    assert more.startswith(one.rstrip("\n")) and len(more) > len(one)
-
-
-def test_generate_asks_the_hub_once_for_a_model_that_is_not_there(monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    done = cli("generate", "text", "--model", "nosuch")
-    assert done.returncode == 1 and "Retrying" not in done.stderr
-    assert "there is no folder 'nosuch', and the hub does not give a model of that name" in done.stderr
-
-
-def test_generate_names_a_line_whose_context_is_no_date():
-    done = cli("generate", "-", "--model", str(SMALL_MODEL), stdin='{"text": "Today is", "context": "soon"}')
-    assert done.returncode == 1 and "line 1: context 'soon' is no date" in done.stderr
-
-
-LINES = '{"text": "The house is", "id": 7}\nnope\n\n{"text": "Today is", "context": "2023-01-30"}\n{"text": 3}\n'
+ANSWERED = '{"text": "The house is", "id": 7, "line": 9, "model": "another"}'
+LINES = f'{ANSWERED}\nnope\n\n{{"text": "Today is", "context": "2023-01-30"}}\n{{"text": 3}}\n'
 
 
 @pytest.mark.parametrize("name", ["-", "questions.jsonl", "questions"])
 def test_generate_reads_and_writes_lines_and_names_the_bad_ones(tmp_path, name):
     (tmp_path / name).write_text(LINES)
-    done = cli("generate", name, "--model", str(SMALL_MODEL), stdin=LINES if name == "-" else "")
+    done = cli("generate", name, *MODEL, stdin=LINES if name == "-" else "")
     assert done.returncode == 1
     assert "line 2: not JSON" in done.stderr and "line 5: field 'text' must be a str" in done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(answer["line"], answer.get("id")) for answer in answers] == [(1, 7), (4, None)]
+    told = [(answer["line"], answer["model"], answer.get("id")) for answer in answers]
+    assert told == [(1, str(SMALL_MODEL), 7), (4, str(SMALL_MODEL), None)]  # also where a line was an answer of before
     for answer, text in zip(answers, ("The house is", "Today is"), strict=True):
         assert answer["text"].startswith(text) and answer["plain"].startswith(text)
         assert all(set(call) == {"tool", "input", "result", "reason"} for call in answer["calls"])
-
-
-def test_generate_numbers_lines_that_are_answers_of_before_anew():
-    line = json.dumps({"line": 9, "model": "another", "text": "The house is", "id": 7}) + "\n"
-    done = cli("generate", "-", "--model", str(SMALL_MODEL), stdin=line)
-    answer = json.loads(done.stdout)
-    assert (answer["line"], answer["model"], answer["id"]) == (1, str(SMALL_MODEL), 7)
-
-
-def test_generate_writes_for_a_line_what_it_writes_for_the_text_alone():
-    prompts = ["The house is", "Ada had 17 apples and got 25 more, so in total there were", "Today is"]
-    lines = "".join(json.dumps({"text": prompt}) + "\n" for prompt in prompts)
-    together = cli("generate", "-", "--model", str(SMALL_MODEL), stdin=lines).stdout.splitlines()
-    alone = [cli("generate", prompt, "--model", str(SMALL_MODEL)).stdout for prompt in prompts]
-    assert [json.loads(line)["text"] + "\n" for line in together] == alone
-
-
-def test_generate_names_a_file_that_is_not_there_and_a_checkpoint_that_is_not_made():
-    done = cli("generate", "gone.jsonl")
-    assert done.returncode == 1 and "gone.jsonl: no such file" in done.stderr
-    done = cli("generate", "text", "--model", "Toolformer")
-    assert done.returncode == 1 and "holds no finished checkpoint; make it by toolformer-dag run" in done.stderr
+        assert answer["text"] + "\n" == cli("generate", text, "--context", answer.get("context", ""), *MODEL).stdout
 
 
 def test_generate_shows_several_models_one_after_another(tmp_path):
@@ -405,28 +266,24 @@ def test_generate_traces_the_chance_of_a_call():
     assert set(json.loads(done.stdout)["trace"][0]) == {"text", "probability", "rank"}
 
 
-@pytest.mark.parametrize("colours", [True, False])
-def test_generate_shows_a_call_in_colour_on_a_terminal_and_plainly_elsewhere(colours):
-    """A real terminal: the call is shown as it happens, and its end too, where it is taken back."""
-    import pty
+def test_generate_ends_with_the_sentence_unless_a_number_of_tokens_is_asked():
+    one = cli("generate", "The house is", "--disabled", *MODEL).stdout
+    more = cli("generate", "The house is", "--disabled", *MODEL, "--max-new-tokens", "60").stdout
+    assert more.startswith(one.rstrip("\n")) and len(more) > len(one)
 
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_generate_shows_a_call_as_it_happens_on_a_terminal_and_what_was_written_elsewhere(monkeypatch, colours):
+    """A real terminal shows a call and its end too, where it is taken back."""
     main, terminal = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", **({} if colours else {"NO_COLOR": "1"})}
-    command = [sys.executable, "-m", "toolformer_dag.cli", "generate", "The house is", "--k", "2048"]
-    done = subprocess.Popen([*command, "--model", str(SMALL_MODEL)], stdout=terminal, env=environment)
-    os.close(terminal)
-    printed = b""
-    try:
-        while piece := os.read(main, 4096):
-            printed += piece
-    except OSError:  # the other end is closed
-        pass
-    assert done.wait() == 0
+    asked = ("generate", "The house is", "--k", "2048", *MODEL)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", **({} if colours else {"NO_COLOR": "1"})}.items():
+        monkeypatch.setenv(name, value)
+    with os.fdopen(terminal, "w") as shown, redirect_stdout(shown), pytest.raises(SystemExit, match="0"):
+        app(list(asked))
+    printed = os.read(main, 2**16)
+    os.close(main)
     assert b"taken back]" in printed or b"->" in printed
     assert (b"\x1b[3" in printed) == colours
-
-
-def test_unknown_setting_is_refused_with_the_remedy():
-    done = cli("stale", "--set", "tools.calculator.tauf=0.8")
-    assert done.returncode == 1
-    assert "tau_f" in done.stderr
+    plain = cli(*asked)
+    assert plain.stdout.startswith("The house is ") and "[" not in plain.stdout and "has no result: " in plain.stderr

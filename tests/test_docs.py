@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from toolformer_dag.cli import app
-from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -125,8 +125,8 @@ def queries() -> list[tuple[str, str]]:
     asked = [
         (place, argument) for place, arguments in commands() for argument in arguments[1:2] if arguments[0] == "sql"
     ]
-    given = [(place, saved[text].text if text in saved else text) for place, text in asked if not text.startswith("-")]
-    return [*blocks("sql"), *given, *((one.name, one.text) for one in saved.values())]
+    given = [(place, saved.get(text, text)) for place, text in asked if not text.startswith("-")]
+    return [*blocks("sql"), *given, *saved.items()]
 
 
 @pytest.mark.parametrize("text", cases(queries()))

@@ -1,6 +1,7 @@
 """Libraries that another one imports at first use, and so may be missing without a word: each is used once.
 
-Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), accelerate (test_finetune.py).
+Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), accelerate (test_finetune.py), vl_convert
+(test_plots.py).
 """
 
 import json
@@ -10,12 +11,10 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-import altair as alt
 import polars as pl
 import pytest
 from packaging.requirements import Requirement
 
-from assets.plots import png
 from toolformer_dag.tools.foreign_text import Identifier
 
 USED_BY_OTHERS = ("protobuf", "sentencepiece", "accelerate", "vl-convert-python", "pyarrow", "huggingface_hub")
@@ -39,10 +38,6 @@ def test_sentencepiece_and_protobuf_are_of_one_generation() -> None:
 def test_fasttext_identifies_with_whichever_package_provides_it() -> None:
     texts = ["Der kleine Hund schläft heute.", "The small dog sleeps.", "", "Le chat noir mange une pomme."]
     assert [found.label for found in Identifier(None).identify(texts)] == ["de", "en", "en", "fr"]
-
-
-def test_altair_draws_with_vl_convert() -> None:
-    assert png(alt.Chart(pl.DataFrame({"step": [1]})).mark_point().encode(x="step:Q")).startswith(b"\x89PNG")
 
 
 def test_transformers_trains_with_accelerate() -> None:

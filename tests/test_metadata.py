@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from assets.metadata import PREVIEW_CHARACTERS, as_text, counts_table, frame_table, shards_table
+from assets.metadata import PREVIEW_CHARACTERS, as_text, counts_table, frame_table
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 PIECES = [
@@ -58,11 +58,10 @@ def test_a_cell_shows_any_text_as_text(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     "name", ["<img src=x onerror=alert(1)>", "![](http://x.org/a.png)", "a|b", "`c`", "http://x.org"]
 )
-def test_counts_and_shards_show_names_as_text(name: str) -> None:
-    for table in (counts_table("reason", {name: 3}), shards_table({name: 3})):
-        (label, count) = cells(table)
-        assert [(token.type, token.content) for token in label] == [("code_inline", name)]
-        assert [token.content for token in count] == ["3"]
+def test_counts_show_names_as_text(name: str) -> None:
+    (label, count) = cells(counts_table("reason", {name: 3}))
+    assert [(token.type, token.content) for token in label] == [("code_inline", name)]
+    assert [token.content for token in count] == ["3"]
 
 
 @pytest.mark.parametrize("name", ["loss_plus", "n", "a|b", "![](http://x.org/a.png)", "<b>", "_x_", "**x**"])

@@ -79,6 +79,7 @@ def test_the_command_line_of_duckdb_reads_the_file(project: Path) -> None:
             assert done.returncode == 0 and "examples" in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_a_notebook_runs_the_lines_of_the_page(project: Path) -> None:
     cells = [nbformat.v4.new_code_cell(f"{PYTHON}\nframe.columns.tolist()")]
     with rebuilt(project):

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from toolformer_dag.cli.settings_reference import settings_reference
+from tests.test_docs import generator
 from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.pipeline.shards import shard_files
 from toolformer_dag.settings.sections import Settings, SettingsTables
@@ -349,7 +349,7 @@ def test_every_setting_has_a_description_of_whole_sentences():
 
 
 def test_the_reference_lists_every_key_with_its_default_and_whether_it_enters_fingerprints():
-    reference = settings_reference()
+    reference = generator().settings_reference()
     for name, _ in described(SettingsTables):
         key = name.partition(".")[2]
         assert f"| `{key}` |" in reference or f"{key}]`" in reference or f"{key}.NAME]`" in reference

@@ -1,6 +1,5 @@
 """The prompt of `sql`, with keys as a person presses them."""
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,17 +72,6 @@ def test_a_history_that_cannot_be_written_is_done_without(
 ) -> None:
     state.write_text("a file in place of the folder")
     assert typed("select 1 as one;\r", CTRL_D) == (["one", "1"], "")
-
-
-def test_the_next_query_sees_what_a_run_has_built(
-    database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer(database, "from largest", Format.csv)
-    with duckdb.connect(tmp_path / "new.duckdb") as connection:
-        connection.execute("create table largest as select 7 as distance")
-    (tmp_path / "new.duckdb").replace(database)
-    answer(database, "from largest", Format.csv)
-    assert list(csv.reader(capsys.readouterr().out.splitlines())) == [["distance"], ["999"], ["distance"], ["7"]]
 
 
 def test_a_table_says_how_many_rows_there_are(database: Path, capsys: pytest.CaptureFixture[str]) -> None:

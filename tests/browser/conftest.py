@@ -10,6 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.explorer.conftest import database
+
+__all__ = ["chromium", "database", "other_site", "page"]
+
 PATIENCE = 120_000
 """Milliseconds to wait for a page on a busy machine."""
 OTHER_SITE = "other-site.test"

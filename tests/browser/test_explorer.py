@@ -13,7 +13,6 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page
 
 from tests.browser.conftest import OTHER_SITE
-from tests.explorer.hand_made_calls import made_up_warehouse
 from toolformer_dag.cli.web_server import HOST, OwnPages, bound
 from toolformer_dag.explorer.explorer_server import explorer_app
 from toolformer_dag.explorer.exported_page import export_page
@@ -31,11 +30,6 @@ VIEWS = (
     f"pipeline&at={KEY}",
     "runs&benchmark=SVAMP&which=won",
 )
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_up_warehouse(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Every cell of the paper's tables is what the rows of `outcomes` say, recomputed here one question at a time."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -9,9 +9,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from duckdb import DuckDBPyConnection
 
 from assets.plots import PLOTS
-from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
@@ -35,7 +36,7 @@ from toolformer_dag.evaluation.scores import (
     wilson,
 )
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.warehouse import build, query
+from toolformer_dag.lake.warehouse import CLOSED, build, opened, query
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
 from toolformer_dag.pipeline.stages import table_outputs
@@ -108,6 +109,12 @@ def database(plan: Plan) -> Path:
     file = plan.settings.paths.warehouse
     build(plan.lake, all_tables(table_outputs(plan)), plan.lane_names, file)
     return file
+
+
+@pytest.fixture(scope="module")
+def warehouse(database: Path) -> Iterator[DuckDBPyConnection]:
+    with opened(database, CLOSED) as connection:
+        yield connection
 
 
 def rows(database: Path, sql: str) -> list[dict[str, Any]]:
@@ -200,9 +207,9 @@ def test_table_8_has_the_rows_of_perplexity_beside_the_papers(database: Path) ->
     assert paper == [{"perplexity": 10.6}]
 
 
-def test_people_see_which_tools_were_called(database: Path) -> None:
-    called = tools_called(database, paper_table("3"))
-    assert called is not None and tools_called(database, paper_table("9")) is None
+def test_people_see_which_tools_were_called(database: Path, warehouse: DuckDBPyConnection) -> None:
+    called = tools_called(warehouse, paper_table("3"))
+    assert called is not None and tools_called(warehouse, paper_table("9")) is None
     by_row = {(row["benchmark"], row["model"]): row for row in called.to_dicts()}
     assert by_row["All", "paper: Toolformer"]["QA"] == "98.1"
     n = len(asked(3)["All", "Toolformer"])
@@ -268,14 +275,14 @@ def test_questions_won_and_lost_are_those_that_tools_change(database: Path) -> N
     assert {tuple(row.values()) for row in told} == expected and len(told) == len(expected)
 
 
-def test_what_a_reader_left_out_is_counted_and_told(database: Path) -> None:
+def test_what_a_reader_left_out_is_counted_and_told(database: Path, warehouse: DuckDBPyConnection) -> None:
     counted = "select shard, reason, count from rejections where stage = 'outcomes' order by all"
     assert [tuple(row.values()) for row in rows(database, counted)] == [
         ("LAMA T-REx", "mask_not_last", 7),
         ("LAMA T-REx", "no_answer", 1),
         ("SVAMP", "answer_is_no_number", 3),
     ]
-    assert "Left out by the reader: SVAMP: 3 answer_is_no_number." in notes(database, paper_table("4"))
+    assert "Left out by the reader: SVAMP: 3 answer_is_no_number." in notes(warehouse, paper_table("4"))
 
 
 def test_costs_are_rows_of_steps_and_runs(database: Path) -> None:
@@ -304,25 +311,25 @@ def test_questions_that_were_trained_on_are_told_apart(database: Path) -> None:
 
 
 def test_saved_queries_name_the_questions_that_tools_change_and_those_left_out(database: Path) -> None:
-    left_out = query(database, saved_queries()["left_out"].text)
+    left_out = query(database, saved_queries()["left_out"])
     assert left_out.rows()[-1] == ("SVAMP", "answer_is_no_number", 3)
     names = ["benchmark", "question", "model", "k", "outcome"]
-    told = query(database, saved_queries()["questions_won_and_lost"].text).select(names)
+    told = query(database, saved_queries()["questions_won_and_lost"]).select(names)
     assert set(told.rows()) == set(query(database, "from won_and_lost").select(names).rows()) and told.height > 20
 
 
 @pytest.mark.parametrize("table", PAPER_TABLES, ids=lambda table: table.number)
-def test_people_see_every_row_with_whose_figure_it_is_and_a_plot(database: Path, table: PaperTable) -> None:
-    found = table.wide(table.rows(database))
+def test_people_see_every_row_whose_figure_it_is_and_a_plot(warehouse: DuckDBPyConnection, table: PaperTable) -> None:
+    found = table.wide(table.rows(warehouse))
     assert found.height > 0 or table.number == "2"  # which counts rows of the lanes, and none has any
     assert all(found.columns)
-    assert notes(database, table)
-    assert PLOTS[table.view](table.rows(database)).startswith(b"\x89PNG")
+    assert notes(warehouse, table)
+    assert PLOTS[table.view](table.rows(warehouse)).startswith(b"\x89PNG")
 
 
-def test_a_table_for_people_has_n_intervals_and_the_papers_figures(database: Path) -> None:
+def test_a_table_for_people_has_n_intervals_and_the_papers_figures(warehouse: DuckDBPyConnection) -> None:
     table = paper_table("4")
-    found = table.wide(table.rows(database))
+    found = table.wide(table.rows(warehouse))
     n = len([one for one in outcomes() if (one.benchmark, one.condition) == ("SVAMP", "base")])
     by_model = {row["model"]: row for row in found.to_dicts()}
     assert f"SVAMP, n = {n}" in found.columns
@@ -331,7 +338,7 @@ def test_a_table_for_people_has_n_intervals_and_the_papers_figures(database: Pat
     right = sum(one.correct for one in asked(4)["SVAMP", "no model: a + b"])
     low, high = wilson(right, n)
     assert by_model["no model: a + b"][f"SVAMP, n = {n}"] == f"{100 * right / n:.1f} ({100 * low:.1f}-{100 * high:.1f})"
-    assert "Ours are of gpt2 (124 parameters): Toolformer, base, base + C." in notes(database, table)
+    assert "Ours are of gpt2 (124 parameters): Toolformer, base, base + C." in notes(warehouse, table)
 
 
 def test_a_table_that_the_paper_lacks_is_refused() -> None:

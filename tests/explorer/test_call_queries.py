@@ -16,11 +16,6 @@ STATISTICS = ("calls", "kept_swapped", "by_chance", "by_chance_low", "by_chance_
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_up_warehouse(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture(scope="module")
 def reader(database: Path) -> WarehouseReader:
     return WarehouseReader(database)
 

@@ -13,13 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from tests.command_line import cli
-from tests.explorer.hand_made_calls import made_up_warehouse
 from toolformer_dag.cli.web_server import OwnPages, bound
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_up_warehouse(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture
@@ -59,11 +53,8 @@ def test_a_port_in_use_is_named_with_the_remedy_and_ctrl_c_leaves_nothing(projec
     assert {path.name for path in project.iterdir()} == before
 
 
-def test_a_port_that_there_is_not_is_refused(project: Path) -> None:
+def test_a_port_that_there_is_not_and_a_project_without_a_warehouse_are_refused(project: Path) -> None:
     assert cli("explore", "--no-open", "--port", "70000").returncode == 1
-
-
-def test_a_project_without_a_warehouse_is_told_what_makes_one(project: Path) -> None:
     (project / "w.duckdb").unlink()
     done = cli("explore", "--no-open")
     assert done.returncode == 1 and "run `toolformer-dag run`" in done.stderr

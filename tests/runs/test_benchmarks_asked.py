@@ -55,7 +55,10 @@ def test_what_models_wrote_is_kept_while_it_is_used_and_not_written_again(world)
         return {path.parent.name for path in (world.folder / "lake" / GENERATIONS).glob("*/*.parquet")}
 
     before = kept()
-    assert world.run("decoding.k=3", training=True).ran[0] == ACCURACY
+    report = world.run("decoding.k=3", training=True)
+    assert report.ran[0] == ACCURACY
+    asked = world.sql("select tokens, calls from costs where stage = 'accuracy' order by ended desc limit 1")
+    assert asked == [(report.spent.tokens, report.spent.calls)] and report.spent.tokens > 0
     assert len(kept() - before) == 1 and before < kept()
     clean(world.lake, timedelta(0), dry_run=False)
     assert len(before - kept()) == 1 and len(kept()) == len(before)

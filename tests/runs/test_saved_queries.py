@@ -4,12 +4,12 @@ import polars as pl
 import pytest
 
 from tests.runs.conftest import World
-from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.lake.warehouse import query
 
 
 def answered(made: World, name: str) -> pl.DataFrame:
-    return query(made.folder / "lake" / "toolformer.duckdb", saved_queries()[name].text)
+    return query(made.folder / "lake" / "toolformer.duckdb", saved_queries()[name])
 
 
 EMPTY = {"left_out", "questions_won_and_lost"}

@@ -33,14 +33,14 @@ class Commands(typer.Typer):
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
-            told = _told(error)
-            if told is None:
+            message = _remedied(error)
+            if message is None:
                 raise
-            sys.stderr.write(f"error: {told}\n")
+            sys.stderr.write(f"error: {message}\n")
             raise SystemExit(1) from error
 
 
-def _told(error: Exception) -> str | None:
+def _remedied(error: Exception) -> str | None:
     """Return the message of an error that a person can mend; None for any other."""
     if isinstance(error, UserError):
         return str(error)

@@ -43,12 +43,9 @@ def export(
     from toolformer_dag.exports.warehouse_export import export_warehouse
     from toolformer_dag.pipeline.plan import Plan
 
-    if warehouse and form != DEFAULT_FORM:
-        raise UserError(f"--warehouse writes tables, which have no form {form}; leave one of the two options out")
-    if tokenizer is not None and (form != "masked" or warehouse):
-        raise UserError("--tokenizer counts for --form masked alone; leave it out, or add --form masked")
-    pairs = [*(set or ()), *([f"export.license={license!r}"] if license is not None else ())]
-    plan = Plan.of(settings_of(config, profile, pairs))
+    _refuse_contradictions(warehouse, form, tokenizer)
+    pairs = [] if license is None else [f"export.license={license!r}"]
+    plan = Plan.of(settings_of(config, profile, [*(set or ()), *pairs]))
     _refuse_stale(plan)
     if warehouse:
         views = "\n".join(table.views for table in EVALUATED)
@@ -58,6 +55,13 @@ def export(
     for name, rows in made.rows.items():
         typer.echo(f"{name}: {rows:,} rows")
     typer.echo(f"{folder}: {sum(size for size, _ in made.files.values()):,} bytes in {len(made.files)} files")
+
+
+def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | None) -> None:
+    if warehouse and form != DEFAULT_FORM:
+        raise UserError(f"--warehouse writes tables, which have no form {form}; leave one of the two options out")
+    if tokenizer is not None and form != "masked":
+        raise UserError("--tokenizer counts for --form masked alone; leave it out, or add --form masked")
 
 
 def _refuse_stale(plan: "Plan") -> None:

@@ -1,6 +1,6 @@
 """`run --estimate`: what annotating will cost, by lane, with 95 % intervals."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from rich.filesize import decimal
@@ -23,7 +23,22 @@ def forecast(plan: Plan) -> str:
         lanes = estimate(worker, workers, outputs, lambda done, total: None)
     finally:
         workers.close()
-    total = LaneForecast(
+    total = _all(lanes)
+    if not total.texts:
+        return "Nothing is left to annotate."
+    head = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
+    rows = [
+        f"{one.lane:<22}{one.texts:>12,}{one.sampled:>9,}  {_tokens(one):<36}{_written(one.bytes, _size)}"
+        for one in (*lanes, total)
+    ]
+    count = worker_count(plan.settings)
+    time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
+    spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
+    return "\n".join((head, *rows, f"Time on {count} worker{'s' * (count > 1)}: {time}", spent, NOT_COVERED))
+
+
+def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
+    return LaneForecast(
         "all",
         sum(lane.texts for lane in lanes),
         sum(lane.sampled for lane in lanes),
@@ -32,17 +47,6 @@ def forecast(plan: Plan) -> str:
         _sum(lane.seconds for lane in lanes),
         sum(lane.spent for lane in lanes),
     )
-    if not total.texts:
-        return "Nothing is left to annotate."
-    head = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
-    rows = [
-        f"{one.lane:<22}{one.texts:>12,}{one.sampled:>9,}  {_tokens(one):<36}{_told(one.bytes, _size)}"
-        for one in (*lanes, total)
-    ]
-    count = worker_count(plan.settings)
-    time = _told(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
-    spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
-    return "\n".join((head, *rows, f"Time on {count} worker{'s' * (count > 1)}: {time}", spent, NOT_COVERED))
 
 
 def _sum(ranges: Iterable[Range]) -> Range:
@@ -51,12 +55,12 @@ def _sum(ranges: Iterable[Range]) -> Range:
 
 
 def _tokens(lane: LaneForecast) -> str:
-    return "too few texts to tell" if lane.texts and not lane.sampled else _told(lane.tokens, "{:,.0f}".format)
+    return "too few texts to tell" if lane.texts and not lane.sampled else _written(lane.tokens, "{:,.0f}".format)
 
 
 def _size(count: float) -> str:
     return decimal(int(count))
 
 
-def _told(one: Range, unit: Callable[[float], str]) -> str:
+def _written(one: Range, unit: Callable[[float], str]) -> str:
     return f"{unit(one.value)} ({unit(one.low)} - {unit(one.high)})"

@@ -1,42 +1,37 @@
 """The command `generate`: go on from a text, or from every line of a file, with tools."""
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from toolformer_dag.cli.input_lines import json_record, numbered_batches, open_lines
+from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
-    from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
-
-
-@dataclass(frozen=True, slots=True)
-class LakeModel:
-    """A model of the lake: the asset of its weights, None for the settings' model; `calls`: whether it may call."""
-
-    asset: str | None
-    calls: bool = True
+    from toolformer_dag.decoding.generation import Generation, WrittenPiece
 
 
 LAKE_MODELS = {
-    "base": LakeModel(None, calls=False),
-    "base + C": LakeModel("baseline_checkpoint", calls=False),
-    "Toolformer (disabled)": LakeModel("finetuned_checkpoint", calls=False),
-    "Toolformer": LakeModel("finetuned_checkpoint"),
-    "baseline_checkpoint": LakeModel("baseline_checkpoint"),
-    "finetuned_checkpoint": LakeModel("finetuned_checkpoint"),
+    "base": None,
+    "base + C": "baseline_checkpoint",
+    "Toolformer (disabled)": "finetuned_checkpoint",
+    "Toolformer": "finetuned_checkpoint",
+    "baseline_checkpoint": "baseline_checkpoint",
+    "finetuned_checkpoint": "finetuned_checkpoint",
 }
-"""The conditions of evaluation, asked as there, and the checkpoints."""
+"""The conditions of evaluation, asked as there, and the checkpoints: the asset of the weights, None for model.name."""
+SILENT = ("base", "base + C", "Toolformer (disabled)")
+"""The conditions in which no tool is called."""
 REMEDIES = {
     "does_not_fit": "the text fills the model's context; give a shorter one",
     "empty_prompt": "this model begins with nothing of its own; give a text",
@@ -53,9 +48,10 @@ class AskedModel:
     k: int
 
 
-Decode = Callable[[Sequence[str], Sequence[str], "Callable[[WrittenPiece], None] | None"], "list[Generation]"]
+NumberedRecord = tuple[int, dict[str, Any]]
+Watch = Callable[["WrittenPiece"], None]
+Decode = Callable[[Sequence[str], Sequence[str], Watch | None], "list[Generation]"]
 """Texts, their contexts and a watcher -> generations."""
-NumberedRecords = list[tuple[int, dict[str, Any]]]
 
 
 def generate(
@@ -106,25 +102,18 @@ def generate(
     dated = _has_calendar(settings)
     if dated:
         _check_date("--context", context)
-    asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
+    most = 0 if disabled else k
+    asked = [_asked(settings, name, most) for name in dict.fromkeys(model or [""])]
     decoders = ((one, _decoder(settings, one, max_new_tokens, trace)) for one in asked)
-    if text == "-" or text.endswith(ENDING) or _exists(text):
-        bad = _BadLines(dated)
-        _complete_file(text, decoders, len(asked), context, trace, bad)
-        raise typer.Exit(1 if bad.found else 0)
+    if text == "-" or text.endswith(ENDING) or os.path.isfile(text):  # noqa: PTH113 - Path raises where a text is long
+        with open_lines(text) as source:
+            bad = BadLines()
+            records = bad.left_out(source, partial(_record, dated))
+            kept = records if len(asked) == 1 else list(records)  # the standard input can be read only once
+            _complete(decoders, kept, context, _PrintedLines(bad, trace))
+        raise typer.Exit(int(bad.found))
     _refuse_broken(text)
-    for one, decode in decoders:
-        if len(asked) > 1:
-            typer.echo(f"== {one.name} ==")
-        _complete_text(text, context, decode, one.k, trace)
-        del decode  # one model at a time is in memory
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):  # longer than a name may be, or with a NUL
-        return False
+    _complete(decoders, [[(1, {"text": text})]], context, _PrintedText(text, trace, len(asked) > 1))
 
 
 def _refuse_broken(text: str) -> None:
@@ -132,6 +121,35 @@ def _refuse_broken(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"the text is no valid UTF-8 ({error.reason}); give it in UTF-8") from error
+
+
+def _complete(
+    decoders: Iterable[tuple[AskedModel, Decode]],
+    batches: Iterable[list[NumberedRecord]],
+    context: str,
+    printer: "_PrintedLines | _PrintedText",
+) -> None:
+    """Go on from every record with every model, one after another: a single one is in memory at a time."""
+    for asked, decode in decoders:
+        watch = printer.begin(asked)
+        for records in batches:
+            texts = [record["text"] for _, record in records]
+            contexts = [record.get("context", context) for _, record in records]
+            for (number, record), generation in zip(records, decode(texts, contexts, watch), strict=True):
+                reason = generation.reason
+                if reason is None:
+                    printer.show(asked, number, record, generation)
+                else:
+                    printer.refuse(asked, number, f"nothing was written, {reason}: {REMEDIES[reason]}")
+        del decode
+
+
+def _record(dated: bool, number: int, line: bytes) -> NumberedRecord:
+    """Parse a line; with `dated` its context must be a date. Raises UserError."""
+    record = json_record(number, line, {"text": str}, {"context": str})
+    if dated:
+        _check_date(f"line {number}: context", record.get("context", ""))
+    return number, record
 
 
 def _has_calendar(settings: Settings) -> bool:
@@ -163,14 +181,15 @@ def _asked(settings: Settings, name: str, k: int | None) -> AskedModel:
     most = settings.decoding.k if k is None else k
     if not name:
         return AskedModel(name, finetuned_or_base(settings), most)
-    if (known := LAKE_MODELS.get(name)) is None:
+    if name not in LAKE_MODELS:
         check_model(name, settings.model.revision if name == settings.model.name else None)
         return AskedModel(name, name, most)
-    most = most if known.calls or k else 0
-    if known.asset is None:
+    most = 0 if name in SILENT and not k else most
+    asset = LAKE_MODELS[name]
+    if asset is None:
         return AskedModel(name, model_name(settings.model), most)
-    checkpoint_files(settings, known.asset).receive()
-    folder = checkpoint_folder(settings, known.asset)
+    checkpoint_files(settings, asset).receive()
+    folder = checkpoint_folder(settings, asset)
     if read_report(folder) is None:
         raise UserError(f"--model {name!r}: {folder} holds no finished checkpoint; make it by toolformer-dag run")
     return AskedModel(name, str(folder), most)
@@ -186,9 +205,7 @@ def _decoder(settings: Settings, asked: AskedModel, max_new_tokens: int | None, 
     # the settings' own model may have a revision
     loaded = load_model(settings.model, None if asked.folder == model_name(settings.model) else asked.folder)
 
-    def run(
-        texts: Sequence[str], contexts: Sequence[str], watch: "Callable[[WrittenPiece], None] | None"
-    ) -> "list[Generation]":
+    def run(texts: Sequence[str], contexts: Sequence[str], watch: Watch | None) -> "list[Generation]":
         return decode(
             loaded,
             texts,
@@ -207,47 +224,67 @@ def _decoder(settings: Settings, asked: AskedModel, max_new_tokens: int | None, 
     return run
 
 
-def _complete_text(text: str, context: str, decode: Decode, k: int, trace: bool) -> None:
-    """Print the text; on a terminal piece by piece, with colours. Raises UserError where nothing was written."""
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    shown = _ShownText(console, text) if sys.stdout.isatty() else None
-    [generation] = decode([text], [context], shown)
-    if generation.reason is not None:
-        raise UserError(_not_written(generation.reason))
-    if shown is not None:
-        shown.finish()
-    else:
-        for call in generation.calls:
-            if call.reason is not None:
-                typer.echo(f"[{_written(call)}] has no result: {call.reason}", err=True)
-        typer.echo(text + generation.text)
-    if trace:
-        _print_chances(console, generation, k)
+class _PrintedLines:
+    """Prints a line of JSON per record and model."""
 
+    def __init__(self, bad: BadLines, trace: bool) -> None:
+        self._bad, self._trace = bad, trace
 
-def _not_written(reason: str) -> str:
-    return f"nothing was written, {reason}: {REMEDIES[reason]}"
+    def begin(self, asked: AskedModel) -> Watch | None:
+        return None
 
+    def refuse(self, asked: AskedModel, number: int, reason: str) -> None:
+        self._bad.tell(f"line {number}{f', {asked.name}' if asked.name else ''}: {reason}")
 
-def _written(call: "DecodedCall") -> str:
-    return f"{call.tool}({call.input})" if call.tool else call.input
+    def show(self, asked: AskedModel, number: int, record: dict[str, Any], generation: "Generation") -> None:
+        head = {"line": number, **({"model": asked.name} if asked.name else {})}
+        answer: dict[str, Any] = {
+            "text": record["text"] + generation.text,
+            "plain": record["text"] + generation.plain,
+            "calls": [asdict(call) for call in generation.calls],
+        }
+        if self._trace:
+            answer["trace"] = [asdict(chance) for chance in generation.chances]
+        # the head also where the record has such fields, as an answer has
+        typer.echo(json.dumps({**head, **record, **head, **answer}, ensure_ascii=False))
 
 
 CALL_STYLE, RESULT_STYLE, FAULT_STYLE = "cyan", "green", "red"
 
 
-class _ShownText:
-    """Prints pieces of a text as they are decoded, calls and results in colour."""
+class _PrintedText:
+    """Prints the text; on a terminal as it is decoded, with calls and results in colour."""
 
-    def __init__(self, console: Console, text: str) -> None:
-        self._console = console
-        self._call = ""
-        self._waiting: str | None = text  # until it is certain that something is written
+    def __init__(self, text: str, trace: bool, several: bool) -> None:
+        self._text, self._trace, self._several = text, trace, several
+        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._call, self._waiting = "", ""
 
-    def __call__(self, piece: "WrittenPiece") -> None:
+    def begin(self, asked: AskedModel) -> Watch | None:
+        if self._several:
+            typer.echo(f"== {asked.name} ==")
+        self._call, self._waiting = "", self._text  # until it is certain that something is written
+        return self._watch if sys.stdout.isatty() else None
+
+    def refuse(self, asked: AskedModel, number: int, reason: str) -> None:
+        raise UserError(reason)
+
+    def show(self, asked: AskedModel, number: int, record: dict[str, Any], generation: "Generation") -> None:
+        if sys.stdout.isatty():
+            self._print("")  # a model may have written nothing
+            self._console.print()
+        else:
+            for call in generation.calls:
+                if call.reason is not None:
+                    written = f"{call.tool}({call.input})" if call.tool else call.input
+                    typer.echo(f"[{written}] has no result: {call.reason}", err=True)
+            typer.echo(self._text + generation.text)
+        if self._trace:
+            self._print_chances(generation, asked.k)
+
+    def _watch(self, piece: "WrittenPiece") -> None:
         from toolformer_dag.decoding.generation import call_text
 
-        self._begin()
         if piece.call is None:
             self._call += piece.text if piece.in_call else ""
             self._print(piece.text, CALL_STYLE if piece.in_call else None)
@@ -262,90 +299,16 @@ class _ShownText:
             self._print(f" ✗ {piece.call.reason}: taken back]", FAULT_STYLE)
         self._call = ""
 
-    def finish(self) -> None:
-        """End the line; a model may have written nothing."""
-        self._begin()
-        self._console.print()
-
-    def _begin(self) -> None:
-        if self._waiting is not None:
-            self._print(self._waiting, None)
-            self._waiting = None
-
-    def _print(self, text: str, style: str | None) -> None:
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(harmless(self._waiting), end="")
+        self._waiting = ""
         self._console.print(harmless(text), style=style, end="")
         self._console.file.flush()
 
-
-def _print_chances(console: Console, generation: "Generation", k: int) -> None:
-    """Print a line per position; where a call may begin, in colour."""
-    console.print(f"{'p of [':>10} {'rank':>6}  k = {k}")
-    for chance in generation.chances:
-        text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
-        line = f"{chance.probability:10.6f} {chance.rank:6}  {'<' if chance.rank < k else ' '} {text}"
-        console.print(harmless(line), style=CALL_STYLE if chance.rank < k else None)
-
-
-class _BadLines:
-    """Names lines that cannot be used on standard error; `found`: whether there were any.
-
-    With `dated`, a line's context must be a date.
-    """
-
-    def __init__(self, dated: bool) -> None:
-        self.found = False
-        self._dated = dated
-
-    def tell(self, fault: str) -> None:
-        """Name a line."""
-        typer.echo(f"error: {fault}", err=True)
-        self.found = True
-
-    def left_out(self, source: BinaryIO) -> Iterator[NumberedRecords]:
-        """Yield the records of the good lines in batches, with their numbers."""
-        for batch in numbered_batches(source):
-            records: NumberedRecords = []
-            for number, line in batch:
-                try:
-                    record = json_record(number, line, {"text": str}, {"context": str})
-                    if self._dated:
-                        _check_date(f"line {number}: context", record.get("context", ""))
-                    records.append((number, record))
-                except UserError as error:
-                    self.tell(str(error))
-            yield records
-
-
-def _complete_file(
-    file: str, decoders: Iterable[tuple[AskedModel, Decode]], models: int, context: str, trace: bool, bad: _BadLines
-) -> None:
-    """Print a line per record and model. Raises UserError where there is no such file."""
-    with open_lines(file) as source:
-        batches = bad.left_out(source)
-        kept = batches if models == 1 else list(batches)  # the standard input can be read only once
-        for one, decode in decoders:
-            _complete_lines(kept, decode, {"model": one.name} if one.name else {}, context, trace, bad)
-            del decode  # one model at a time is in memory
-
-
-def _complete_lines(
-    batches: Iterable[NumberedRecords], decode: Decode, model: dict[str, str], context: str, trace: bool, bad: _BadLines
-) -> None:
-    """Print a line per record; the lines for which nothing was written are named as bad."""
-    for records in batches:
-        texts = [record["text"] for _, record in records]
-        written = decode(texts, [record.get("context", context) for _, record in records], None)
-        for (number, record), generation in zip(records, written, strict=True):
-            if generation.reason is not None:
-                named = f", {model['model']}" if model else ""
-                bad.tell(f"line {number}{named}: {_not_written(generation.reason)}")
-                continue
-            answer: dict[str, Any] = {
-                "text": record["text"] + generation.text,
-                "plain": record["text"] + generation.plain,
-                "calls": [asdict(call) for call in generation.calls],
-            }
-            if trace:
-                answer["trace"] = [asdict(chance) for chance in generation.chances]
-            head = {"line": number, **model}  # also where the record has such fields, as an answer has
-            typer.echo(json.dumps({**head, **record, **head, **answer}, ensure_ascii=False))
+    def _print_chances(self, generation: "Generation", k: int) -> None:
+        """Print a line per position; where a call may begin, in colour."""
+        self._console.print(f"{'p of [':>10} {'rank':>6}  k = {k}")
+        for chance in generation.chances:
+            text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
+            line = f"{chance.probability:10.6f} {chance.rank:6}  {'<' if chance.rank < k else ' '} {text}"
+            self._console.print(harmless(line), style=CALL_STYLE if chance.rank < k else None)

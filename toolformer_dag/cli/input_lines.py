@@ -1,20 +1,18 @@
 """Read JSON lines from a file or the standard input; a bad line is named by its number."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import orjson
+import typer
 
 from toolformer_dag.files import UserError
 
 BATCH = 256  # lines
-
-
-class LineError(UserError):
-    """A line that cannot be used."""
+Parsed = TypeVar("Parsed")
 
 
 def open_lines(file: str) -> BinaryIO:
@@ -26,24 +24,43 @@ def open_lines(file: str) -> BinaryIO:
     return Path(file).open("rb")
 
 
-def numbered_batches(lines: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield up to BATCH lines at a time with their numbers, from 1; blank lines are counted and left out."""
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    while batch := list(islice(numbered, BATCH)):
-        yield batch
+class BadLines:
+    """Names lines that cannot be used on standard error; `found`: whether there were any."""
+
+    found = False
+
+    def tell(self, fault: object) -> None:
+        """Name a line."""
+        typer.echo(f"error: {fault}", err=True)
+        self.found = True
+
+    def left_out(self, lines: Iterable[bytes], parse: Callable[[int, bytes], Parsed]) -> Iterator[list[Parsed]]:
+        """Yield the parsed good lines of up to BATCH at a time; numbers begin at 1, and blank lines count too.
+
+        `parse`: from number and line; raises UserError for a line that cannot be used.
+        """
+        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        while batch := list(islice(numbered, BATCH)):
+            parsed = []
+            for number, line in batch:
+                try:
+                    parsed.append(parse(number, line))
+                except UserError as error:
+                    self.tell(error)
+            yield parsed
 
 
 def json_record(
     number: int, line: bytes, required: Mapping[str, type], optional: Mapping[str, type] | None = None
 ) -> dict[str, Any]:
-    """Parse a line whose fields must have these types; further fields may stand beside them. Raises LineError."""
+    """Parse a line whose fields must have these types; further fields may stand beside them. Raises UserError."""
     try:
         record = orjson.loads(line)  # json would let half a character pass, which no tokenizer takes
     except ValueError as error:
-        raise LineError(f"line {number}: not JSON: {error}; write one object per line") from error
+        raise UserError(f"line {number}: not JSON: {error}; write one object per line") from error
     fields = {**required, **(optional or {})}
     for name, kind in fields.items():
         absent = isinstance(record, dict) and name not in record and name not in required
         if not absent and not (isinstance(record, dict) and type(record.get(name)) is kind):
-            raise LineError(f"line {number}: field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
+            raise UserError(f"line {number}: field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
     return dict(record)

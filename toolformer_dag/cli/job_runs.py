@@ -43,8 +43,8 @@ def completed(
         "asset_selection": assets,
         "run_config": QUIET,
         "raise_on_error": False,
+        "tags": {HOME: home_name(instance), FOLDER: folder.name},
     }
-    asked["tags"] = {HOME: home_name(instance), FOLDER: folder.name}
     with alive(folder):
         with _watched(instance, folder, sink):
             if plan.settings.execution.steps_at_once == 1:

@@ -3,21 +3,20 @@
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import dagster as dg
 
 from assets import JOB, TRAINING_JOB
+from assets.by_hand import BY_HAND
+from assets.declaration import asset_key
 from assets.metadata import UNCHANGED
-from assets.outputs import BY_HAND, IN_BOTH_JOBS, SHARD_LIST, SHOWN, outputs
-from assets.paper import STEP
-from assets.running import Step
-from assets.shard_list import observe
-from assets.staleness import StaleAsset, stale_assets, tell_dagster, with_descendants
-from assets.tables import asset_key
+from assets.outputs import IN_BOTH_JOBS, SHARD_LIST, outputs
+from assets.staleness import StaleAsset, observe, stale_assets, tell_dagster, with_descendants
+from assets.warehouse import SHOWN, STEP
 from resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.files import UserError, locked, write_whole
@@ -51,17 +50,13 @@ REPAIRS = 10
 """How often the job starts again because it met a damaged file, which is set aside then."""
 
 
-def _unwatched(step: Step) -> None:
-    """Nobody is watching."""
-
-
 class RunError(UserError):
     """Assets that failed, each with its reason."""
 
 
 @dataclass
 class RunReport:
-    """What ran, what it cost, and what failed with which error. Finetuning and evaluation count no tokens.
+    """What ran, what it cost, and what failed with which error.
 
     `unfinished`: what runs before had spent that were killed, failed or interrupted, since a report counted them.
     `set_aside`: files that were found damaged before anything ran. `damaged`: whether something failed because a file
@@ -113,7 +108,7 @@ class Project:
         end_dead_runs(self.instance)
         return [run.job_name for run in self.instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))]
 
-    def run(self, training: bool, sink: Sink = _unwatched) -> RunReport:
+    def run(self, training: bool, sink: Sink = lambda step: None) -> RunReport:
         """Run the job that brings everything up to date; with `training` also the one that finetunes and evaluates.
 
         Both end before this returns, and show in the UI. A failed asset stops what depends on it and nothing else.
@@ -130,20 +125,22 @@ class Project:
             report = RunReport(set_aside=set_aside(self.plan))
         for _ in range(REPAIRS):
             report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
-            self._run_job(JOB, [one.name for one in self.stale() if not one.by_hand], report, sink)
+            self._run_job(JOB, report, sink)
             if not report.damaged:
                 break
         if training and not report.failed:
-            self._run_job(TRAINING_JOB, [one.name for one in self.stale() if one.by_hand], report, sink)
+            self._run_job(TRAINING_JOB, report, sink)
         with self.plan.lake.storage.at_a_glance():
             tell_dagster(outputs(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)
         return report
 
-    def _run_job(self, name: str, stale: Sequence[str], report: RunReport, sink: Sink) -> None:
+    def _run_job(self, name: str, report: RunReport, sink: Sink) -> None:
         """Run what is stale and what depends on it; its steps skip themselves where nothing changed."""
+        by_hand = name == TRAINING_JOB
+        stale = [one.name for one in self.stale() if one.by_hand == by_hand]
         everything = with_descendants(outputs(self.plan), stale)
-        chosen = [one for one in everything if one in IN_BOTH_JOBS or (one in BY_HAND) == (name == TRAINING_JOB)]
+        chosen = [one for one in everything if one in IN_BOTH_JOBS or (one in BY_HAND) == by_hand]
         if not chosen:
             return
         if RAW_SHARDS in chosen:
@@ -157,60 +154,51 @@ def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
     """Add what a job made and what failed. Raises KeyboardInterrupt where a signal or the UI ended the run."""
     if was_interrupted(result):
         raise KeyboardInterrupt
-    landed = {event.asset_key: event.materialization for event in result.get_asset_materialization_events()}
+    landed = {event.asset_key: event.materialization.metadata for event in result.get_asset_materialization_events()}
     errors = {event.step_key: event for event in result.all_events if event.is_step_failure}
     for name in chosen:
         key = asset_key(name)
-        step = STEP if name in SHOWN else key.to_python_identifier()
-        if key not in landed and (failure := errors.get(step)) is not None:
-            report.failed[name] = _reason(failure)
-            report.damaged |= _is_damage(failure)
-        elif key not in landed:
-            report.failed[name] = NOT_RUN
-        else:
-            metadata = landed[key].metadata
-            if name not in (SHARD_LIST, *report.ran) and not _is_true(metadata.get(UNCHANGED)):
-                report.ran.append(name)
+        if key not in landed:
+            _add_failure(report, name, errors.get(STEP if name in SHOWN else key.to_python_identifier()))
+        elif name not in (SHARD_LIST, *report.ran) and landed[key].get(UNCHANGED) != dg.MetadataValue.bool(True):
+            report.ran.append(name)
 
 
-def _reason(event: dg.DagsterEvent) -> str:
+def _add_failure(report: RunReport, name: str, failure: dg.DagsterEvent | None) -> None:
+    """Add why an asset was not made; without a `failure` an asset before it is what failed."""
+    report.failed[name] = NOT_RUN if failure is None else _reason(failure)
+    report.damaged |= failure is not None and _is_damage(failure)
+
+
+def _reason(failure: dg.DagsterEvent) -> str:
     """Return what the asset raised, without Dagster's wrapping; the run's log in the UI has its traceback."""
-    failure = event.step_failure_data
-    error = failure.error
+    error = failure.step_failure_data.error
     while error is not None and error.cause is not None and (error.cls_name or "").startswith("Dagster"):
         error = error.cause
     if error is None:
-        return failure.error_display_string
+        return failure.step_failure_data.error_display_string
     if error.cls_name == CRASHED:
         return "its process was killed, as where memory runs out; what it had committed is kept"
     return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())
 
 
-def _is_damage(event: dg.DagsterEvent) -> bool:
-    error = event.step_failure_data.error
+def _is_damage(failure: dg.DagsterEvent) -> bool:
+    error = failure.step_failure_data.error
     while error is not None and error.cls_name != DamagedPart.__name__:
         error = error.cause
     return error is not None
 
 
-def _is_true(value: dg.MetadataValue | None) -> bool:
-    return isinstance(value, dg.BoolMetadataValue) and bool(value.value)
-
-
-class HistoryError(UserError):
-    """Dagster's own files, which hold the history of runs, cannot be used. The lake does not depend on them."""
-
-
 def home(root: Path) -> Path:
     """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use.
 
-    Raises HistoryError where it is no folder, or its name is not UTF-8.
+    Raises UserError where it is no folder, or its name is not UTF-8.
     """
     folder = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
     if folder.exists() and not folder.is_dir():
-        raise HistoryError(f"{printable(folder)} is a file; set DAGSTER_HOME to a folder, or remove it")
+        raise UserError(f"{printable(folder)} is a file; set DAGSTER_HOME to a folder, or remove it")
     if printable(folder) != str(folder):
-        raise HistoryError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
+        raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     with locked(folder / "instance.lock"):
         if not (folder / "dagster.yaml").exists():
             write_whole(folder / "dagster.yaml", DAGSTER_YAML)
@@ -221,14 +209,14 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
     """Open the instance of `home(root)`; runs of the command line show in the UI and the other way round."""
     global _opened
     _opened = folder = home(root)
-    with locked(folder / "instance.lock"), _dagster_home(folder):  # two at once would each make Dagster's databases
+    with locked(folder / "instance.lock"):  # two at once would each make Dagster's databases
         try:
-            return dg.DagsterInstance.get()
+            return dg.DagsterInstance.from_config(str(folder))
         except Exception as error:  # of Dagster's checks, of YAML, of its databases
             if isinstance(error, OSError) or isinstance(error.__cause__, sqlite3.Error):
                 raise
             reason = " ".join(str(error).split())[:200]
-            raise HistoryError(
+            raise UserError(
                 f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is written anew"
             ) from error
 
@@ -237,30 +225,16 @@ _opened = Path(".dagster")
 """The home that this process opened last, for errors of Dagster's databases, which name no file."""
 
 
-@contextmanager
-def _dagster_home(folder: Path) -> Iterator[None]:
-    """Let $DAGSTER_HOME name `folder` for the while: another project of this process has a home of its own."""
-    before = os.environ.get("DAGSTER_HOME")
-    os.environ["DAGSTER_HOME"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["DAGSTER_HOME"]
-        else:
-            os.environ["DAGSTER_HOME"] = before
-
-
-def history_error(error: sqlite3.Error) -> HistoryError:
-    """Return what to tell of an error of Dagster's databases: which are damaged, and what to do."""
+def history_error(error: sqlite3.Error) -> UserError:
+    """Return what to tell of an error of Dagster's databases, on which the lake does not depend."""
     folder = _opened
     damaged = ", ".join(str(file) for file in sorted(folder.rglob("*.db")) if not _is_database(file))
     if damaged:
-        return HistoryError(
+        return UserError(
             f"Dagster's history is damaged: {damaged}; move {folder} away and run again: the lake keeps every row, "
             "only the list of runs begins anew"
         )
-    return HistoryError(
+    return UserError(
         f"Dagster's history under {folder} cannot be used ({error}); free space or correct the rights and run again"
     )
 

@@ -1,14 +1,30 @@
-"""The rows of a query: printed as a table, as CSV or JSON, or written whole to a file."""
+"""Saved queries, and rows as people read or keep them: as a table, CSV, JSON, Markdown or Parquet."""
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
+from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from toolformer_dag.cli.terminal import harmless
-from toolformer_dag.files import UserError, write_whole
+from toolformer_dag.files import UserError
+
+
+@cache
+def saved_queries() -> Mapping[str, str]:
+    """Return the texts of the queries in saved_queries/ by name; the first line is a comment that describes them."""
+    found = sorted(files(__package__).joinpath("saved_queries").iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".sql"): file.read_text("utf-8") for file in found if file.name.endswith(".sql")}
+
+
+def description(query: str) -> str:
+    """Return what a saved query answers."""
+    return query.partition("\n")[0].removeprefix("-- ")
 
 
 class Format(StrEnum):
@@ -24,42 +40,32 @@ class Format(StrEnum):
 ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
 
-ENDING_OF = {Format.csv: ".csv", Format.json: ".jsonl", Format.parquet: ".parquet", Format.md: ".md"}
+
+def ending_of(format: Format | None, file: Path | None = None) -> str:
+    """Return how rows are written: in the format, else by the ending of the file, else as a table (no ending).
+
+    Raises UserError for an ending that stands for no format.
+    """
+    if format is not None or file is None:
+        return {None: "", Format.table: "", Format.json: ".jsonl"}.get(format, f".{format}")
+    if file.suffix.lower() not in ENDINGS:
+        raise UserError(f"--output {file}: the ending decides the format; end it with one of {', '.join(ENDINGS)}")
+    return file.suffix.lower()
 
 
 def printed(rows: pl.DataFrame, format: Format) -> str:
     """Return all rows as text; `format` is not parquet. Raises WarehouseError for a map whose keys are no text."""
-    if format is not Format.table:
-        text = encoded(rows, ENDING_OF[format]).decode()
-        return harmless(text) if format is Format.md else text
-    with pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=80, tbl_hide_dataframe_shape=True, tbl_width_chars=200):
-        return harmless(f"{rows}\n")
-
-
-def check_ending(file: Path) -> None:
-    """Raise UserError for an ending that stands for no format."""
-    if file.suffix.lower() not in ENDINGS:
-        raise UserError(f"--output {file}: the ending decides the format; end it with one of {', '.join(ENDINGS)}")
-
-
-def write_rows(rows: pl.DataFrame, file: Path, format: Format | None = None) -> None:
-    """Write all rows to `file`, in the format of its ending where none is given; a reader sees the old file or the new.
-
-    Raises WriteError, UserError for another ending, WarehouseError for values without a place in the format.
-    """
-    if format is Format.table:
-        write_whole(file, printed(rows, format).encode())
-        return
-    if format is None:
-        check_ending(file)
-    write_whole(file, encoded(rows, file.suffix.lower() if format is None else ENDING_OF[format]))
+    text = encoded(rows, ending_of(format)).decode()
+    return harmless(text) if format is Format.md else text
 
 
 def encoded(rows: pl.DataFrame, ending: str) -> bytes:
-    """Return all rows in the format of one of ENDINGS. Raises WarehouseError for values without a place in it."""
+    """Return all rows in the format of `ending_of`. Raises WarehouseError for values without a place in it."""
     buffer = BytesIO()
     try:
         match ending:
+            case "":
+                buffer.write(f"{drawn(rows, 80, 200)}\n".encode())
             case ".csv":
                 _flat(rows).write_csv(buffer)
             case ".json":
@@ -80,6 +86,13 @@ def encoded(rows: pl.DataFrame, ending: str) -> bytes:
     return buffer.getvalue()
 
 
+def drawn(rows: pl.DataFrame, longest: int, width: int, **looks: Any) -> str:
+    """Return all rows as a table for the terminal. `longest`: characters of a cell; `width`: of a line."""
+    sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
+    with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
+        return harmless(str(rows))
+
+
 def _flat(rows: pl.DataFrame) -> pl.DataFrame:
     """Lists and structs as JSON text: a cell of CSV holds no more than one value."""
     nested = [column for column in rows if column.dtype.is_nested()]
@@ -93,18 +106,14 @@ def _json(value: object) -> str | None:
     return json.dumps(plain, ensure_ascii=False, default=str)  # dates as text
 
 
-def _markdown(rows: pl.DataFrame) -> str:
-    """A table with one line per row; text is shown as it is, and no cell breaks the table."""
-    head = [_cell(name) for name in rows.columns]
-    rules = ["---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes]
-    lines = [head, rules, *([_cell(value) for value in row] for row in rows.iter_rows())]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 MARKDOWN = str.maketrans(
     {char: f"\\{char}" for char in "\\`*_[]|!#"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}
 )
 
 
-def _cell(value: object) -> str:
-    return "" if value is None else str(value).translate(MARKDOWN)
+def _markdown(rows: pl.DataFrame) -> str:
+    """A table with one line per row; text is shown as it is, and no cell breaks the table."""
+    rules = ["---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes]
+    lines = [["" if value is None else str(value).translate(MARKDOWN) for value in row] for row in rows.iter_rows()]
+    head = [name.translate(MARKDOWN) for name in rows.columns]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rules, *lines))

@@ -2,13 +2,13 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, harmless, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, settings_of
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _run(
     project: "Project", again: Sequence[str], training: bool, ran: Callable[[str], None] | None = None
 ) -> "RunReport":
     from toolformer_dag.cli.run_display import shown
-    from toolformer_dag.pipeline.chance import kept_nothing
+    from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
     from toolformer_dag.pipeline.spending import Spent
     from toolformer_dag.pipeline.stages import table_outputs
     from toolformer_dag.pipeline.update import withdraw
@@ -114,24 +114,11 @@ def _run(
     if report.failed:
         typer.echo(f"This run: {report.spent}.", err=True)
     with project.plan.lake.storage.at_a_glance():
-        for line in _thresholds(project):
+        for line in thresholds_told(project.plan):
             typer.echo(line)
         for line in kept_nothing(project.plan):
             typer.echo(line, err=True)
     return report
-
-
-def _thresholds(project: "Project") -> Iterator[str]:
-    """Yield what was chosen by chance, a line per lane."""
-    from toolformer_dag.lake.table import WHOLE
-    from toolformer_dag.lake.warehouse import CHOSEN
-    from toolformer_dag.pipeline.chance import threshold_told
-    from toolformer_dag.pipeline.filtered_calls import FILTER_RULE
-
-    for lane in project.plan.lanes:
-        table = project.plan.lake.table(f"{lane.key}/{FILTER_RULE}")
-        if table.has(WHOLE) and (chosen := table.record(WHOLE).get(CHOSEN)):
-            yield f"{lane.key}: {threshold_told(chosen)}"
 
 
 FUNNEL = """
@@ -190,11 +177,13 @@ def demo(config: Config = None, set: Set = None) -> None:
 
     Example: toolformer-dag demo
     """
+    from toolformer_dag.cli.query_results import drawn
+
     run(config=config, profile="embedded", shards=None, set=set)
     settings = settings_of(config, "embedded", set)
     for title, rows in _tables(settings):
         typer.echo(f"\n{title}")
-        typer.echo(_plain(rows))
+        typer.echo(drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_HORIZONTAL_ONLY"))
     typer.echo("\n" + NEXT.format(bin=Path(".venv/bin")))
 
 
@@ -204,33 +193,15 @@ def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
     from toolformer_dag.lake.warehouse import query
 
     warehouse = settings.paths.warehouse
+    funnel = query(warehouse, FUNNEL)
     return [
-        ("Funnel: what is left after each stage", _named(query(warehouse, FUNNEL))),
+        ("Funnel: what is left after each stage", funnel.rename(dict(zip(funnel.columns, STEPS, strict=True)))),
         ("Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0", query(warehouse, TABLE_2)),
         ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance, with results of other documents)", query(warehouse, CHANCE)),
         ("The smallest tau_f at which at most 5 % of the kept calls are kept by chance", query(warehouse, LEVEL)),
         ("Three kept and three rejected calls, with their losses", query(warehouse, EXAMPLES)),
         ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(Lake.of(settings.paths))),
     ]
-
-
-def _named(funnel: "pl.DataFrame") -> "pl.DataFrame":
-    return funnel.rename(dict(zip(funnel.columns, STEPS, strict=True)))
-
-
-def _plain(rows: "pl.DataFrame") -> str:
-    import polars as pl
-
-    with pl.Config(
-        tbl_rows=-1,
-        tbl_cols=-1,
-        fmt_str_lengths=44,
-        tbl_hide_dataframe_shape=True,
-        tbl_width_chars=160,
-        tbl_hide_column_data_types=True,
-        tbl_formatting="ASCII_HORIZONTAL_ONLY",
-    ):
-        return harmless(str(rows))
 
 
 def ui(

@@ -2,19 +2,20 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toolformer_dag.cli.completion import lane_names
-from toolformer_dag.cli.input_lines import LineError, json_record, numbered_batches, open_lines
+from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines
 from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, settings_of
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
-    from toolformer_dag.model.requests import CallLosses, LossRequest
+    from toolformer_dag.model.requests import LossRequest
 
 
 def tool(
@@ -62,6 +63,7 @@ def _lines() -> list[str]:
     return lines
 
 
+LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
 FIELDS: Mapping[str, type] = {"text": str, "offset": int, "tool": str, "input": str, "result": str}
 
 
@@ -81,53 +83,27 @@ def score(
     from toolformer_dag.model.engine import load_engine
 
     engine = load_engine(settings_of(config, None, None).model, model, dtype)
-    failed = False
+    bad = BadLines()
     with open_lines(str(file)) as source:
-        for lines in numbered_batches(source):
-            failed |= _score_lines(engine, lines)
-    raise typer.Exit(1 if failed else 0)
+        for batch in bad.left_out(source, partial(_request, engine)):
+            for (number, record, _), losses in zip(batch, engine.losses([one for *_, one in batch]), strict=True):
+                if losses.reason is None:
+                    scored = {name: getattr(losses, name) for name in LOSSES}
+                    typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
+                else:
+                    bad.tell(f"line {number}: {losses.reason}: shorten the text or take another model")
+    raise typer.Exit(int(bad.found))
 
 
-def _score_lines(engine: "Engine", lines: list[tuple[int, bytes]]) -> bool:
-    """Prints the scored lines; returns whether any had to be left out (each is named on standard error)."""
-    records: list[tuple[int, Mapping[str, Any]]] = []
-    requests: list[LossRequest] = []
-    failed = False
-    for number, line in lines:
-        try:
-            record = _record(number, line)
-            requests.append(_request(engine, number, record))
-            records.append((number, record))
-        except UserError as error:
-            typer.echo(f"error: {error}", err=True)
-            failed = True
-    for (number, record), losses in zip(records, engine.losses(requests), strict=True):
-        if losses.reason is None:
-            typer.echo(json.dumps({**record, **_columns(losses)}, ensure_ascii=False))
-        else:
-            typer.echo(f"error: line {number}: {losses.reason}: shorten the text or take another model", err=True)
-            failed = True
-    return failed
-
-
-def _columns(losses: "CallLosses") -> dict[str, float]:
-    names = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
-    return {name: getattr(losses, name) for name in names}
-
-
-def _record(number: int, line: bytes) -> Mapping[str, Any]:
-    record = json_record(number, line, FIELDS)
-    if not record["text"]:
-        raise LineError(f"line {number}: the text is empty; there is nothing to predict")
-    return record
-
-
-def _request(engine: "Engine", number: int, record: Mapping[str, Any]) -> "LossRequest":
+def _request(engine: "Engine", number: int, line: bytes) -> "tuple[int, Mapping[str, Any], LossRequest]":
     from toolformer_dag.model.requests import LossRequest
     from toolformer_dag.model.weights import OffsetError
 
+    record = json_record(number, line, FIELDS)
+    if not record["text"]:
+        raise UserError(f"line {number}: the text is empty; there is nothing to predict")
     try:
         position = engine.position_at(record["text"], record["offset"])
     except OffsetError as error:
-        raise LineError(f"line {number}: {error}") from error
-    return LossRequest(record["text"], position, record["tool"], record["input"], record["result"])
+        raise UserError(f"line {number}: {error}") from error
+    return number, record, LossRequest(record["text"], position, record["tool"], record["input"], record["result"])

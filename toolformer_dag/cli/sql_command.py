@@ -1,46 +1,21 @@
 """`sql`: one query over the warehouse, a saved query by its name, or a prompt for many."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.query_results import Format, check_ending, encoded, printed, write_rows
+from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
 from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
-from toolformer_dag.files import UserError
+from toolformer_dag.files import UserError, write_whole
 
 ALONE = ("describe", "summarize")
 """Words that DuckDB takes as a whole query, or says what it lacks."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedQuery:
-    """A query of the package. `description`: the comment in its first line; `text`: all of it, to be copied."""
-
-    name: str
-    description: str
-    text: str
-
-
-@cache
-def saved_queries() -> Mapping[str, SavedQuery]:
-    """Return the queries in saved_queries/ by name."""
-    found = sorted(file.name for file in files(__package__).joinpath("saved_queries").iterdir())
-    return {name.removesuffix(".sql"): _saved(name) for name in found if name.endswith(".sql")}
-
-
-def _saved(file: str) -> SavedQuery:
-    text = files(__package__).joinpath("saved_queries", file).read_text("utf-8")
-    return SavedQuery(file.removesuffix(".sql"), text.partition("\n")[0].removeprefix("-- "), text)
-
-
 def _names(incomplete: str) -> list[tuple[str, str]]:
-    return [(name, one.description) for name, one in saved_queries().items() if name.startswith(incomplete)]
+    return [(name, description(text)) for name, text in saved_queries().items() if name.startswith(incomplete)]
 
 
 def sql(
@@ -76,35 +51,28 @@ def sql(
     from toolformer_dag.lake.warehouse import received
 
     if list_:
-        _list()
+        width = max(map(len, saved_queries()))
+        typer.echo("\n".join(f"{name:<{width}}  {description(text)}" for name, text in saved_queries().items()))
         return
     database = received(settings_of(config, profile, set).paths)
-    if query is None and file is None and output is None and sys.stdin.isatty():
+    if (query, file, output) == (None, None, None) and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 
         answer_queries(database, format or Format.table)
         return
-    text = _query_text(query, file)
-    if output is not None and format is None:
-        check_ending(output)
-    if output is None and format is Format.parquet and sys.stdout.isatty():
-        raise UserError(
-            "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
-        )
-    rows = ask(database, text)
+    text, ending = _query_text(query, file), ending_of(format, output)
     if output is not None:
-        write_rows(rows, output, format)
+        rows = ask(database, text)
+        write_whole(output, encoded(rows, ending))
         typer.echo(f"{rows.height:,} rows in {output}", err=True)
     elif format is Format.parquet:
-        sys.stdout.buffer.write(encoded(rows, ".parquet"))
+        if sys.stdout.isatty():
+            raise UserError(
+                "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
+            )
+        sys.stdout.buffer.write(encoded(ask(database, text), ending))
     else:
-        sys.stdout.write(printed(rows, format or Format.table))
-
-
-def _list() -> None:
-    width = max(map(len, saved_queries()))
-    for one in saved_queries().values():
-        typer.echo(f"{one.name:<{width}}  {one.description}")
+        sys.stdout.write(printed(ask(database, text), format or Format.table))
 
 
 def _query_text(query: str | None, file: Path | None) -> str:
@@ -115,7 +83,16 @@ def _query_text(query: str | None, file: Path | None) -> str:
             "standard input; without any, `sql` opens a prompt on a terminal"
         )
     if query is not None and query in saved_queries():
-        return saved_queries()[query].text
+        return saved_queries()[query]
+    text = _given(query, file)
+    if query == text and text.isidentifier() and text.lower() not in ALONE:
+        known = ", ".join(saved_queries())
+        raise UserError(f'there is no saved query {text!r}; there are {known}. For a table write "from {text}"')
+    return text
+
+
+def _given(query: str | None, file: Path | None) -> str:
+    """Return the text of the file, the standard input or the argument. Raises UserError for what is no text."""
     try:
         if file is not None:
             return file.read_text("utf-8-sig")
@@ -126,7 +103,4 @@ def _query_text(query: str | None, file: Path | None) -> str:
         raise UserError(f"{source}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
     except OSError as error:
         raise UserError(f"--file {file}: {error.strerror}; name a file with a query") from error
-    if query != "-" and text.isidentifier() and text.lower() not in ALONE:
-        known = ", ".join(saved_queries())
-        raise UserError(f'there is no saved query {text!r}; there are {known}. For a table write "from {text}"')
     return text

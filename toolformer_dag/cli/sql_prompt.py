@@ -1,13 +1,14 @@
 """The prompt of `sql`: queries over several lines, with a history and completion of names."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 import typer
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, WordCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -15,8 +16,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import SqlLexer
 
-from toolformer_dag.cli.query_results import Format, printed
-from toolformer_dag.cli.sql_command import saved_queries
+from toolformer_dag.cli.query_results import Format, printed, saved_queries
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import WarehouseError, query
 
@@ -66,8 +66,7 @@ def answer_queries(database: Path, format: Format) -> None:
 
 def answer(database: Path, asked: str, format: Format) -> None:
     """Print at most SHOWN_ROWS rows of a query, or of the saved one of that name. Raises WarehouseError."""
-    saved = saved_queries().get(asked)
-    rows = query(database, saved.text if saved else asked)
+    rows = query(database, saved_queries().get(asked, asked))
     sys.stdout.write(printed(rows.head(SHOWN_ROWS), format))
     if format is Format.table:
         more = f", the first {SHOWN_ROWS} shown" if rows.height > SHOWN_ROWS else ""
@@ -116,29 +115,16 @@ class NameCompleter(Completer):
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._read: tuple[int, int] | None = None
-        self._known: Mapping[str, str] = {}
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         word = document.get_word_before_cursor()
-        at_start = not document.text_before_cursor[: -len(word) or None].strip()
-        for name, kind in self._candidates(at_start):
-            if word and name.lower().startswith(word.lower()):
-                yield Completion(name, -len(word), display_meta=kind)
-
-    def _candidates(self, at_start: bool) -> Iterator[tuple[str, str]]:
-        if at_start:
-            yield from ((name, "saved query") for name in saved_queries())
-        yield from self._names().items()
-        yield from ((keyword, "") for keyword in KEYWORDS)
-
-    def _names(self) -> Mapping[str, str]:
-        """The names in the file as it is now."""
-        try:
-            stamp = self._database.stat()
-            if self._read != (stamp.st_ino, stamp.st_mtime_ns):
-                self._known = dict(query(self._database, NAMES).iter_rows())
-                self._read = stamp.st_ino, stamp.st_mtime_ns
-        except (OSError, WarehouseError):  # it is being replaced; the names of before do
-            pass
-        return self._known
+        if not word:
+            return
+        at_start = document.text_before_cursor.strip() == word
+        known = dict.fromkeys(saved_queries() if at_start else (), "saved query")
+        with suppress(WarehouseError, OSError):  # it is being replaced
+            known |= dict(query(self._database, NAMES).iter_rows())
+        known |= dict.fromkeys(KEYWORDS, "")
+        yield from WordCompleter(list(known), ignore_case=True, meta_dict=known).get_completions(
+            document, complete_event
+        )

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.query_results import Format, printed
+from toolformer_dag.cli.query_results import Format, drawn, printed
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
 
@@ -29,7 +29,7 @@ def tables(
     Example: toolformer-dag tables 9; toolformer-dag tables figure_4 --format csv
     """
     from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, paper_table, tools_called
-    from toolformer_dag.lake.warehouse import received
+    from toolformer_dag.lake.warehouse import CLOSED, opened, received
 
     if format is Format.parquet:
         raise UserError(
@@ -38,28 +38,17 @@ def tables(
     if format is not Format.table and number is None:
         raise UserError(f"--format {format}: every table has columns of its own; name one, such as `tables 9`")
     chosen = PAPER_TABLES if number is None else (paper_table(number),)
-    database = received(settings_of(config, profile, set).paths)
-    for table in chosen:
-        rows = table.rows(database)
-        if format is not Format.table:
-            typer.echo(printed(rows, format), nl=False)
-            continue
-        typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
-        if (called := tools_called(database, table)) is not None:
-            typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
-        typer.echo("".join(f"  {harmless(note)}\n" for note in notes(database, table)))
+    with opened(received(settings_of(config, profile, set).paths), CLOSED) as warehouse:
+        for table in chosen:
+            rows = table.rows(warehouse)
+            if format is not Format.table:
+                typer.echo(printed(rows, format), nl=False)
+                continue
+            typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
+            if (called := tools_called(warehouse, table)) is not None:
+                typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
+            typer.echo("".join(f"  {harmless(note)}\n" for note in notes(warehouse, table)))
 
 
 def _drawn(rows: "pl.DataFrame") -> str:
-    import polars as pl
-
-    with pl.Config(
-        tbl_rows=-1,
-        tbl_cols=-1,
-        fmt_str_lengths=LONGEST,
-        tbl_width_chars=WIDTH,
-        tbl_hide_dataframe_shape=True,
-        tbl_hide_column_data_types=True,
-        tbl_formatting="ASCII_MARKDOWN",
-    ):
-        return harmless(str(rows))
+    return drawn(rows, LONGEST, WIDTH, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")

@@ -9,14 +9,13 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import polars as pl
+from duckdb import DuckDBPyConnection
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.queries import quoted, sql_text
-from toolformer_dag.lake.warehouse import query
+from toolformer_dag.lake.queries import quoted, rows, sql_text
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
 PAPER, DASH = "the paper", "–"
@@ -109,9 +108,9 @@ class PaperTable:
         """Return whether it is one of the Tables 3 to 7, in which tools are called."""
         return self.wide is _accuracies
 
-    def rows(self, database: Path) -> pl.DataFrame:
-        """Return the rows of the view. Raises WarehouseError."""
-        return query(database, f"FROM {self.view}")
+    def rows(self, warehouse: DuckDBPyConnection) -> pl.DataFrame:
+        """Return the rows of the view."""
+        return rows(warehouse, f"FROM {self.view}")
 
 
 def _interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
@@ -243,24 +242,24 @@ COMPARABLE = {
 OF_THE_PAPER = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J finetuned on C*."
 
 
-def notes(database: Path, table: PaperTable) -> list[str]:
-    """Say whose figures are of which model, and what was left out. Raises WarehouseError."""
-    whose = [f"Ours are of {line}." for [line] in query(database, WHOSE).iter_rows()]
+def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
+    """Say whose figures are of which model, and what was left out."""
+    whose = [f"Ours are of {line}." for [line] in rows(warehouse, WHOSE).iter_rows()]
     found = (
         [] if table.number in ("2", "10") else whose or ["Nothing of ours was measured yet; run `toolformer-dag run`."]
     )
     found.append(COMPARABLE.get(table.number, OF_THE_PAPER))
     if table.is_of_benchmarks:
-        left_out = query(database, LEFT_OUT.replace("{number}", table.number)).iter_rows()
+        left_out = rows(warehouse, LEFT_OUT.replace("{number}", table.number)).iter_rows()
         found += [f"Left out by the reader: {line}." for [line] in left_out]
     return found
 
 
-def tools_called(database: Path, table: PaperTable) -> pl.DataFrame | None:
-    """Return which tools were called, in per cent; None for a table without benchmarks. Raises WarehouseError."""
+def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
+    """Return which tools were called, in per cent; None for a table without benchmarks."""
     if not table.is_of_benchmarks:
         return None
     where = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
-    rows = query(database, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
-    cells = rows.select("benchmark", _named(), _count("n"), "called", _interval("share").alias("cell"))
+    called = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
+    cells = called.select("benchmark", _named(), _count("n"), "called", _interval("share").alias("cell"))
     return cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True).fill_null(DASH)

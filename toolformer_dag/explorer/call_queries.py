@@ -41,12 +41,6 @@ FROM swapped_statistics JOIN filter_statistics USING (tool, tau_f, calls) JOIN l
 """
 VERDICT = "CASE WHEN NOT eligible THEN reason ELSE coalesce(why_not(false, NULL, best, delta, $tau), 'kept') END"
 """What becomes of a call at the threshold $tau, whatever the limit of texts per tool (examples_per_tool)."""
-REASONS = {
-    "below_tau_f": "eligible AND NOT delta >= $tau",
-    "not_best_at_position": "eligible AND NOT best AND delta >= $tau",
-    "beyond_examples": "reason = 'beyond_examples'",
-}
-"""How to find the calls that a threshold leaves out, and those that the applied one keeps and the limit does not."""
 COLUMNS = f"""
 rowid AS row, tool, shard, digest, segment, position, sample, domain, date, char_offset, text_offset,
 input[:{SHORT}] AS input, length(input) AS input_length, result[:{SHORT}] AS result, length(result) AS result_length,
@@ -163,14 +157,12 @@ def _filter(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     if asked.get("text"):
         where.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
         given["text"] = asked["text"].lower()
-    if asked.get("verdict") == "kept":
-        where.append("best AND delta >= $tau")
-    elif asked.get("verdict") == "lost":
-        where.append("NOT (best AND coalesce(delta >= $tau, false))")
+    if verdict := asked.get("verdict"):
+        where.append(f"({VERDICT} = 'kept') = {verdict == 'kept'}")
     if reason := asked.get("reason"):
-        where.append(REASONS.get(reason, "NOT eligible AND reason = $reason"))
-        if reason not in REASONS:
-            given["reason"] = reason
+        # the limit of texts per tool is that of the applied threshold
+        where.append("reason = $reason" if reason == "beyond_examples" else f"{VERDICT} = $reason")
+        given["reason"] = reason
     return " AND ".join(where), given
 
 

@@ -35,6 +35,11 @@ WHERE one.condition = $one AND other.condition = $other AND one.benchmark = $ben
 ORDER BY question LIMIT {MOST_QUESTIONS}
 """
 CONDITIONS = "SELECT condition, coalesce(max(k), 0) > 0 AS calls FROM outcomes GROUP BY condition ORDER BY ALL"
+COMPARED = f"""
+WITH conditions AS ({CONDITIONS})
+SELECT one.condition AS one, other.condition AS other FROM conditions AS one, conditions AS other
+WHERE one.calls AND NOT other.calls ORDER BY ALL
+"""
 COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 
 
@@ -46,7 +51,7 @@ def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
         sql = f'SELECT {columns} FROM "{name}" ORDER BY {order} LIMIT {limit}'
         return reader.rows(sql) if name in there else []
 
-    conditions = [row["condition"] for row in _conditions(reader)]
+    conditions = _conditions(reader)
     return {
         "made_by": MADE_BY,
         "conditions": conditions,
@@ -63,25 +68,16 @@ def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
 
     Of the two that are compared first, MOST_EXPORTED questions won and lost of each benchmark.
     """
-    conditions = _conditions(reader)
-    compared = [
-        {"one": one["condition"], "other": other["condition"]}
-        for one in conditions
-        for other in conditions
-        if one["calls"] and not other["calls"]
-    ]
+    compared = reader.rows(COMPARED) if reader.has("outcomes") else []
     counted = [{**both, "rows": pairs(reader, both)} for both in compared]
-    first = dict(zip(("one", "other"), _compared([row["condition"] for row in conditions]), strict=False))
-    listed = [
-        {**asked, "rows": questions(reader, asked)[:MOST_EXPORTED]}
-        for row in next((one["rows"] for one in counted if first.items() <= one.items()), [])
-        for asked in ({**first, "benchmark": row["benchmark"], "which": which} for which in ("won", "lost"))
-    ]
-    return {"pairs": counted, "questions": listed}
+    first = dict(zip(("one", "other"), _compared(_conditions(reader)), strict=False))
+    benchmarks = [row["benchmark"] for one in counted if first.items() <= one.items() for row in one["rows"]]
+    asked = [{**first, "benchmark": name, "which": which} for name in benchmarks for which in ("won", "lost")]
+    return {"pairs": counted, "questions": [{**one, "rows": questions(reader, one)[:MOST_EXPORTED]} for one in asked]}
 
 
-def _conditions(reader: WarehouseReader) -> list[dict[str, Any]]:
-    return reader.rows(CONDITIONS) if reader.has("outcomes") else []
+def _conditions(reader: WarehouseReader) -> list[str]:
+    return [row["condition"] for row in reader.rows(CONDITIONS)] if reader.has("outcomes") else []
 
 
 def _compared(conditions: Sequence[str]) -> list[str]:

@@ -3,14 +3,14 @@
 import math
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from toolformer_dag.lake.queries import OFFLINE
-from toolformer_dag.lake.warehouse import CLOSED, WarehouseError
+from toolformer_dag.lake.warehouse import CLOSED, WarehouseError, opened
 
 Row = dict[str, Any]
 
@@ -24,7 +24,8 @@ class WarehouseReader:
     def __init__(self, database: Path) -> None:
         self.database = database
         self._lock = threading.Lock()
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._opened = ExitStack()
+        self._connection: duckdb.DuckDBPyConnection
         self._stamp: tuple[int, int] | None = None
 
     def version(self) -> str:
@@ -49,21 +50,14 @@ class WarehouseReader:
     def _current(self) -> duckdb.DuckDBPyConnection:
         """A cursor of its own for the caller's thread."""
         with self._lock:
-            try:
+            stamp = None
+            with suppress(FileNotFoundError):
                 found = self.database.stat()
-            except FileNotFoundError as error:
-                raise WarehouseError(
-                    f"there is no warehouse at {self.database} yet; run `toolformer-dag run`"
-                ) from error
-            stamp = (found.st_ino, found.st_mtime_ns)
-            if self._connection is None or stamp != self._stamp:
-                if self._connection is not None:
-                    self._connection.close()  # while it is open, connecting again would give the old file
-                try:
-                    self._connection = duckdb.connect(self.database, read_only=True, config={**OFFLINE, **CLOSED})
-                except duckdb.Error as error:
-                    self._connection = None
-                    raise WarehouseError(str(error)) from error
+                stamp = found.st_ino, found.st_mtime_ns
+            if stamp is None or stamp != self._stamp:
+                self._stamp = None
+                self._opened.close()  # while it is open, connecting again would give the old file
+                self._connection = self._opened.enter_context(opened(self.database, CLOSED))
                 self._stamp = stamp
             return self._connection.cursor()
 

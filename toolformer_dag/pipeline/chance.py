@@ -11,6 +11,8 @@ import duckdb
 import polars as pl
 
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SCORED_DOCUMENTS, SWAPPED_PLACES
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.settings.tool_settings import ChanceThreshold
@@ -51,6 +53,14 @@ def threshold_told(chosen: Mapping[str, Any]) -> str:
         remedy = f": about {needed} swapped places would do, there are {chosen['swapped']}; {more}"
     taken = "nothing is kept" if chosen["tau_f"] is None else f"the fallback {chosen['tau_f']:.3g} is taken"
     return f"no tau_f is certified at {chosen['by_chance']:.3g} ({chosen['verdict']}{remedy}); {taken}"
+
+
+def thresholds_told(plan: Plan) -> Iterator[str]:
+    """Yield what was chosen by chance, a line per lane."""
+    for lane in plan.lanes:
+        table = plan.lake.table(f"{lane.key}/filter_rule")
+        if table.has(WHOLE) and (chosen := table.record(WHOLE).get(CHOSEN)):
+            yield f"{lane.key}: {threshold_told(chosen)}"
 
 
 def kept_nothing(plan: Plan) -> list[str]:

@@ -16,7 +16,7 @@ NO_TOKENS = ("passes", "decoding_steps")
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens that went through the model, and tool calls that were made. Finetuning and evaluation count none."""
+    """Tokens that went through the model, and tool calls that were made; counted as in COST_COLUMNS."""
 
     tokens: int = 0
     calls: int = 0

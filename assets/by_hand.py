@@ -1,0 +1,201 @@
+"""The assets of the second job, a person's decision: M finetuned on C* and on C, and what that gains and costs."""
+
+import time
+from collections.abc import Mapping
+
+import dagster as dg
+import polars as pl
+
+from assets.declaration import Output, shared_reasons
+from assets.metadata import ROWS, UNCHANGED, frame_table, image, last_metadata, numbers
+from assets.plots import bars
+from assets.running import note_cost, progress
+from assets.small_plots import loss_curve
+from resources import Compute
+from toolformer_dag.evaluation.measurements import (
+    ACCURACY,
+    HELDOUT_C,
+    MEASURES,
+    OVERLAP,
+    PERPLEXITY,
+    SETTINGS,
+    TABLES,
+    Measurement,
+    measured_on,
+    measurement_reasons,
+)
+from toolformer_dag.evaluation.question_overlap import overlap_counts
+from toolformer_dag.exports.model_card import add_evaluation, write_model_card
+from toolformer_dag.files import locked
+from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
+from toolformer_dag.pipeline.heldout_texts import too_few
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.spending import StepCost
+from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.training.checkpoint_outputs import (
+    CHECKPOINTS,
+    checkpoint_reasons,
+    checkpoint_settings,
+    publish_curve,
+    training_texts,
+)
+from toolformer_dag.training.training_report import (
+    TrainingReport,
+    card_is_lost,
+    checkpoint_files,
+    checkpoint_folder,
+    read_report,
+)
+
+TRAINED = tuple(f"training/{name}" for name in CHECKPOINTS)
+BY_HAND = (*TRAINED, *TABLES)
+DESCRIPTIONS = {
+    ACCURACY: "Questions answered right: base, base + C, Toolformer disabled and with tools, further models.",
+    PERPLEXITY: "Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
+}
+
+
+def checkpoint(plan: Plan, name: str) -> Output:
+    """Return the asset of one of CHECKPOINTS; both are trained alike and on the same texts."""
+    settings, out, files = plan.settings, checkpoint_folder(plan.settings, name), checkpoint_files(plan.settings, name)
+
+    def version() -> str | None:
+        report = read_report(out)
+        return report.fingerprint if report else None
+
+    def trained(
+        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
+    ) -> dg.MaterializeResult:
+        from toolformer_dag.training.launch import train
+
+        def measured(step: int, values: Mapping[str, float]) -> None:
+            context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
+
+        compute.release()
+        texts, choosing = training_texts(plan, name)
+        if warning := too_few(len(choosing), "choose the checkpoint"):
+            context.log.warning(warning)
+        with locked(out.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
+            files.receive()  # that of another machine too
+            report = train(
+                settings.model, texts, choosing, settings.training, out, progress(context, "steps"), measured
+            )
+            if not report.reused or card_is_lost(out):
+                write_model_card(plan, name, report, len(choosing))
+                add_evaluation(out, *measured_on(plan, name))
+            curve = publish_curve(plan, name, report)
+            files.send()
+        if not report.reused:
+            epochs = report.steps * settings.training.batch_size / max(1, report.examples)
+            note_cost(context, lake, StepCost(report.seconds, round(report.tokens * epochs)))
+        return _checkpoint_result(str(out), report, curve, len(choosing))
+
+    return Output(
+        name=f"training/{name}",
+        settings=checkpoint_settings(plan, name),
+        depends_on=(CORPUS, HELDOUT_TEXTS),
+        description=CHECKPOINTS[name][1],
+        kinds={"pytorch", "huggingface"},
+        pool="gpu",
+        reasons=lambda: shared_reasons(files, lambda: checkpoint_reasons(plan, name)),
+        version=version,
+        make=trained,
+    )
+
+
+def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame, choosing: int) -> dg.MaterializeResult:
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(report.fingerprint),
+        metadata={
+            "checkpoint": dg.MetadataValue.path(folder),
+            "examples": report.examples,
+            "seconds": round(report.seconds, 1),
+            "tokens": report.tokens,
+            "steps": report.steps,
+            "best step": report.best_step,
+            "processes": report.processes,
+            "held-out perplexity": report.perplexity,
+            "texts that choose the checkpoint": choosing,
+            **({"warning": warning} if (warning := too_few(choosing, "choose the checkpoint")) else {}),
+            "texts longer than a sequence": report.split_texts,
+            "already finished before": report.reused,
+            UNCHANGED: report.reused,
+            "curves": dg.MetadataValue.md(loss_curve(curve)),
+        },
+    )
+
+
+def measurement(plan: Plan, name: str) -> Output:
+    """Return the asset of one of MEASURES."""
+
+    def version() -> str | None:
+        return plan.lake.table(name).part_version(WHOLE)
+
+    def reasons() -> Reasons:
+        return Reasons({WHOLE: measurement_reasons(plan, name)})
+
+    def measured(
+        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
+    ) -> dg.MaterializeResult:
+        compute.release()
+        stored, shown = version(), last_metadata(context)
+        if shown and stored is not None and not reasons():
+            return dg.MaterializeResult(data_version=dg.DataVersion(stored), metadata={**shown, UNCHANGED: True})
+        for checkpoint in CHECKPOINTS:  # those of another machine too
+            checkpoint_files(plan.settings, checkpoint).receive()
+        began = time.monotonic()
+        found = MEASURES[name](plan, progress(context, "rounds of questions" if name == ACCURACY else "models"))
+        note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens, found.calls))
+        for checkpoint in CHECKPOINTS:
+            files = checkpoint_files(plan.settings, checkpoint)
+            files.receive()  # one that was trained elsewhere meanwhile stays
+            add_evaluation(checkpoint_folder(plan.settings, checkpoint), *measured_on(plan, checkpoint))
+            files.send()
+        more = _of_accuracy(lake, found) if name == ACCURACY else _of_perplexity(context, found)
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(found.version), metadata={**_metadata(name, found), **more}
+        )
+
+    return Output(
+        name=name,
+        settings=SETTINGS[name](plan),
+        depends_on=(*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED,
+        description=DESCRIPTIONS[name],
+        kinds={"pytorch"},
+        pool="gpu",
+        reasons=reasons,
+        version=version,
+        make=measured,
+    )
+
+
+def _metadata(name: str, found: Measurement) -> Mapping[str, dg.MetadataValue]:
+    measure, of = name.rpartition("/")[2], "benchmark" if name == ACCURACY else "source"
+    return {
+        ROWS: dg.MetadataValue.int(found.rows.height),
+        measure: dg.MetadataValue.md(frame_table(found.shown, found.shown.height)),
+        **numbers(found.rows, measure, of),
+        UNCHANGED: dg.MetadataValue.bool(False),
+    }
+
+
+def _of_accuracy(lake: Lake, found: Measurement) -> Mapping[str, dg.MetadataValue]:
+    left_out = {benchmark: dict(reasons) for benchmark, reasons in found.left_out.items()}
+    percent = pl.col("accuracy", "low", "high") * 100
+    drawn = found.rows.with_columns(percent, model="condition", figures_of=pl.lit("ours"))
+    return {
+        "in_corpus": dg.MetadataValue.md(frame_table(overlap_counts(lake.table(OVERLAP).read(WHOLE)), 30)),
+        **({"left_out": dg.MetadataValue.json(left_out)} if left_out else {}),
+        "plot": image(bars(drawn, "benchmark", "accuracy", "right (%)")),
+    }
+
+
+def _of_perplexity(context: dg.AssetExecutionContext, found: Measurement) -> Mapping[str, dg.MetadataValue]:
+    texts = found.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
+    warning = too_few(max(texts), "measure perplexity")
+    if warning is None:
+        return {}
+    context.log.warning(warning)
+    return {"warning": dg.MetadataValue.text(warning)}

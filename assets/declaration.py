@@ -1,0 +1,103 @@
+"""What an asset is: what determines it, why it is out of date, what makes it; and the Dagster asset of that."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import dagster as dg
+
+from assets.running import note_failure, step
+from resources.step_processes import has_own_process, step_tags
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.local_outputs import LocalOutput
+from toolformer_dag.lake.session import session
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.pipeline.chunks import end_with_parent
+from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.settings.setting_types import ASSET_GROUPS
+
+OWNERS = ["team:data"]
+EXPLORER = "http://127.0.0.1:3001/"
+"""The page of `toolformer-dag explore` on its usual port."""
+MEASURED_GROUPS = ("training", "evaluation", "tables")
+"""The groups whose assets the page shows as evaluation, training and costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """An asset. `settings`: what determines it beside the assets that it depends on.
+
+    - `reasons`: why what is stored is missing, damaged or out of date; `version`: the data version of what is stored,
+      None where nothing is.
+    - `make`: takes the context and, by name, what it needs: for most that is resources.
+    - `checks`: names of its blocking checks.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    depends_on: tuple[str, ...]
+    description: str
+    kinds: Collection[str]
+    pool: str
+    reasons: Callable[[], Reasons]
+    version: Callable[[], str | None]
+    make: Callable[..., Any]
+    checks: Sequence[str] = ()
+
+    @property
+    def code_version(self) -> str:
+        return fingerprint(self.settings)
+
+
+def shared_reasons(files: LocalOutput, reasons: Callable[[], Sequence[str]]) -> Reasons:
+    """Ask about what another machine may have made; what is only on this one has yet to be sent."""
+    files.receive()
+    return Reasons({WHOLE: reasons() or (["it is not in the object store yet"] if files.unsent() else [])})
+
+
+def asset_key(name: str) -> dg.AssetKey:
+    """Return the key of "calculator/loss_deltas"."""
+    return dg.AssetKey(name.split("/"))
+
+
+def asset_of(output: Output) -> dg.AssetsDefinition:
+    """Return the Dagster asset. Whoever watches its run is told how the step ended, also from a process of its own."""
+
+    @wraps(output.make)  # Dagster reads the parameters from it
+    def make(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
+        if has_own_process(context):
+            end_with_parent()
+        with step(context, output.name) as made, session():
+            try:
+                result: dg.MaterializeResult = output.make(context, *arguments, **resources)
+            except BaseException:
+                if "lake" in resources:
+                    note_failure(context, resources["lake"], made)
+                raise
+            made.end(result.metadata or {})
+            return result
+
+    key = asset_key(output.name)
+    asset = dg.asset(
+        key=key,
+        group_name=output.name.partition("/")[0],
+        deps=[asset_key(name) for name in output.depends_on],
+        code_version=output.code_version,
+        kinds=set(output.kinds),
+        owners=OWNERS,
+        pool=output.pool,
+        op_tags=step_tags(output.pool),
+        check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in output.checks],
+        description=output.description,
+        metadata={"explore": dg.MetadataValue.url(explored(output.name))},
+    )
+    return asset(make)
+
+
+def explored(name: str) -> str:
+    """Return where the page of `toolformer-dag explore` shows what an asset made, while it is served."""
+    group, _, stage = name.partition("/")
+    if group in MEASURED_GROUPS and stage != "table_2":
+        return f"{EXPLORER}#view=runs"
+    return f"{EXPLORER}#view=thresholds" if group in ASSET_GROUPS else f"{EXPLORER}#tool={group}"

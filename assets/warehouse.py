@@ -1,0 +1,213 @@
+"""What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+import polars as pl
+from duckdb import DuckDBPyConnection
+
+from assets.declaration import OWNERS, Output, asset_key, explored, shared_reasons
+from assets.metadata import (
+    CALLS,
+    ROWS,
+    TOKENS,
+    UNCHANGED,
+    as_text,
+    counts_table,
+    frame_table,
+    image,
+    largest_first,
+    last_metadata,
+)
+from assets.plots import PLOTS
+from resources import WarehouseResource
+from resources.step_processes import step_tags
+from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
+from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, tools_called
+from toolformer_dag.exports.corpus_export import (
+    asset_files,
+    asset_folder,
+    corpus_reasons,
+    corpus_settings,
+    export_corpus,
+    tells_the_same,
+)
+from toolformer_dag.exports.dataset_folder import read_exported
+from toolformer_dag.exports.forms import text_form
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.warehouse import CLOSED, opened, out_of_date, version, warehouse_files, warehouse_settings
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.update import Reasons
+
+WAREHOUSE, DATASET = "warehouse/toolformer_duckdb", "warehouse/dataset"
+STEP = "tables"
+"""The step that makes all of them: a step each would cost seconds where nothing changed."""
+TABLES = {f"tables/{table.view}": table for table in PAPER_TABLES}
+SHOWN = tuple(TABLES)
+SHOWN_AS = 1
+"""Raise this when the same rows are shown in another way."""
+EXAMPLE_CHARACTERS = 320
+
+
+def warehouse(plan: Plan, above: Sequence[str]) -> Output:
+    """Return the asset of the DuckDB file: all tables of the lake, with the views of views.sql.
+
+    `above`: the assets whose rows it holds.
+    """
+    tables, lanes, database = all_tables(table_outputs(plan)), plan.lane_names, plan.settings.paths.warehouse
+
+    def reasons() -> Reasons:
+        files = warehouse_files(plan.lake, database)
+        return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
+
+    def file(
+        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], warehouse: WarehouseResource
+    ) -> dg.MaterializeResult:
+        for name, damage in withdraw_damaged(lake).items():
+            context.log.warning(f"{name} is left out until it is made again: {damage}")
+        shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}
+        if len(shown) < 2:
+            rows = warehouse.build(lake, tables, lanes)
+            shown = {
+                ROWS: rows["loss_deltas"],
+                "rows": dg.MetadataValue.md(counts_table("table", largest_first(rows))),
+                "file": dg.MetadataValue.path(warehouse.database),
+                UNCHANGED: False,
+            }
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(version(lake, tables, lanes)), metadata={**shown, TOKENS: 0, CALLS: 0}
+        )
+
+    return Output(
+        name=WAREHOUSE,
+        settings=warehouse_settings(tables, lanes),
+        depends_on=tuple(above),
+        description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
+        kinds={"duckdb"},
+        pool="lake",
+        reasons=reasons,
+        version=lambda: version(plan.lake, tables, lanes),
+        make=file,
+    )
+
+
+def dataset(plan: Plan) -> Output:
+    """Return the asset of C* as a Hugging Face data set, in the form `text`."""
+    form, folder, files = text_form(), asset_folder(plan), asset_files(plan)
+
+    def reasons() -> Reasons:
+        return shared_reasons(files, lambda: corpus_reasons(plan, folder, form))
+
+    def stored_version() -> str | None:
+        exported = read_exported(folder)
+        return exported.version if exported else None
+
+    def export(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        unchanged = not reasons() and tells_the_same(plan, folder)
+        exported = read_exported(folder) if unchanged else None
+        if exported is None:
+            exported = export_corpus(plan, folder, form, of_the_lake=True)
+            files.send()
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(exported.version),
+            metadata={
+                ROWS: sum(exported.rows.values()),
+                "rows": dg.MetadataValue.md(counts_table("split", largest_first(exported.rows))),
+                "folder": dg.MetadataValue.path(str(folder)),
+                UNCHANGED: unchanged,
+                TOKENS: 0,
+                CALLS: 0,
+            },
+        )
+
+    return Output(
+        name=DATASET,
+        settings=corpus_settings(plan, form),
+        depends_on=(WAREHOUSE,),
+        description="C* as a Hugging Face data set.",
+        kinds={"parquet", "huggingface"},
+        pool="lake",
+        reasons=reasons,
+        version=stored_version,
+        make=export,
+    )
+
+
+def paper_table(name: str) -> Output:
+    """Return the asset of a table: nothing is stored, it is read again whenever there is another warehouse."""
+    return Output(
+        name=name,
+        settings={"shown": SHOWN_AS},
+        depends_on=(WAREHOUSE,),
+        description=f"{TABLES[name].title}; ours and the paper's.",
+        kinds={"duckdb", "sql"},
+        pool="lake",
+        reasons=Reasons,
+        version=lambda: None,
+        make=_shown,
+    )
+
+
+def paper_assets(outputs: Sequence[Output]) -> dg.AssetsDefinition:
+    """Return the assets of the paper's tables; the warehouse is opened once for all."""
+    specs = [
+        dg.AssetSpec(
+            asset_key(output.name),
+            group_name="tables",
+            deps=[asset_key(above) for above in output.depends_on],
+            code_version=output.code_version,
+            kinds=set(output.kinds),
+            owners=OWNERS,
+            description=output.description,
+            metadata={"explore": dg.MetadataValue.url(explored(output.name))},
+        )
+        for output in outputs
+    ]
+
+    @dg.multi_asset(name=STEP, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
+    def tables(context: dg.AssetExecutionContext, warehouse: WarehouseResource) -> Iterator[dg.MaterializeResult]:
+        with opened(warehouse.path, CLOSED) as connection:
+            for output in outputs:
+                if asset_key(output.name) in context.selected_asset_keys:
+                    yield output.make(context, output=output, warehouse=connection)
+
+    return tables
+
+
+def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: DuckDBPyConnection) -> dg.MaterializeResult:
+    """Show the rows as numbers, Markdown and a plot; what was shown last is shown again where nothing changed."""
+    key, table = asset_key(output.name), TABLES[output.name]
+    rows, told, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
+    version = fingerprint(
+        [output.code_version, [rows.write_json(), told, None if called is None else called.write_json()]]
+    )
+    last = last_metadata(context, key)
+    if _text(last, "content") == version:
+        shown = {**last, UNCHANGED: True}
+    else:
+        shown = {
+            ROWS: rows.height,
+            "table": dg.MetadataValue.md(frame_table(table.wide(rows), rows.height, EXAMPLE_CHARACTERS)),
+            **({} if called is None else {"tools called": dg.MetadataValue.md(frame_table(called, called.height))}),
+            "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in told)),
+            "content": version,
+            UNCHANGED: False,
+            "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),
+            **_plot(last, output, table, rows),
+        }
+    return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(version), metadata=shown)
+
+
+def _plot(last: Mapping[str, Any], output: Output, table: PaperTable, rows: pl.DataFrame) -> Mapping[str, Any]:
+    """Return the plot of the rows: that of last time where the rows are the same."""
+    drawn = fingerprint([output.code_version, rows.write_json()])
+    if "plot" in last and _text(last, "drawn") == drawn:
+        return {name: last[name] for name in ("plot", "drawn")}
+    return {"plot": image(PLOTS[table.view](rows)), "drawn": drawn}
+
+
+def _text(metadata: Mapping[str, Any], name: str) -> object:
+    return getattr(metadata.get(name), "value", None)
