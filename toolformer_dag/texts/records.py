@@ -11,6 +11,7 @@ from toolformer_dag.texts.formats import MISSING, Layout, shown, values_at
 
 FIELDS = tuple(name for name in RAW if name != "line")
 Column = Sequence[Any] | pl.Series
+"""Any values, or a series of text."""
 
 
 def raw_batch(
@@ -55,7 +56,7 @@ def _first_of(columns: Sequence[Column], rows: int) -> Column:
 
 
 def _kinds(column: Column) -> set[type]:
-    if isinstance(column, pl.Series) and column.dtype == pl.String:
+    if isinstance(column, pl.Series):
         return {str, type(None)} if column.has_nulls() else {str}
     return set(map(type, column))
 

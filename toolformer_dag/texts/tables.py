@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.formats import FormatChoice, Layout, Steps, layout_of, values_at
-from toolformer_dag.texts.records import raw_batch
+from toolformer_dag.texts.records import Column, raw_batch
 
 MAGIC = b"PAR1"
 BATCH_BYTES = 1 << 23
@@ -95,11 +95,12 @@ def _as_record(kind: Any) -> Any:
     return kind
 
 
-def _values(frame: pl.DataFrame, way: Steps) -> pl.Series:
+def _values(frame: pl.DataFrame, way: Steps) -> Column:
     found = pl.col(str(way[0]))
     for step in way[1:]:
         found = found.struct.field(step) if isinstance(step, str) else found.list.get(step, null_on_oob=True)
-    return frame.select(found).to_series()
+    values = frame.select(found).to_series()
+    return values if values.dtype == pl.String else values.to_list()
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
