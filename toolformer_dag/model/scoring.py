@@ -63,11 +63,9 @@ class LossScorer:
         text, i = self.texts[request.text], request.position
         starts = [*text.offsets.tolist(), len(request.text)]
         weights = [*WINDOW_WEIGHTS, *[0.0] * self.window]
-        known = {kind: self.known[request.text, _z(kind, request)] for kind in KINDS}
+        empty, result, call = (self.known[request.text, _z(kind, request)] for kind in KINDS)
         return [
-            TokenLosses(
-                *(starts[j], starts[j + 1], weights[j - i]), **{kind: -values[j] for kind, values in known.items()}
-            )
+            TokenLosses(starts[j], starts[j + 1], weights[j - i], -empty[j], -call[j], -result[j])
             for j in self._window(request)
         ]
 

@@ -47,7 +47,7 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
     if kind == "zstd":
         yield from _joined(_unzstd(stream))
         return
-    content = igzip.open(stream) if kind == "gzip" else stream
+    content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
     try:
         while block := content.read(BLOCK_BYTES):
             yield block
