@@ -1,7 +1,8 @@
 """Models that know calls by heart, one for each kind of tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -18,21 +19,24 @@ TAUGHT = {
 }
 
 
+def teach(model: LanguageModel, scripts: Mapping[str, str], steps: int, folder: Path) -> LanguageModel:
+    """Finetune a model until it knows what follows each prompt by heart."""
+    model.model.save_pretrained(folder / "base")
+    model.tokenizer.save_pretrained(folder / "base")
+    texts = [prompt + script for prompt, script in scripts.items()]
+    settings = TrainingSettings(
+        batch_size=len(texts), device_batch_size=len(texts), learning_rate=1e-2, max_steps=steps, eval_steps=steps
+    )
+    finetune(ModelSettings(name=str(folder / "base"), device="cpu"), texts, texts, settings, folder / "out")
+    return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+
+
 @pytest.fixture(scope="session")
 def taught_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LanguageModel]:
     """Teaches TAUGHT to a tiny model with a kind of tokenizer; each is taught once."""
 
     @cache
     def taught(kind: str) -> LanguageModel:
-        folder = tmp_path_factory.mktemp("taught")
-        model = tiny_model("GPT-2", tokenizer_of(kind))
-        model.model.save_pretrained(folder / "base")
-        model.tokenizer.save_pretrained(folder / "base")
-        texts = [prompt + script for prompt, script in TAUGHT.items()]
-        settings = TrainingSettings(
-            batch_size=4, device_batch_size=4, learning_rate=1e-2, max_steps=100, eval_steps=100
-        )
-        finetune(ModelSettings(name=str(folder / "base"), device="cpu"), texts, texts, settings, folder / "out")
-        return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+        return teach(tiny_model("GPT-2", tokenizer_of(kind)), TAUGHT, 100, tmp_path_factory.mktemp("taught"))
 
     return taught

@@ -15,15 +15,14 @@ import pytest
 import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from tests.decoding.conftest import teach
 from toolformer_dag.decoding.generation import DecodedCall, Generation, call_text
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.decoding.written_row import Vocabulary
-from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.transformers_backend import backend_of
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
-from toolformer_dag.training.finetune import finetune
 
 
 class Adder(Tool):
@@ -235,21 +234,13 @@ def check(
     return dict(zip(prompts, found, strict=True))
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["one_token_start", "two_token_start"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.long)])
 def scripted(
     request: pytest.FixtureRequest, tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory
 ) -> LanguageModel:
     """A model that knows SCRIPTS by heart: bad calls are its own, not made up by the test."""
-    folder = tmp_path_factory.mktemp("scripted")
     tiny = tiny_model("gptj", one_token_start=request.param, width=64)
-    tiny.model.save_pretrained(folder / "base")
-    tiny.tokenizer.save_pretrained(folder / "base")
-    texts = [prompt + script for prompt, script in SCRIPTS.items()]
-    settings = TrainingSettings(
-        batch_size=len(texts), device_batch_size=len(texts), learning_rate=1e-2, max_steps=120, eval_steps=60
-    )
-    finetune(ModelSettings(name=str(folder / "base")), texts, texts, settings, folder / "out")
-    return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+    return teach(tiny, SCRIPTS, 120, tmp_path_factory.mktemp("scripted"))
 
 
 def test_calls_are_well_formed_and_those_without_a_result_are_taken_back(scripted: LanguageModel) -> None:
@@ -272,21 +263,12 @@ def test_calls_are_well_formed_and_those_without_a_result_are_taken_back(scripte
         assert "->" not in generation.plain and "[" not in generation.plain
 
 
-def test_a_text_with_a_call_taken_back_goes_on_as_if_nothing_had_been_called(scripted: LanguageModel) -> None:
-    [taken] = generate(scripted, ["Di had 3 and some, so"], TOOLS, k=1, max_new_tokens=20)
-    [without] = generate(scripted, ["Di had 3 and some, so"], TOOLS, k=0, max_new_tokens=20)
-    assert taken.calls[0].reason == "not_a_sum"
-    if "->" not in without.text:
-        assert taken.text == taken.plain == without.text
-
-
 def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:
     prompt = "Twice, first"
     assert check(scripted, PROMPTS, k=1)[prompt].text.count("[Calculator") == 1
-    for calls in (2, 3):
-        twice = check(scripted, PROMPTS, k=1, calls=calls)[prompt]
-        assert twice.text == SCRIPTS[prompt] and twice.plain == " 3 and then 5."
-        assert [call.input for call in twice.calls] == ["1 + 2", "2 + 3"]
+    twice = check(scripted, [prompt], k=1, calls=3)[prompt]
+    assert twice.text == SCRIPTS[prompt] and twice.plain == " 3 and then 5."
+    assert [call.input for call in twice.calls] == ["1 + 2", "2 + 3"]
     for generation in check(scripted, PROMPTS, k=100, calls=3).values():
         written = [call_text(call) for call in generation.calls]
         assert len(written) <= 3
@@ -310,13 +292,19 @@ def test_withheld_tools_are_never_called(scripted: LanguageModel, withheld: set[
 
 
 def test_a_larger_k_calls_more_often(scripted: LanguageModel) -> None:
-    shares = [sum(bool(g.calls) for g in check(scripted, PROMPTS, k=k).values()) for k in (0, 1, 3, 10, 100)]
+    shares = [sum(bool(g.calls) for g in check(scripted, PROMPTS, k=k).values()) for k in (0, 1, 100)]
     assert shares == sorted(shares)
     assert shares[0] == 0 and shares[1] >= 10 and shares[-1] == len(PROMPTS)
 
 
-@pytest.mark.parametrize("kind", ["gptj", "gpt2", "llama", "lfm2"])
-@pytest.mark.parametrize("one_token_start", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "one_token_start"),
+    [
+        *(("gptj", True), ("llama", False)),
+        *(pytest.param(kind, True, marks=pytest.mark.long) for kind in ("gpt2", "llama", "lfm2")),
+        *(pytest.param(kind, False, marks=pytest.mark.long) for kind in ("gptj", "gpt2", "lfm2")),
+    ],
+)
 def test_random_models_agree_with_the_reference(
     tiny_model: Callable[..., LanguageModel], kind: str, one_token_start: bool
 ) -> None:
@@ -328,7 +316,7 @@ def test_random_models_agree_with_the_reference(
         "Ünïcode 东西 [not a call",
     ]
     model = tiny_model(kind, one_token_start=one_token_start, bos=kind == "llama", seed=3)
-    for k in (0, 1, 3, 20, 150):
+    for k in (0, 1, 20):
         check(model, prompts, k)
     check(model, prompts, 150, calls=3)
     check(model, prompts, 150, withheld=frozenset({"WikiSearch"}))
@@ -341,8 +329,8 @@ def test_a_name_is_written_to_its_end_where_decoding_drops_a_leading_space(
     assert tokenizer.decode(tokenizer.convert_tokens_to_ids(["▁Cal"])) == "Cal"
     for seed in range(3):
         model = tiny_model("llama", seed=seed, tokenizer=tokenizer)
-        found = check(model, ["I have", "I have two and"], len(tokenizer), withheld=frozenset({"WikiSearch"}))
-        for generation in found.values():
+        options = {"k": len(tokenizer), "withheld": frozenset({"WikiSearch"}), "max_new_tokens": 20}
+        for generation in generate(model, ["I have", "I have two and"], TOOLS, max_call_tokens=16, **options):
             # a random model also writes half characters
             written = generation.text.partition(" [")[2].partition("\ufffd")[0]
             assert any(written.startswith(name) or name.startswith(written) for name in ("Calculator(", "Calendar("))
@@ -415,9 +403,8 @@ def test_many_rows_and_few_give_the_same(tiny_model: Callable[..., LanguageModel
     model = tiny_model("llama", seed=5)
     prompts = [f"Ada had {at} apples" + " and more" * (at % 7) for at in range(70)]
     together = generate(model, prompts, TOOLS, k=30, max_new_tokens=8, max_call_tokens=8)
-    assert together == [
-        generate(model, [prompt], TOOLS, k=30, max_new_tokens=8, max_call_tokens=8)[0] for prompt in prompts
-    ]
+    for at in range(0, len(prompts), 5):
+        assert together[at] == generate(model, [prompts[at]], TOOLS, k=30, max_new_tokens=8, max_call_tokens=8)[0]
     assert any(generation.calls for generation in together)
 
 

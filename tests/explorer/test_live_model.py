@@ -11,11 +11,16 @@ from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import build
+from toolformer_dag.model import scoring
+from toolformer_dag.model.engine import load_engine
 from toolformer_dag.model.loading import load_model
+from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline.stages import warehouse_tables
 
 
-def test_token_losses_add_up_to_the_stored_losses(finished: NewLine, tmp_path: Path) -> None:
+def test_token_losses_add_up_to_the_stored_losses(
+    finished: NewLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = finished()
     outputs = list(line.outputs().values())
     plan = line.plan()
@@ -29,6 +34,15 @@ def test_token_losses_add_up_to_the_stored_losses(finished: NewLine, tmp_path: P
         found = model.token_losses(call)
         assert found["sums"] == pytest.approx({name: call[name] for name in found["sums"]}, abs=1e-5)
         assert "".join(token["token"] for token in found["tokens"]) in call["text"]
+    monkeypatch.setattr(scoring, "WINDOW_WEIGHTS", (1.0, 0.5))
+    other = model.token_losses(call)
+    position = load_engine(plan.settings.model).position_at(call["text"], call["text_offset"])
+    request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
+    [weighted] = load_engine(plan.settings.model).losses([request])
+    weights = [token["weight"] for token in other["tokens"]]
+    assert weights == [1.0, 0.5, *[0.0] * len(weights)][: len(weights)]
+    assert other["sums"] == pytest.approx({name: getattr(weighted, name) for name in other["sums"]}, abs=1e-5)
+    assert other["sums"] != pytest.approx(found["sums"], abs=1e-3)
 
 
 def test_a_typed_text_gets_the_calls_that_the_pipeline_gives_it(finished: NewLine) -> None:

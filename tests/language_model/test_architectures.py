@@ -29,6 +29,7 @@ WAYS = {
     "Mamba": sharing.OWN_CACHE,
 }
 """Chunks, windows, soft caps, sinks, scaled heads; ALiBi, a state with and without chunks. The rest is long."""
+SHORT = ("Llama 4", "Gemma 2", "gpt-oss", "Bloom", "Mamba")
 PAIRED = (
     *("GPT-2", "GPT-J", "Llama", "Llama 4", "Mistral", "Gemma 2", "Granite", "gpt-oss", "Falcon, ALiBi", "Bloom"),
     *("LFM2", "Mamba"),
@@ -46,7 +47,7 @@ def check(language_model: LanguageModel, count: int = 4) -> tuple[str, int, int]
     return way, ours.tokens, naive.tokens
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in WAYS])
 def test_what_attention_adds_is_computed_exactly_and_nothing_twice(name: str) -> None:
     way, tokens, naive = check(tiny_model(name, tokenizer_of("bos")), 2)
     assert way == WAYS[name] and tokens < naive / 3

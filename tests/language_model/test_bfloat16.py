@@ -16,7 +16,7 @@ from toolformer_dag.settings.sections import SamplingSettings
 TOLERANCE = 0.1
 
 
-@pytest.fixture(params=["gpt2", "gptj", "llama"])
+@pytest.fixture(params=["gpt2", pytest.param("gptj", marks=pytest.mark.long), "llama"])
 def pair(request: pytest.FixtureRequest, cases: Any) -> tuple[Engine, Engine]:
     """Engines in float32 and in bfloat16 over one model whose weights bfloat16 can hold."""
     case = cases(request.param)

@@ -159,7 +159,7 @@ def test_a_body_ends_at_the_first_bracket_wherever_it_stands_in_a_token(gpt2: An
 
 def test_counting_tokens(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
     tokens, language_model = gpt2.reference.tokens, gpt2.language_model
-    assert language_model.count_tokens(texts) == [len(tokens(text)) for text in texts]
-    assert language_model.count_tokens([]) == []
+    assert language_model.count(texts) == [len(tokens(text)) for text in texts]
+    assert language_model.count([]) == []
     expected = len(tokens(f"{prompt}Input: ")) + len(tokens("\nOutput: "))
-    assert language_model.prompt_tokens(prompt) == expected
+    assert language_model.prompt(prompt) == expected

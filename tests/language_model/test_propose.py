@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.model.attention import NAME
-from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.heads import CachedHead
-from toolformer_dag.model.loading import own_logits, wrap_language_model
-from toolformer_dag.model.memory import TokenBudget
+from toolformer_dag.model.loading import wrap_language_model
 from toolformer_dag.model.proposing import in_place
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED
@@ -104,12 +101,6 @@ def test_order_company_and_budget_change_no_sample(case: Any, prompt: str, texts
     backwards = propose(case.engine(100), prompt, requests[::-1])[::-1]
     alone = [propose(case.engine(), prompt, [each])[0] for each in requests]
     assert samples(together) == samples(backwards) == samples(alone)
-
-
-def test_two_runs_give_the_same_rows(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
-    one, other = (propose(case.engine(), prompt, requests_for(texts)) for _ in range(2))
-    assert samples(one) == samples(other)
-    assert all(np.array_equal(a.probabilities, b.probabilities) for a, b in zip(one, other, strict=True))
 
 
 def test_more_samples_begin_with_the_fewer(case: Any, prompt: str, texts: tuple[str, ...]) -> None:
@@ -228,21 +219,3 @@ def test_texts_that_wait_take_the_places_of_those_that_are_done(gpt2: Any, promp
         steps.append(one.counts.decoding_steps)
     assert found == alone
     assert len(set(steps)) > 1 and engine.counts.decoding_steps < sum(steps) / 2
-
-
-def test_a_slot_holds_the_keys_of_its_last_text_alone(gpt2: Any) -> None:
-    model = gpt2.language_model.model
-    backbone = Backbone(model, TokenBudget(600))
-    head, first, second, other = [5, 6, 7], [8, 9, 10, 11], [12, 13, 14], [15, 16]
-    with torch.inference_mode():
-        texts = CachedHead(backbone, head).texts(slots=8, width=4)
-        branches = texts.branches(capacity=4, room=2)
-        texts.features([3, 4], [first, other], first=0)
-        branches.admit([3, 4], [4, 1])
-        branches.step(torch.tensor([20, 21]))
-        texts.features([3], [second], first=0)
-        branches.select([1])
-        branches.admit([3], [2])
-        found = backbone.logits(branches.step(torch.tensor([22, 23])))
-    expected = [own_logits(model, [*head, *other[:1], 21, 22])[-1], own_logits(model, [*head, *second[:2], 23])[-1]]
-    assert torch.allclose(found, torch.stack(expected), atol=1e-5)

@@ -111,7 +111,7 @@ def test_documents_before_a_fault_leave_no_file_and_no_other_rejection(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolformer_dag.lake.parquet.pieces.__defaults__", (1,))
-    monkeypatch.setattr("toolformer_dag.texts.compression.BLOCK_BYTES", 100)
+    monkeypatch.setattr("toolformer_dag.texts.compression.BLOCK_BYTES", 1000)
     lines = [record(str(number), f"{number} {'x' * 50}") for number in range(50)]
     path = write(line, "bad", [b"{\n", *lines])
     path.write_bytes(path.read_bytes()[:-8] + b"checksum")

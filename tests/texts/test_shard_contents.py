@@ -7,7 +7,6 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -307,21 +306,4 @@ def test_blocks_of_any_size_give_the_same_documents(tmp_path: Path, monkeypatch:
     whole = read(tmp_path / "x.json.gz")
     for size in (1, 7, 1000):
         monkeypatch.setattr("toolformer_dag.texts.compression.BLOCK_BYTES", size)
-        monkeypatch.setattr("toolformer_dag.texts.compression.GZIP_STEP", size)
         assert read(tmp_path / "x.json.gz") == whole
-
-
-def test_frames_have_the_columns_of_documents(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_bytes(plain(3))
-    [batch] = ShardReader(tmp_path / "x.json").batches()
-    assert batch.frame.schema == pl.Schema(
-        {
-            "digest": pl.String,
-            "url": pl.String,
-            "domain": pl.String,
-            "title": pl.String,
-            "date": pl.Date,
-            "language": pl.String,
-            "text": pl.String,
-        }
-    )

@@ -8,7 +8,7 @@ import math
 import random
 import tracemalloc
 from codecs import BOM_UTF8
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
 
@@ -166,25 +166,24 @@ def test_a_plain_file_named_gz_and_a_gzip_file_named_json(tmp_path: Path) -> Non
     assert len(read(tmp_path / "b.json")[0]) == 1
 
 
-@pytest.mark.parametrize("keep", [0.999, 0.7, 0.5, 0.1])
-def test_no_document_of_a_truncated_shard_is_used(tmp_path: Path, keep: float) -> None:
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        *(
+            (lambda packed, keep=keep: packed[: int(len(packed) * keep)], "truncated_gzip")
+            for keep in (0.999, 0.5, 0.1)
+        ),
+        (lambda packed: packed[:-8] + b"checksum", "corrupt_gzip"),
+        (lambda packed: packed + b"GARBAGE", "truncated_gzip"),
+        (lambda packed: packed + b"GARBAGE" * 20, "corrupt_gzip"),
+    ],
+)
+def test_no_document_of_a_damaged_gzip_shard_is_used(
+    tmp_path: Path, damage: Callable[[bytes], bytes], fault: str
+) -> None:
     noise = random.Random(0)
     path = write(tmp_path / "shard.json.gz", [record(n, raw_content=noise.randbytes(500).hex()) for n in range(1000)])
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    assert read(path) == ([], [(0, "truncated_gzip")])
-
-
-def test_no_document_of_a_shard_with_a_wrong_checksum_is_used(tmp_path: Path) -> None:
-    noise = random.Random(0)
-    path = write(tmp_path / "shard.json.gz", [record(n, raw_content=noise.randbytes(500).hex()) for n in range(100)])
-    path.write_bytes(path.read_bytes()[:-8] + b"checksum")
-    assert read(path) == ([], [(0, "corrupt_gzip")])
-
-
-@pytest.mark.parametrize(("garbage", "fault"), [(b"GARBAGE", "truncated_gzip"), (b"GARBAGE" * 20, "corrupt_gzip")])
-def test_no_document_before_garbage_is_used(tmp_path: Path, garbage: bytes, fault: str) -> None:
-    path = tmp_path / "shard.json.gz"
-    path.write_bytes(gzip.compress(b"\n".join(record(n) for n in range(3))) + garbage)
+    path.write_bytes(damage(path.read_bytes()))
     assert read(path) == ([], [(0, fault)])
 
 

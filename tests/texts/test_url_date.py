@@ -1,14 +1,12 @@
 """Dates in URLs."""
 
 from datetime import date, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.document import MONTHS, Document, date_from_url
-from toolformer_dag.texts.shard_reader import read_documents
+from toolformer_dag.texts.document import MONTHS, date_from_url
 
 TODAY = date(2026, 11, 20)
 NINTH_OF_MARCH = date(2017, 3, 9)
@@ -79,34 +77,3 @@ def test_months_by_name(day: date) -> None:
 def test_any_text_gives_a_day_not_after_today_or_none(url: str) -> None:
     day = date_from_url(url, TODAY)
     assert day is None or date(1990, 1, 1) <= day <= TODAY
-
-
-def test_htmldate_agrees_on_real_urls_but_for_slugs(shared: Path) -> None:
-    """htmldate takes `/2012/10/25-questions/` for a day, takes slugs that contradict their folder, knows no names."""
-    from datetime import datetime
-
-    from htmldate.extractors import extract_url_date
-    from htmldate.utils import Extractor
-
-    options = Extractor(True, datetime(2026, 11, 20), datetime(1990, 1, 1), True, "%Y-%m-%d")
-    theirs, ours = set(), set()
-    for path in sorted((shared / "data" / "ccnet").glob("en_head_*.json.gz")):
-        for document in read_documents(path, path.name):
-            assert isinstance(document, Document)
-            found = extract_url_date(document.url, options)
-            if found != (document.date and document.date.isoformat()):
-                (ours if found is None else theirs).add(document.url.split("/", 4)[-1])
-    debriefings = (
-        "2015/02/-2015-01-27",
-        "2015/05/-2015-04-28",
-        "2015/06/-2015-05-26",
-        "2015/10/-2015-09-29",
-        "2015/11/-2015-10-27",
-    )
-    assert theirs == {slug.replace("/-", "/instructor-debriefing-") + "/" for slug in debriefings} | {
-        "2015/02/weekly-update-2015-01-30/",
-        "2012/10/25-questions/",
-        "2016/10/31-10-2016-SWC-Blog-summary/",
-        "2016/11/18-11-2016-SWC-Blog-summary/",
-    }
-    assert ours == {"2014/09/minutes-2014-sept-30/", "2014/10/minutes-2014-oct-14/", "2014/11/minutes-2014-nov-18/"}

@@ -87,29 +87,24 @@ class WrittenPiece:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenCall:
-    """The text written after ` [`, up to `->` or the limit of tokens, and the prompt's context."""
-
-    body: str
-    context: str
-
-
 def run_open_calls(
-    calls: Sequence[OpenCall], tools: Mapping[str, Tool], limits: Mapping[str, ToolLimits]
+    calls: Sequence[tuple[str, str]], tools: Mapping[str, Tool], limits: Mapping[str, ToolLimits]
 ) -> list[DecodedCall]:
-    """Run open calls and return them in order; a call without a result gets a reason."""
-    decoded = [_decoded(call.body) for call in calls]
+    """Run open calls and return them in order; a call without a result gets a reason.
+
+    `calls`: by call, the text written after ` [`, up to `->` or the limit of tokens, and the prompt's context.
+    """
+    decoded = [_decoded(body) for body, _ in calls]
     for name, tool in tools.items():
         places = [at for at, call in enumerate(decoded) if call.tool == name and call.reason is None]
-        tool_calls = [ToolCall(decoded[at].input, calls[at].context) for at in places]
+        tool_calls = [ToolCall(decoded[at].input, calls[at][1]) for at in places]
         for at, result in zip(places, _tool_results(tool, tool_calls, limits.get(name, ToolLimits())), strict=True):
             decoded[at] = DecodedCall(name, decoded[at].input, result.result, result.reason)
     return decoded
 
 
 def _decoded(body: str) -> DecodedCall:
-    """Return the call that is to be run, or why it cannot be; decoding wrote no other text (`continues_call`)."""
+    """Return the call that is to be run, or why it cannot be; decoding wrote no other text (`call_grammar`)."""
     written, arrow, _ = body.partition(RESULT_ARROW)
     if arrow:
         call = parse_call(written.rstrip())

@@ -8,13 +8,12 @@ from math import exp
 from toolformer_dag.decoding.generation import (
     DecodedCall,
     Generation,
-    OpenCall,
     StartChance,
     WrittenPiece,
     call_text,
     run_open_calls,
 )
-from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, vocabulary_of
+from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, Watch, vocabulary_of
 from toolformer_dag.model.backend import Backend, GreedyRows
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.transformers_backend import backend_of
@@ -65,29 +64,37 @@ def _decode_batch(batch: GreedyRows, rows: list[DecodingRow]) -> None:
 
 def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
     """Return each row's next token; rows that stop instead get any token."""
-    rules = rows[0].rules
-    start = rules.vocabulary.start
-    ranks = batch.ranks(start[0])
-    for at, row in enumerate(rows):
-        if row.is_measured:
-            rank = ranks[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
-            row.measure(exp(batch.log_probability(at, start)), rank)
-    if rules.one_sentence:
-        for row, token in zip(rows, batch.best(), strict=True):
-            row.stop_before(token)
-    for at, row in enumerate(rows):
-        likely = row.stop is None and row.may_begin_call and ranks[at] < rules.k
-        if likely and _is_likely(batch, at, start, rules.k):
-            row.begin_call()
+    _measure_starts(batch, rows)
     _measure_closings(batch, rows)
     batch.forbid([(at, token) for at, row in enumerate(rows) for token in row.forbidden()])
     for at, row in enumerate(rows):
-        allowed = row.allowed()
-        if allowed is not None:
+        if (allowed := row.allowed()) is not None:
             batch.permit(at, allowed)
             if not allowed.any():
                 row.give_up()
     return [row.forced[0] if row.forced else token for row, token in zip(rows, batch.best(), strict=True)]
+
+
+def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
+    """Trace the chance of a call; stop rows whose sentence ends; begin calls where ` [` is among the k most likely.
+
+    The probability of several tokens is their product. It is compared with every token but the first of ` [`.
+    """
+    rules = rows[0].rules
+    start = rules.vocabulary.start
+    first = batch.ranks(start[0])
+    best = batch.best() if rules.one_sentence else []
+
+    def rank(at: int) -> int:
+        return first[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
+
+    for at, row in enumerate(rows):
+        if row.is_measured:
+            row.measure(exp(batch.log_probability(at, start)), rank(at))
+        if best:
+            row.stop_before(best[at])
+        if row.may_begin_call and first[at] < rules.k and rank(at) < rules.k:
+            row.begin_call()
 
 
 def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
@@ -98,14 +105,6 @@ def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         for at in inputs:
             if ranks[at] < rows[at].rules.k:
                 rows[at].measure_closing(batch.log_probability(at, [token]), text)
-
-
-def _is_likely(batch: GreedyRows, at: int, start: Sequence[int], k: int) -> bool:
-    """Return whether ` [` is among the k most likely next tokens of a row, given that its first token is.
-
-    The probability of several tokens is their product. It is compared with every token but the first of ` [`.
-    """
-    return len(start) == 1 or batch.rank_of_sequence(at, start) < k
 
 
 def generate(
@@ -144,27 +143,34 @@ def generate(
     `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
     piece of text as it is decoded. `backend` runs the model; by default transformers.
     """
-    names = [name for name in tools if name not in withheld]
+    names = frozenset[str]() if disabled else tools.keys() - withheld
     rules = DecodingRules(vocabulary_of(language_model), k, max_call_tokens, names, one_sentence, traced)
-    most = calls if k > 0 and names and not disabled else 0
-    encoding = language_model.encoding
-    answers: list[_Answer] = []
-    for at, text in enumerate(encoding.texts(prompts)):
-        watched = partial(_watched, watch, at) if watch else None
-        prefix = encoding.bos + text.ids
-        room = language_model.context_length - len(prefix)
-        row = DecodingRow(rules, prefix, max_new_tokens, room, most > 0, watch=watched)
-        answers.append(_Answer(language_model, row, most))
-    backend = backend or backend_of(language_model)
+    most = calls if k > 0 and names else 0
+    answers = [
+        _Answer.begun(language_model, rules, text.ids, max_new_tokens, most, watch and partial(_watched, watch, at))
+        for at, text in enumerate(language_model.encoding.texts(prompts))
+    ]
+    for at, call in _decoded(backend or backend_of(language_model), answers, tools, contexts, limits):
+        if watch:
+            watch(WrittenPiece(at, "", True, call))
+    return [answer.generation() for answer in answers]
+
+
+def _decoded(
+    backend: Backend,
+    answers: Sequence["_Answer"],
+    tools: Mapping[str, Tool],
+    contexts: Sequence[str] | None,
+    limits: Mapping[str, ToolLimits] | None,
+) -> Iterator[tuple[int, DecodedCall]]:
+    """Decode until every answer has ended; yield each call, with the place of its answer, before its text goes on."""
     while any(answer.row.stop is None for answer in answers):
         decode_rows(backend, [answer.row for answer in answers])
-        open_answers = [(at, answer) for at, answer in enumerate(answers) if answer.row.in_call]
-        opened = [OpenCall(answer.row.body_text(), contexts[at] if contexts else "") for at, answer in open_answers]
-        for (at, answer), call in zip(open_answers, run_open_calls(opened, tools, limits or {}), strict=True):
-            answer.go_on(call)
-            if watch:
-                watch(WrittenPiece(at, "", True, call))
-    return [answer.generation() for answer in answers]
+        opened = [at for at, answer in enumerate(answers) if answer.row.in_call]
+        asked = [(answers[at].row.body_text(), contexts[at] if contexts else "") for at in opened]
+        for at, call in zip(opened, run_open_calls(asked, tools, limits or {}), strict=True):
+            answers[at].go_on(call)
+            yield at, call
 
 
 def _watched(watch: Callable[[WrittenPiece], None], prompt: int, text: str, in_call: bool) -> None:
@@ -182,6 +188,21 @@ class _Answer:
     tokens: int = 0
     calls: list[DecodedCall] = field(default_factory=list)
     chances: list[StartChance] = field(default_factory=list)
+
+    @staticmethod
+    def begun(
+        language_model: LanguageModel,
+        rules: DecodingRules,
+        prompt: Sequence[int],
+        budget: int,
+        most_calls: int,
+        watch: Watch | None,
+    ) -> "_Answer":
+        """Return the answer to a prompt before anything is written."""
+        prefix = [*language_model.encoding.bos, *prompt]
+        room = language_model.context_length - len(prefix)
+        row = DecodingRow(rules, prefix, budget, room, most_calls > 0, watch=watch)
+        return _Answer(language_model, row, most_calls)
 
     def go_on(self, call: DecodedCall) -> None:
         """Close the row's call, and continue with a row after it."""

@@ -161,8 +161,8 @@ class DecodingRow:
     def may_begin_call(self) -> bool:
         """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
-        here = self.may_call and not (self.after_call and not self.written)
-        return here and self.body is None and not self.forced and fits
+        here = self.may_call and (bool(self.written) or not self.after_call)
+        return here and fits and self.stop is None and self.body is None and not self.forced
 
     @property
     def is_measured(self) -> bool:
@@ -207,18 +207,23 @@ class DecodingRow:
         These are the last of ` [` after its others, where no call may start, and behind a call `->`: a model that
         misses a result invents one.
         """
-        start = self.rules.vocabulary.start
-        begun = start[:-1]
-        before = [*self.prefix[-len(start) :], *self.written]
         if self.body is not None:
             return []
-        arrows = self.rules.vocabulary.arrows(before[-2:]) if self.after_call and not self.forced else []
+        arrows = []
+        if self.after_call and not self.forced:
+            arrows = self.rules.vocabulary.arrows([*self.prefix, *self.written][-2:])
+        return [*arrows, *self._forbidden_start()]
+
+    def _forbidden_start(self) -> list[int]:
+        """Return the last token of ` [` where its others are written and no call may start."""
+        *begun, last = self.rules.vocabulary.start
+        before = [*self.prefix[-len(begun) - 1 :], *self.written]
         if before[len(before) - len(begun) :] != begun:
-            return arrows
+            return []
         cut = bool(begun) and self._inside_character(self.written[: -len(begun)])
         taken = self.after_call and len(self.written) <= len(begun)
         free = self.may_call and not self.call_forbidden and not cut and not taken
-        return arrows if free else [*arrows, start[-1]]
+        return [] if free else [last]
 
     def allowed(self) -> NDArray[np.bool_] | None:
         """Return which tokens may come next in a call, by token; None outside of it."""

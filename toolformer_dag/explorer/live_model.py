@@ -37,35 +37,24 @@ class LiveModel:
         `call`: text, char_offset and offset of the text, name, input, result. The first five, by their `weights`, add
         up to the three losses (paper, section 4.1). Raises ModelError, and UserError where no token begins there.
         """
-        from toolformer_dag.model.backend import TokenQuery
-        from toolformer_dag.model.requests import WINDOW_WEIGHTS
+        from toolformer_dag.model.requests import LossRequest
 
+        text = call["text"]
         with self._lock:
             engine = self._loaded()
-            encoding = engine.encoding
-            [tokens] = encoding.texts([call["text"]])
-            first = tokens.position_at(call["text_offset"])
-            named = Call(call["name"], call["input"])
-            prefixes = [[], *encoding.calls([format_call(named), format_call(named, call["result"])])]
-            places = list(range(max(first, 0 if encoding.bos else 1), min(first + SHOWN_TOKENS, len(tokens.ids))))
-            longest = len(encoding.bos) + max(map(len, prefixes)) + (places[-1] if places else 0)
-            if not places or longest > engine.backend.context_length:
-                raise UserError("call and text do not fit the model's context together")
-            asked = [[tokens.ids[place]] for place in places]
-            kinds = ("loss_empty", "loss_call", "loss_result")
-            queries = [
-                TokenQuery(kind, encoding.bos + prefix, tokens.ids, places, asked)
-                for kind, prefix in zip(kinds, prefixes, strict=True)
-            ]
-            found = engine.backend.log_probabilities(queries)
-        ends = [*tokens.offsets.tolist()[1:], len(call["text"])]
+            position = engine.position_at(text, call["text_offset"])
+            request = LossRequest(text, position, call["name"], call["input"], call["result"])
+            found = engine.token_losses(request, SHOWN_TOKENS)
+        if not found:
+            raise UserError("call and text do not fit the model's context together")
+        kinds = ("loss_empty", "loss_call", "loss_result")
         rows = [
             {
-                "token": call["text"][tokens.offsets[place] : ends[place]],
-                "weight": WINDOW_WEIGHTS[place - first] if place - first < len(WINDOW_WEIGHTS) else 0.0,
-                **{kind: _finite(-float(values[at, 0])) for kind, values in zip(kinds, found, strict=True)},
+                "token": text[one.start : one.end],
+                "weight": one.weight,
+                **{kind: _finite(getattr(one, kind)) for kind in kinds},
             }
-            for at, place in enumerate(places)
+            for one in found
         ]
         sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
         return {"tokens": rows, "sums": sums}

@@ -20,7 +20,7 @@ from toolformer_dag.model.requests import (
     select_positions,
     uniforms,
 )
-from toolformer_dag.model.scoring import LossScorer
+from toolformer_dag.model.scoring import LossScorer, TokenLosses
 from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 
@@ -117,6 +117,13 @@ class Engine:
         Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
         """
         return LossScorer(self.backend, self.encoding, requests).losses(floor)
+
+    def token_losses(self, request: LossRequest, tokens: int) -> list[TokenLosses]:
+        """Return the losses and weights of so many tokens from x_i on; none where call and text do not fit the context.
+
+        The weighted sums over these are what `losses` returns. Raises as `losses` does.
+        """
+        return LossScorer(self.backend, self.encoding, [request], tokens).token_losses()
 
     def _without_pass(
         self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection, sampling: SamplingSettings

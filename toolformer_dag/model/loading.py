@@ -113,18 +113,31 @@ disable_progress_bar()  # the bar of loading weights would break the progress di
 
 
 @dataclass(frozen=True, eq=False)
-class LanguageModel:
+class Tokens:
+    """A model's tokenizer, and its `context_length`: the most tokens of a sequence, whatever its attention's window."""
+
+    encoding: Encoding = field(repr=False)
+    context_length: int
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of each text, without special tokens."""
+        return self.encoding.lengths(texts)
+
+    def prompt(self, prompt: str) -> int:
+        """Count the tokens of P(x) besides the text. The text stands in it twice: |P(x), x| = this + 2 n."""
+        return len(self.encoding.head(prompt)) + len(self.encoding.output)
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel(Tokens):
     """A model in evaluation mode on its device, and its tokenizer.
 
-    - `context_length`: the most tokens of a sequence, whatever the window of its attention.
-    - `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
+    `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     """
 
     name: str
     model: Any
     tokenizer: Any
-    encoding: Encoding = field(repr=False)
-    context_length: int
     identity: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -143,14 +156,6 @@ class LanguageModel:
         """Return how products are computed: tf32 for float32 on a GPU, else the data type of the weights."""
         fast = self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
         return "tf32" if fast and self.dtype == "float32" else self.dtype
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text, without special tokens."""
-        return self.encoding.lengths(texts)
-
-    def prompt_tokens(self, prompt: str) -> int:
-        """Count the tokens of P(x) besides the text. The text stands in it twice: |P(x), x| = this + 2 n."""
-        return len(self.encoding.head(prompt)) + len(self.encoding.output)
 
 
 def load_language_model(
@@ -195,8 +200,7 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     fit_threads(model)
     model.eval()
     check_causal(model)
-    config = model.config
-    return LanguageModel(name, model, tokenizer, Encoding(tokenizer), context_length(config))
+    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer)
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
@@ -276,22 +280,6 @@ def _dtype(dtype: str) -> torch.dtype | str:
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
     return DTYPES.get(dtype, dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """A model's tokenizer, and its `context_length` as in LanguageModel."""
-
-    encoding: Encoding = field(repr=False)
-    context_length: int
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text, without special tokens."""
-        return self.encoding.lengths(texts)
-
-    def prompt(self, prompt: str) -> int:
-        """Count the tokens of P(x) besides the text, which stands in it twice."""
-        return len(self.encoding.head(prompt)) + len(self.encoding.output)
 
 
 def load_tokens(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokens:

@@ -6,9 +6,9 @@ token of a text, and the few tokens up to a position run again.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, Literal
 
@@ -45,6 +45,10 @@ class CacheUse:
     chunks: bool
     company: Literal["any", "equal", "none"]
     whole: bool = False
+
+    def mates(self, row: int, length: int) -> int:
+        """Return a number that is equal for rows, of this number and length, that may share a pass."""
+        return {"any": 0, "equal": length, "none": row}[self.company]
 
     def rows(self, backbone: Backbone, count: int = 1) -> "ModelCache | WholeRows":
         """Return so many rows without tokens."""
@@ -208,18 +212,20 @@ class ModelCache:
         found = iter(states)
         if self.name == "state":
             other.cache = list(found)
-            return other
-        other.cache = copy(self.cache)
-        other.cache.layers = [copy(layer) for layer in self.cache.layers]
-        for layer in other.cache.layers:
-            if isinstance(layer, LinearAttentionLayer):
-                layer.conv_states = {at: None if s is None else next(found) for at, s in layer.conv_states.items()}
-                layer.recurrent_states = {
-                    at: None if s is None else next(found) for at, s in layer.recurrent_states.items()
-                }
-            if isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None:
-                layer.keys, layer.values = keys(layer.keys), keys(layer.values)
+        else:
+            other.cache = copy(self.cache)
+            other.cache.layers = [_derived_layer(layer, keys, found) for layer in self.cache.layers]
         return other
+
+
+def _derived_layer(layer: Any, keys: Callable[[Tensor], Tensor], states: Iterator[Tensor]) -> Any:
+    other = copy(layer)
+    for kind in ("conv_states", "recurrent_states") if isinstance(layer, LinearAttentionLayer) else ():
+        known = getattr(layer, kind).items()
+        setattr(other, kind, {at: None if state is None else next(states) for at, state in known})
+    if isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None:
+        other.keys, other.values = keys(layer.keys), keys(layer.values)
+    return other
 
 
 def cache_argument(body: Any) -> str:
@@ -288,20 +294,20 @@ class OwnTexts:
 
 def own_rows(backbone: Backbone, use: CacheUse, sequences: Sequence[Sequence[int]]) -> "tuple[OwnBranches, Tensor]":
     """Run sequences from their beginning; return branches behind them, and the features at their ends [B, F]."""
-    lengths = list(map(len, sequences))
-    padded_together = use.company == "any" and not use.rows(backbone).has_states
+    uncut = use.company == "any" and use.rows(backbone).has_states
+    company = replace(use, company="equal") if uncut else use
     groups: dict[int, list[int]] = defaultdict(list)
-    for at, length in enumerate(lengths):
-        groups[0 if padded_together else at if use.company == "none" else length].append(at)
+    for at, sequence in enumerate(sequences):
+        groups[company.mates(at, len(sequence))].append(at)
     branches = OwnBranches(None)
     branches.count = len(sequences)
     found: dict[int, Tensor] = {}
     for group in groups.values():
+        lengths = [len(sequences[at]) for at in group]
         cache = use.rows(backbone, len(group))
         features = cache.run([sequences[at] for at in group])
-        found.update((at, features[row, lengths[at] - 1]) for row, at in enumerate(group))
-        kept = cache.cut(range(len(group)), [lengths[at] for at in group]) if padded_together else cache
-        branches.groups.append((group, kept))
+        found.update(zip(group, features[range(len(group)), [length - 1 for length in lengths]], strict=True))
+        branches.groups.append((group, cache.cut(range(len(group)), lengths) if company.company == "any" else cache))
     return branches, torch.stack([found[at] for at in range(len(sequences))])
 
 
@@ -328,12 +334,12 @@ class OwnBranches:
         """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at, (slot, length) in enumerate(zip(slots, kept, strict=True)):
-            together = {"any": 0, "equal": length, "none": at}[self.texts.head.cache.use.company]
-            members[id(self.texts.rows[slot][0]), together].append(at)
+            mates = self.texts.head.cache.use.mates(at, length)
+            members[id(self.texts.rows[slot][0]), mates].append(at)
         for group in members.values():
             cache = self.texts.rows[slots[group[0]]][0]
-            rows = [(self.texts.rows[slots[at]][1], kept[at]) for at in group]
-            begun = self._begun(cache, rows, [slots[at] for at in group])
+            texts = [self.texts.sequences[slots[at]][: kept[at]] for at in group]
+            begun = self._begun(cache, [self.texts.rows[slots[at]][1] for at in group], texts)
             self.groups.append(([self.count + at for at in group], begun))
         self.count += len(slots)
 
@@ -365,18 +371,17 @@ class OwnBranches:
         return other
 
     def _begun(
-        self, cache: "ModelCache | WholeRows", rows: Sequence[tuple[int, int]], slots: Sequence[int]
+        self, cache: "ModelCache | WholeRows", rows: Sequence[int], texts: Sequence[Sequence[int]]
     ) -> "ModelCache | WholeRows":
-        """Return the cache of a group behind `kept` tokens of its texts, from pairs of row and kept."""
-        head = self.texts.head.cache.width
+        """Return the cache of a group behind these beginnings of its texts."""
+        head, ends = self.texts.head.cache.width, list(map(len, texts))
         if not cache.has_states:
-            return cache.cut([row for row, _ in rows], [head + kept for _, kept in rows])
-        stored = [kept // GRID * GRID for _, kept in rows]
-        begun = cache.cut([row for row, _ in rows], [head + kept for kept in stored])
-        sequences = [self.texts.sequences[slot] for slot in slots]
-        again = [ids[n:kept] for ids, n, (_, kept) in zip(sequences, stored, rows, strict=True)]
+            return cache.cut(rows, [head + end for end in ends])
+        stored = [end // GRID * GRID for end in ends]
+        begun = cache.cut(rows, [head + end for end in stored])
+        again = [ids[first:] for ids, first in zip(texts, stored, strict=True)]
         self._rerun += sum(map(len, again))
         begun.store_states()
         if any(again):
             begun.run(again, every=1)
-        return begun.cut(range(len(rows)), [head + kept for _, kept in rows])
+        return begun.cut(range(len(rows)), [head + end for end in ends])

@@ -49,10 +49,10 @@ def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        found = [folder / file for file in FILES if (folder / file).is_file()]
-        return found[0] if found and not (folder / OWN).is_file() else None
-    from huggingface_hub import try_to_load_from_cache
+        own, *found = (file if file.is_file() else None for file in map(folder.joinpath, (OWN, *FILES)))
+    else:
+        from huggingface_hub import try_to_load_from_cache
 
-    cached = [try_to_load_from_cache(name, file, revision=revision) for file in (OWN, *FILES)]
-    found = [Path(file) for file in cached[1:] if isinstance(file, str)]
-    return found[0] if found and not isinstance(cached[0], str) else None
+        cached = [try_to_load_from_cache(name, file, revision=revision) for file in (OWN, *FILES)]
+        own, *found = (Path(file) if isinstance(file, str) else None for file in cached)
+    return next(filter(None, found), None) if own is None else None

@@ -1,12 +1,12 @@
 """Decompressing a shard in blocks, in one pass, so that a wrong checksum shows after its last block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from gzip import BadGzipFile
 from typing import IO
 
 import zstandard
-from isal import igzip_lib, isal_zlib
+from isal import igzip, igzip_lib
 
-GZIP = 16 + isal_zlib.MAX_WBITS
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 SKIPPABLE = b"\x2a\x4d\x18"
@@ -14,7 +14,6 @@ SKIPPABLE = b"\x2a\x4d\x18"
 OTHER_MAGIC = {b"\xfd7zX": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
 BLOCK_BYTES = 1 << 24
 """About the size of a block: what is done once per block costs a millisecond."""
-GZIP_READ, GZIP_STEP = 1 << 17, 1 << 18
 ZSTD_STEP = 1 << 13
 """Compressed bytes per step. A step's output cannot be limited: at worst these expand to 256 MB."""
 LARGEST_WINDOW = 1 << 31
@@ -45,19 +44,17 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
     skippable frames are skipped. Raises ShardFault after the blocks before it: truncated_gzip, corrupt_gzip,
     truncated_zstd, corrupt_zstd. A zstd frame without a checksum is only checked for its structure.
     """
-    if kind is None:
-        while block := stream.read(BLOCK_BYTES):
-            yield block
+    if kind == "zstd":
+        yield from _joined(_unzstd(stream))
         return
-    waiting: list[bytes] = []
-    held = 0
-    for piece in _gunzipped(stream) if kind == "gzip" else _unzstd(stream):
-        waiting.append(piece)
-        held += len(piece)
-        if held >= BLOCK_BYTES:
-            yield b"".join(waiting)
-            waiting, held = [], 0
-    yield b"".join(waiting)
+    content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
+    try:
+        while block := content.read(BLOCK_BYTES):
+            yield block
+    except EOFError as error:
+        raise _fault("truncated", "gzip") from error
+    except (BadGzipFile, igzip_lib.IsalError) as error:  # type: ignore[misc]  # isal's stub has a variable there
+        raise _fault("corrupt", "gzip") from error
 
 
 def _fault(state: str, kind: str) -> ShardFault:
@@ -66,33 +63,16 @@ def _fault(state: str, kind: str) -> ShardFault:
     )
 
 
-def _gunzipped(stream: IO[bytes]) -> Iterator[bytes]:
-    member = isal_zlib.decompressobj(GZIP)
-    pending = stream.read(GZIP_READ)
-    try:
-        while pending:
-            data = member.decompress(pending, GZIP_STEP)
-            pending = member.unused_data if member.eof else member.unconsumed_tail
-            if data:
-                yield data
-            if member.eof:
-                pending = _behind_padding(stream, pending)
-                if not pending:
-                    return
-                member = isal_zlib.decompressobj(GZIP)
-            else:
-                pending = pending or stream.read(GZIP_READ)
-    except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stub declares the class as a variable
-        raise _fault("corrupt", "gzip") from error
-    raise _fault("truncated", "gzip")
-
-
-def _behind_padding(stream: IO[bytes], pending: bytes) -> bytes:
-    """Return the beginning of the next member, nothing where only zeros follow."""
-    pending = pending.lstrip(b"\0")
-    while not pending and (block := stream.read(GZIP_READ)):
-        pending = block.lstrip(b"\0")
-    return pending
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    waiting: list[bytes] = []
+    held = 0
+    for piece in pieces:
+        waiting.append(piece)
+        held += len(piece)
+        if held >= BLOCK_BYTES:
+            yield b"".join(waiting)
+            waiting, held = [], 0
+    yield b"".join(waiting)
 
 
 def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:

@@ -1,8 +1,10 @@
 """The forms in which corpora are published, as data: where a record keeps text, id, URL, title, domain, language."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from toolformer_dag.texts.compression import ShardFault
 
 Step = str | int
 Steps = tuple[Step, ...]
@@ -141,21 +143,17 @@ class Layout:
         """Whether a record's own date counts."""
         return bool(self.places.get("date"))
 
+    def may_lack(self, field: str, reason: str) -> bool:
+        """Return whether a record without text in `field` for this reason is one all the same."""
+        return field not in self.required and (field not in self.strict or reason == "not_utf8")
+
     def paths(self, field: str) -> str:
         """Name where a field was looked for, for messages."""
         return " or ".join(".".join(map(str, steps)) for steps in self.places[field])
 
 
-class FormatError(ValueError):
-    """Records that fit no format, or lack a field; `reason` is short and stable."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
 def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
-    """Return the layout of a shard by its first `records`. Raises FormatError, naming the fields that are there.
+    """Return the layout of a shard by its first `records`. Raises ShardFault, naming the fields that are there.
 
     A field that the settings name, and the format's required ones, must be in one of the records at least. The others
     may come later: their paths are taken as they are written.
@@ -167,26 +165,30 @@ def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Lay
     given, names = dict(choice.fields), shown(_names(records))
     found = _recognized(choice, place)
     if found is None and "text" not in given:
-        raise FormatError(
-            "unknown_format",
-            f"no format fits the first records; they have {names}; set corpus.format, or name their fields under "
-            "[corpus.fields]",
-        )
-    found = found or CorpusFormat("fields", (), {})
+        remedy = "set corpus.format, or name their fields under [corpus.fields]"
+        raise ShardFault("unknown_format", f"no format fits the first records; they have {names}; {remedy}")
+    return _laid_out(found or CorpusFormat("fields", (), {}), given, place, names)
+
+
+def _laid_out(
+    found: CorpusFormat, given: Mapping[str, str], place: Callable[[str], Steps | None], names: str
+) -> Layout:
     paths = {**found.fields, **{field: (path,) for field, path in given.items()}}
     strict = frozenset({*found.required, *given})
-    for field in FIELDS:
-        if field in strict and not any(map(place, paths[field])):
-            raise _lacking(field, found.name, given, paths[field], names)
-    places = {field: tuple(place(path) or _written(path) for path in paths.get(field, ())) for field in FIELDS}
-    return Layout(found.name, places, found.required, strict)
+    lacking = [field for field in FIELDS if field in strict and not any(map(place, paths[field]))]
+    if lacking:
+        source = f"corpus.fields.{lacking[0]}" if lacking[0] in given else f"the format {found.name}"
+        looked = " or ".join(paths[lacking[0]])
+        told = f"{source} reads {lacking[0]} from {looked}, which the first records lack; they have {names}"
+        raise ShardFault("missing_field", told)
+    return Layout(found.name, {field: _places(paths.get(field, ()), place) for field in FIELDS}, found.required, strict)
 
 
-def _lacking(field: str, name: str, given: Container[str], paths: Sequence[str], names: str) -> FormatError:
-    source = f"corpus.fields.{field}" if field in given else f"the format {name}"
-    looked = " or ".join(paths)
-    told = f"{source} reads {field} from {looked}, which the first records lack; they have {names}"
-    return FormatError("missing_field", told)
+def _places(paths: Iterable[str], place: Callable[[str], Steps | None]) -> tuple[Steps, ...]:
+    """Return the ways of paths, as they are written where no record has them yet."""
+    return tuple(
+        place(path) or tuple(int(step) if step.isdecimal() else step for step in path.split(".")) for path in paths
+    )
 
 
 def steps_to(record: Any, path: str) -> Steps | None:
@@ -206,16 +208,15 @@ def steps_to(record: Any, path: str) -> Steps | None:
     return (step, *below) if below else None
 
 
-def value_at(record: Any, steps: Steps) -> Any:
-    """Return what lies at the end of a way, MISSING where nothing does."""
-    for step in steps:
+def values_at(records: Sequence[Any], way: Steps, absent: Any = None) -> list[Any]:
+    """Return what lies at the end of a way in each record, `absent` where nothing does."""
+    found: Sequence[Any] = records
+    for step in way:
         if isinstance(step, str):
-            record = record.get(step, MISSING) if isinstance(record, Mapping) else MISSING
+            found = [value.get(step, absent) if isinstance(value, dict) else absent for value in found]
         else:
-            record = record[step] if isinstance(record, list) and step < len(record) else MISSING
-        if record is MISSING:
-            return MISSING
-    return record
+            found = [value[step] if isinstance(value, list) and step < len(value) else absent for value in found]
+    return list(found)
 
 
 def shown(names: Iterable[str]) -> str:
@@ -229,10 +230,6 @@ def _recognized(choice: FormatChoice, place: Callable[[str], Steps | None]) -> C
     if choice.format != AUTO:
         return next(one for one in FORMATS if one.name == choice.format)
     return next((one for one in FORMATS if all(map(place, one.recognized_by))), None)
-
-
-def _written(path: str) -> Steps:
-    return tuple(int(step) if step.isdecimal() else step for step in path.split("."))
 
 
 def _names(records: Iterable[Mapping[str, Any]]) -> list[str]:

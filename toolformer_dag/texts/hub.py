@@ -11,7 +11,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.formats import FormatChoice, Layout
 from toolformer_dag.texts.shard_reader import DocumentReader, ShardError
 from toolformer_dag.texts.tables import TableRecords
 
@@ -78,16 +78,15 @@ class HubReader(DocumentReader):
         ShardError where the hub cannot be reached. One malformed JSON line makes its whole data file unreadable, and so
         does a field that the first data file lacks, or that is null there.
         """
-        records = TableRecords(self._choice)
-        yield from self._documents(self._raw(records), records)
-        if records.layout is None:
+        yield from self._documents(self._raw())
+        if self.format is None:
             raise ShardFault("empty_shard", "the data file has no rows")
 
-    def _raw(self, records: TableRecords) -> Iterator[Batch]:
+    def _raw(self) -> Iterator[tuple[Layout, Batch]]:
+        records: TableRecords | None = None
         for table in self._tables():
-            if records.layout is None:
-                records.look_at(table.schema)
-            yield records.rows(table)
+            records = records or TableRecords(table.schema, self._choice)
+            yield records.batch(table)
 
     def _tables(self) -> Iterator[pa.Table]:
         from datasets.exceptions import DatasetsError

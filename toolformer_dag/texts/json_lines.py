@@ -2,16 +2,15 @@
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
-from io import BytesIO
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
-from toolformer_dag.texts.columns import Batch
+from toolformer_dag.texts.columns import Batch, Rejection
 from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.formats import MISSING
-from toolformer_dag.texts.records import Records, Refused
+from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, values_at
+from toolformer_dag.texts.records import raw_batch
 
 MAX_LINE_BYTES = 8 << 20
 """The longest accepted line. Common Crawl cuts pages at 1 MB, so records of web pages are far shorter."""
@@ -20,47 +19,68 @@ FIRST_RECORDS = 100
 WARC = b"WARC/"
 
 
-def json_batches(content: Iterable[bytes], records: Records) -> Iterator[Batch]:
-    """Yield the records of each block and the lines that hold none, in the order of the file.
+class _Refused(ValueError):
+    """A line that holds no record. Arguments: reason, detail."""
+
+
+def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[tuple[Layout, Batch]]:
+    """Yield the layout with the records of each block and the lines that hold none, in the order of the file.
 
     Reasons: not_json, not_utf8, wrong_type, missing_field, line_too_long (over MAX_LINE_BYTES). Raises ShardFault:
     unknown_format, missing_field (no record of the first has what is asked for), not_json_lines (the first block
     has no record, or begins a JSON array), web_archive, empty_shard. Blank lines are passed over.
     """
+    layout: Layout | None = None
     first = 1
-    for block in line_blocks(content):
-        if records.layout is None:
-            records.look(_first_records(block))
-        lines = block.removesuffix(b"\n").split(b"\n")
-        numbered = enumerate(lines, first)
-        yield records.batch(((n, line) for n, line in numbered if line.strip() or _is_long(line)), _record)
+    for lines in line_batches(content):
+        if layout is None:
+            lines[0] = lines[0].removeprefix(BOM_UTF8)
+            layout = layout_of(choice, _first_records(lines))
+        yield layout, _batch(layout, lines, first)
         first += len(lines)
-    if records.layout is None:
+    if layout is None:
         raise ShardFault("empty_shard", "the shard has no lines")
 
 
-def _first_records(data: bytes) -> list[dict[str, Any]]:
-    """Return the objects of the first FIRST_RECORDS lines, or without any there the first one after them."""
+def _batch(layout: Layout, lines: Sequence[bytes], first: int) -> Batch:
+    numbers: list[int] = []
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(() if _is_array(data) or data.startswith(WARC) else BytesIO(data)):
+    rejections: list[Rejection] = []
+    for number, line in enumerate(lines, first):
+        if not line or (line.isspace() and len(line) < MAX_LINE_BYTES):
+            continue
+        try:
+            found.append(_record(line))
+            numbers.append(number)
+        except _Refused as refused:
+            rejections.append(Rejection(number, *refused.args))
+    columns = {field: [values_at(found, way) for way in ways] for field, ways in layout.places.items()}
+    return raw_batch(layout, numbers, columns, found, rejections)
+
+
+def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the objects of the first FIRST_RECORDS lines, or without any there the first one after them."""
+    head = b"\n".join(lines[:FIRST_RECORDS])
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(() if _is_array(head) or head.startswith(WARC) else lines):
         if number >= FIRST_RECORDS and found:
             break
         found += [record] if isinstance(record := _parsed(line), dict) and record else []
     if not found:
-        raise _other_file(data)
+        raise _other_file(head, blank=not any(map(bytes.strip, lines)))
     return found
 
 
-def _other_file(data: bytes) -> ShardFault:
+def _other_file(head: bytes, blank: bool) -> ShardFault:
     """Say what a file without a record is."""
-    if data.startswith(WARC):
+    if head.startswith(WARC):
         detail = "the shard is a WARC or WET file; convert it to JSON lines first (docs: Corpora)"
         return ShardFault("web_archive", detail)
-    if data.isspace():
+    if blank:
         return ShardFault("empty_shard", "the shard has only blank lines")
     array = "one JSON array; write one object per line, as `jq -c '.[]'` does"
     other = "no line of the first block holds a JSON object; write one object per line, as `jq -c .` does"
-    return ShardFault("not_json_lines", array if data.lstrip().startswith(b"[") else other)
+    return ShardFault("not_json_lines", array if head.lstrip().startswith(b"[") else other)
 
 
 def _is_array(data: bytes) -> bool:
@@ -69,53 +89,39 @@ def _is_array(data: bytes) -> bool:
     return start.startswith(b"[") and start[1:].lstrip().startswith(b"{")
 
 
-def _is_long(line: bytes) -> bool:
-    return len(line) >= MAX_LINE_BYTES
+def line_batches(content: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Cut blocks into their lines; of a line that is too long the first MAX_LINE_BYTES + 1 bytes may be left.
 
-
-def line_blocks(content: Iterable[bytes]) -> Iterator[bytes]:
-    """Regroup blocks into whole lines; of a line that is too long the first MAX_LINE_BYTES + 1 bytes are kept.
-
-    A last line without its end is in one block with the lines before it: the first block shows the format.
+    A last line without its end is in one batch with the lines before it: the first batch shows the format.
     """
-    waiting, carry, skipping, begun = b"", b"", False, False
+    waiting: list[bytes] = []
+    carry = b""
     for block in content:
-        if not begun:
-            begun, block = True, block.removeprefix(BOM_UTF8)
-        if skipping:
-            end = block.find(b"\n")
-            if end < 0:
-                continue
-            block, skipping = block[end:], False
-        cut = block.rfind(b"\n") + 1
-        if cut:
-            if waiting:
-                yield waiting
-            waiting = b"".join((carry, memoryview(block)[:cut]))
-            carry = block[cut:]
-        else:
-            carry += block
-        if len(carry) > MAX_LINE_BYTES:
-            carry, skipping = carry[: MAX_LINE_BYTES + 1], True
+        lines = block.split(b"\n")
+        lines[0] = carry + lines[0]
+        carry = lines.pop()[: MAX_LINE_BYTES + 1]
+        if waiting and lines:
+            yield waiting
+        waiting = lines or waiting
     if waiting or carry:
-        yield waiting + carry
+        yield [*waiting, carry] if carry else waiting
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    if _is_long(line):
-        raise Refused("line_too_long", f"more than {MAX_LINE_BYTES} bytes")
+    if len(line) >= MAX_LINE_BYTES:
+        raise _Refused("line_too_long", f"more than {MAX_LINE_BYTES} bytes")
     record = _parsed(line)
+    if isinstance(record, dict):
+        return record
     if record is MISSING:
-        raise Refused(*_why(line))
-    if not isinstance(record, dict):
-        raise Refused("wrong_type", f"the line holds a {type(record).__name__}, not an object")
-    return record
+        raise _Refused(*_why(line))
+    raise _Refused("wrong_type", f"the line holds a {type(record).__name__}, not an object")
 
 
 def _parsed(line: bytes) -> Any:
     """Parse a line, with NaN and Infinity, as Python's json writes perplexities; MISSING for what is not JSON."""
     try:
-        return orjson.loads(line.removeprefix(BOM_UTF8))
+        return orjson.loads(line)
     except orjson.JSONDecodeError:
         pass
     try:

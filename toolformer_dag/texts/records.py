@@ -1,107 +1,98 @@
-"""Records, of JSON lines or of tables, -> raw columns: one record after the other."""
+"""Records, of JSON lines or of a table, -> raw columns: a column at a time, a cell only where one is odd."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
 import polars as pl
 
 from toolformer_dag.texts.columns import RAW, Batch, Rejection
-from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.formats import MISSING, FormatChoice, FormatError, Layout, layout_of, shown, value_at
+from toolformer_dag.texts.formats import MISSING, Layout, shown, values_at
 
 FIELDS = tuple(name for name in RAW if name != "line")
+Column = Sequence[Any] | pl.Series
+"""Any values, or a series of text."""
 
 
-class Refused(ValueError):
-    """A record that is no document. Arguments: reason, detail."""
+def raw_batch(
+    layout: Layout,
+    lines: Sequence[int],
+    columns: Mapping[str, Sequence[Column]],
+    records: Sequence[Mapping[str, Any]] = (),
+    rejections: Iterable[Rejection] = (),
+) -> Batch:
+    """Return records as raw columns. Refused: missing_field, wrong_type, not_utf8.
 
-
-class Records:
-    """The records of one shard as raw columns. `layout` is known after `look`.
-
-    `absent`: what a path that leads nowhere counts as: null in a table, whose columns are always there.
+    `columns`: by field the values at each of its ways, of which the first that is not null counts. `records`: where a
+    field can be missing; null in a table is null. `rejections`: those of lines that hold no record.
     """
-
-    def __init__(self, choice: FormatChoice, absent: Any = MISSING) -> None:
-        self.layout: Layout | None = None
-        self._choice, self._absent = choice, absent
-
-    def look(self, first: Sequence[Mapping[str, Any]]) -> Layout:
-        """Find the fields by the first records. Raises ShardFault: unknown_format, missing_field."""
-        try:
-            self.layout = layout_of(self._choice, first)
-        except FormatError as error:
-            raise ShardFault(error.reason, str(error)) from error
-        return self.layout
-
-    def batch(
-        self, numbered: Iterable[tuple[int, Any]], parse: Callable[[Any], Mapping[str, Any]] | None = None
-    ) -> Batch:
-        """Return rows as raw columns. Refused: what `parse` refuses, missing_field, wrong_type, not_utf8."""
-        rows, rejections = [], []
-        ignored: dict[str, None] = {}
-        for number, raw in numbered:
-            try:
-                rows.append((number, *self._values(parse(raw) if parse else raw, ignored)))
-            except Refused as refused:
-                rejections.append(Rejection(number, *refused.args))
-        columns = dict(zip(RAW, zip(*rows, strict=True), strict=True)) if rows else None
-        return Batch(pl.DataFrame(columns, schema=RAW), tuple(rejections), tuple(ignored))
-
-    def _values(self, record: Mapping[Any, Any], ignored: dict[str, None]) -> Iterator[str | None]:
-        assert self.layout is not None
-        layout, found = self.layout, {field: self._value(record, field) for field in FIELDS}
-        if missing := [field for field in layout.required if found[field] is MISSING]:
-            lacking = ", ".join(map(layout.paths, missing))
-            raise Refused("missing_field", f"{lacking}; the record has {shown(record)}")
-        return (value if type(value) is str else _text(field, value, layout, ignored) for field, value in found.items())
-
-    def _value(self, record: Mapping[Any, Any], field: str) -> Any:
-        """Return the first value that is not null, else null where one is there, else MISSING."""
-        assert self.layout is not None
-        found = self._absent
-        for way in self.layout.places[field]:
-            value = record.get(way[0], MISSING) if len(way) == 1 else value_at(record, way)
-            if value is not MISSING and value is not None:
-                return value
-            found = value if found is MISSING else found
-        return found
+    refused: dict[int, Rejection] = {}
+    ignored: dict[str, None] = {}
+    texts: dict[str, Column] = {"line": lines}
+    for field in FIELDS:
+        column = _first_of(columns[field], len(lines))
+        plain = {str} if field in layout.required else {str, type(None)}
+        texts[field], faults = (column, []) if _kinds(column) <= plain else _texts(field, column, layout)
+        for at, reason, found in faults:
+            wrong = f"{layout.paths(field)}: expected text, found {found}"
+            if layout.may_lack(field, reason):
+                ignored[wrong] = None
+            else:
+                lacking = _lacking(layout, records[at]) if records else ""
+                told = ("missing_field", lacking) if lacking else (reason, wrong)
+                refused.setdefault(lines[at], Rejection(lines[at], *told))
+    frame = pl.DataFrame(texts, schema=RAW)
+    kept = frame.filter(~pl.col("line").is_in(list(refused))) if refused else frame
+    return Batch(kept, (*rejections, *refused.values()), tuple(ignored))
 
 
-def _text(field: str, value: Any, layout: Layout, ignored: dict[str, None]) -> str | None:
-    """Return a value as text, null where an optional field has none. Raises Refused."""
-    needed = field in layout.required
-    if value is MISSING or (value is None and not needed):
-        return None
+def _first_of(columns: Sequence[Column], rows: int) -> Column:
+    if len(columns) == 1:
+        return columns[0]
+    found: Column = [None] * rows
+    for column in columns:
+        found = [value if value is not None else other for value, other in zip(found, column, strict=True)]
+    return found
+
+
+def _kinds(column: Column) -> set[type]:
+    if isinstance(column, pl.Series):
+        return {str, type(None)} if column.has_nulls() else {str}
+    return set(map(type, column))
+
+
+def _texts(field: str, column: Column, layout: Layout) -> tuple[list[str | None], list[tuple[int, str, str]]]:
+    """Return each cell as text, null where it is none; and where, why not and what was found instead."""
+    texts: list[str | None] = []
+    faults: list[tuple[int, str, str]] = []
+    for at, value in enumerate(column):
+        text = _text(field, value, field in layout.strict)
+        texts.append(text)
+        if text is None and (value is not None or field in layout.required):
+            bad = isinstance(value, bytes)
+            found = "null" if value is None else "bytes that are not UTF-8" if bad else type(value).__name__
+            faults.append((at, "not_utf8" if bad else "wrong_type", found))
+    return texts, faults
+
+
+def _text(field: str, value: Any, strict: bool) -> str | None:
     if isinstance(value, bytes):
-        value, reason = _decoded(value), "not_utf8"
-    else:
-        value, reason = _plain(field, value, field in layout.strict), "wrong_type"
-    if not isinstance(value, _Told):
-        text: str | None = value
-        return text
-    wrong = f"{layout.paths(field)}: expected text, found {value}"
-    if needed or (field in layout.strict and reason == "wrong_type"):
-        raise Refused(reason, wrong)
-    ignored[wrong] = None
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    if type(value) is str or (type(value) is int and (field == "id" or not strict)):
+        return str(value)
+    if field == "date":  # whatever else stands there is no date, and no fault
+        return value.isoformat() if isinstance(value, date) else ""
     return None
 
 
-class _Told(str):
-    """What was found in the place of text."""
-
-
-def _decoded(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return _Told("bytes that are not UTF-8")
-
-
-def _plain(field: str, value: Any, strict: bool) -> str | None:
-    if type(value) is int and (field == "id" or not strict):
-        return str(value)
-    if field == "date":
-        return value.isoformat() if isinstance(value, date) else None
-    return _Told("null" if value is None else type(value).__name__)
+def _lacking(layout: Layout, record: Mapping[str, Any]) -> str:
+    """Say which required fields a record has not even as null, and which it has; "" where it has all."""
+    missing = [
+        field
+        for field in layout.required
+        if all(values_at([record], way, MISSING)[0] is MISSING for way in layout.places[field])
+    ]
+    return f"{', '.join(map(layout.paths, missing))}; the record has {shown(record)}" if missing else ""

@@ -9,10 +9,9 @@ from toolformer_dag.files import UserError
 from toolformer_dag.texts.columns import Batch, DocumentsOfShard, Rejection
 from toolformer_dag.texts.compression import ShardFault, blocks, kind_of
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.formats import FormatChoice, Layout
 from toolformer_dag.texts.json_lines import json_batches
-from toolformer_dag.texts.records import Records
-from toolformer_dag.texts.tables import MAGIC, TableRecords, parquet_batches
+from toolformer_dag.texts.tables import MAGIC, parquet_batches
 
 READ_BYTES = 1 << 18
 NAMED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -29,12 +28,11 @@ class DocumentReader:
         self.format: str | None = None
         self._choice = choice or FormatChoice()
 
-    def _documents(self, raw: Iterable[Batch], records: Records) -> Iterator[Batch]:
+    def _documents(self, raw: Iterable[tuple[Layout, Batch]]) -> Iterator[Batch]:
         documents: DocumentsOfShard | None = None
-        for batch in raw:
-            assert records.layout is not None
-            self.format = records.layout.format
-            documents = documents or DocumentsOfShard(records.layout.own_date)
+        for layout, batch in raw:
+            self.format = layout.format
+            documents = documents or DocumentsOfShard(layout.own_date)
             yield documents.of(batch)
 
 
@@ -48,7 +46,7 @@ class ShardReader(DocumentReader):
     def batches(self) -> Iterator[Batch]:
         """Yield documents (columns.DOCUMENTS) in the order of the file, with the lines that hold none.
 
-        - Reasons: those of `json_batches`, TableRecords and DocumentsOfShard.
+        - Reasons: those of `json_batches`, `raw_batch` and DocumentsOfShard.
         - Memory: a block of 16 MB in a few forms, and 100 bytes per document for its digest.
 
         Raises ShardFault, after the documents before the fault, where nothing of the shard may be used: damaged
@@ -60,12 +58,10 @@ class ShardReader(DocumentReader):
             with BufferedReader(cast(RawIOBase, self._path.open("rb", buffering=0)), READ_BYTES) as stream:
                 head = stream.peek(len(MAGIC) + 2)[:6]
                 if head.startswith(MAGIC):
-                    table = TableRecords(self._choice)
-                    yield from self._documents(parquet_batches(_whole(self._path, stream), table), table)
+                    raw = parquet_batches(_whole(self._path, stream), self._choice)
                 else:
-                    lines = Records(self._choice)
-                    content = blocks(stream, self._compression(head))
-                    yield from self._documents(json_batches(content, lines), lines)
+                    raw = json_batches(blocks(stream, self._compression(head)), self._choice)
+                yield from self._documents(raw)
         except OSError as error:
             raise ShardError(
                 f"shard {self._path} cannot be read ({error.strerror or error}); correct its path, or the disk"

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.formats import MISSING, FormatChoice, Steps, value_at
-from toolformer_dag.texts.records import Records
+from toolformer_dag.texts.formats import FormatChoice, Layout, Steps, layout_of, values_at
+from toolformer_dag.texts.records import Column, raw_batch
 
 MAGIC = b"PAR1"
 BATCH_BYTES = 1 << 23
@@ -24,41 +25,41 @@ TEXT = (
 )
 
 
-class TableRecords(Records):
-    """The records of Arrow tables of one schema."""
+class TableRecords:
+    """The records of Arrow tables of one schema. `ways`: by field those that the schema has; `columns`: their names."""
 
-    def __init__(self, choice: FormatChoice) -> None:
-        super().__init__(choice, absent=None)
-        self._rows = 0
-
-    def look_at(self, schema: pa.Schema) -> list[str]:
-        """Find the columns that are read. Raises ShardFault, also where one can hold no text: wrong_type."""
+    def __init__(self, schema: pa.Schema, choice: FormatChoice) -> None:
+        """Find the columns. Raises ShardFault: unknown_format, missing_field, wrong_type (a column holds no text)."""
         record = _as_record(schema)
-        layout = self.look([record])
-        ways = [(field, way) for field in layout.places for way in layout.places[field]]
-        there = [(field, way) for field, way in ways if value_at(record, way) is not MISSING]
-        for field, way in there:
-            kind = value_at(record, way)
-            if field in layout.strict - {"date"} and not _holds_text(kind, field):
-                holds = kind if isinstance(kind, pa.DataType) else "structs or lists"
-                raise ShardFault("wrong_type", f"{'.'.join(map(str, way))}: expected text, the column holds {holds}")
-        return sorted({_column(way) for _, way in there})
+        self.layout = layout_of(choice, [record])
+        self.ways = {
+            field: [way for way in ways if values_at([record], way)[0] is not None]
+            for field, ways in self.layout.places.items()
+        }
+        self.columns = sorted({_column(way) for ways in self.ways.values() for way in ways})
+        self._rows = 0
+        for field in filter(self.layout.strict.__contains__, self.ways):
+            for way in self.ways[field]:
+                _check_text(field, way, values_at([record], way)[0])
 
-    def rows(self, table: pa.Table) -> Batch:
-        """Return the next rows as raw columns."""
+    def batch(self, table: pa.Table) -> tuple[Layout, Batch]:
+        """Return the layout with the next rows as raw columns."""
+        used = table.select(sorted({str(way[0]) for ways in self.ways.values() for way in ways}))
         try:
-            found = table.to_pylist()
-        except UnicodeDecodeError:
-            kinds = [field.with_type(_as_bytes(field.type)) for field in table.schema]
-            found = table.cast(pa.schema(kinds)).to_pylist()
-        first = self._rows + 1
-        self._rows += len(found)
-        return self.batch(enumerate(found, first))
+            used.validate(full=True)
+        except pa.ArrowInvalid:  # text that is not UTF-8, which writers may leave
+            used = used.cast(pa.schema([field.with_type(_as_bytes(field.type)) for field in used.schema]))
+        frame = pl.DataFrame(pl.from_arrow(used))
+        columns = {field: [_values(frame, way) for way in ways] for field, ways in self.ways.items()}
+        lines = range(self._rows + 1, self._rows + 1 + len(frame))
+        self._rows += len(frame)
+        return self.layout, raw_batch(self.layout, lines, columns)
 
 
-def parquet_batches(path: Path | str, records: TableRecords) -> Iterator[Batch]:
-    """Yield the rows of a Parquet file. Memory: pages and a batch, whatever the size of file and row groups.
+def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[tuple[Layout, Batch]]:
+    """Yield the layout with the rows of a Parquet file.
 
+    Memory: pages and a batch, whatever the size of file and row groups.
     Raises ShardFault: corrupt_parquet, truncated_parquet, empty_shard, and those of TableRecords; OSError where the
     file cannot be read. Checksums of pages are verified where the writer made them; most make none.
     """
@@ -66,9 +67,9 @@ def parquet_batches(path: Path | str, records: TableRecords) -> Iterator[Batch]:
         with pq.ParquetFile(
             path, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
-            columns = records.look_at(file.schema_arrow)
-            for batch in file.iter_batches(_batch_rows(file.metadata), columns=columns, use_threads=False):
-                yield records.rows(pa.Table.from_batches([batch]))
+            records = TableRecords(file.schema_arrow, choice)
+            for batch in file.iter_batches(_batch_rows(file.metadata), columns=records.columns, use_threads=False):
+                yield records.batch(pa.Table.from_batches([batch]))
             if not file.metadata.num_rows:
                 raise ShardFault("empty_shard", "the shard has no rows")
     except (OSError, pa.ArrowException, EOFError) as error:
@@ -94,8 +95,16 @@ def _as_record(kind: Any) -> Any:
     return kind
 
 
+def _values(frame: pl.DataFrame, way: Steps) -> Column:
+    found = pl.col(str(way[0]))
+    for step in way[1:]:
+        found = found.struct.field(step) if isinstance(step, str) else found.list.get(step, null_on_oob=True)
+    values = frame.select(found).to_series()
+    return values if values.dtype == pl.String else values.to_list()
+
+
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return a type with bytes in the place of text, which writers may leave with bytes that are not UTF-8."""
+    """Return a type with bytes in the place of text."""
     if isinstance(kind, pa.StructType):
         return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -103,10 +112,13 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
     return pa.binary() if any(is_text(kind) for is_text in TEXT[:3]) else kind
 
 
-def _holds_text(kind: Any, field: str) -> bool:
-    if isinstance(kind, dict | list):
-        return False
-    return any(is_text(kind) for is_text in TEXT) or (field == "id" and pa.types.is_integer(kind))
+def _check_text(field: str, way: Steps, kind: Any) -> None:
+    """Raise ShardFault where a column of this type holds no text; anything may be no date."""
+    plain = isinstance(kind, pa.DataType)
+    text = plain and any(is_text(kind) for is_text in TEXT)
+    if not text and field != "date" and not (plain and field == "id" and pa.types.is_integer(kind)):
+        holds = kind if plain else "structs or lists"
+        raise ShardFault("wrong_type", f"{'.'.join(map(str, way))}: expected text, the column holds {holds}")
 
 
 def _column(way: Steps) -> str:
