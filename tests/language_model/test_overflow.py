@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.tiny_models import tiny_model, tokenizer_of
+from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.model.backend import TokenQuery, TokenText
 from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
 from toolformer_dag.model.transformers_backend import TransformersBackend

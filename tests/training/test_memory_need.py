@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, GPTJConfig, LlamaConfig, PreTrainedConfig
 
-from benchmarks.tiny_models import ARCHITECTURES
 from benchmarks.training_memory import RECIPES, config_of, train
+from tests.tiny_models import ARCHITECTURES
 from tests.training.test_recipes import saved
 from toolformer_dag.settings.sections import TrainingSettings
 from toolformer_dag.training.memory_need import GB, MemoryNeed, check_finetuning, memory_need
