@@ -83,7 +83,7 @@ class World:
         (folder / "toolformer.toml").write_text(settings)
         shutil.copytree(SMALL_MODEL, folder / "model")
         shutil.copy(PROMPTS / "calculator.txt", folder)
-        write_shards(folder / "web", 2, documents, seed=13)  # one whose split holds texts out
+        write_shards(folder / "web", 2, documents, seed=119)  # one whose split holds texts out
         (folder / "disk").mkdir()
         return World(folder)
 
