@@ -2,7 +2,7 @@
 
 Both compute positions, samples and losses of the same model, prompt and texts in the same process. The kept calls must
 be equal. Costs are seconds of a processor core, or wall-clock seconds with `--device cuda`. Reading, tools and storage
-are not measured.
+are not measured; `benchmarks.gpu` has the rates of the parts.
 """
 
 import argparse
@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import Cost, measured
-from benchmarks.models import SHAPES, random_model, texts
+from benchmarks.measure import SHAPES, Cost, measured, random_model, texts
 from benchmarks.naive import Naive
-from benchmarks.rates import print_rates
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import DTYPES, LanguageModel, load_language_model
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
@@ -146,7 +144,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, the ratio and the rates; exit with an error where the kept calls differ."""
+    """Print the table and the ratio; exit with an error where the kept calls differ."""
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     tool = load_tool("calculator", {})
@@ -173,7 +171,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show("ours", ours, count)
     if options.naive_texts:
         compare(options, language_model, task, synthetic[: options.naive_texts])
-    print_rates(Engine(language_model, token_budget=options.token_budget), task, synthetic[:20])
 
 
 def compare(

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.measure import Cost, measured
 from benchmarks.naive import Naive
-from benchmarks.tiny_models import ARCHITECTURES, PROMPT, TEXTS, UNCACHED, tiny_model, tokenizer_of
+from tests.tiny_models import ARCHITECTURES, PROMPT, TEXTS, UNCACHED, tiny_model, tokenizer_of
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest

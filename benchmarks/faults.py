@@ -1,18 +1,21 @@
-"""Faults of processes, disks and clocks: each is tried on a world of its own, whose runs then have to end as if nothing
-had happened."""
+"""Faults of processes, disks, clocks and single bits: each is tried on a world of its own, whose runs then have to end
+as if nothing had happened."""
 
 import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from benchmarks.soak_world import Ended, SoakWorld, Tables, differing
+from benchmarks.worlds import Ended, Tables, World, differing
+from toolformer_dag.files import StorageError
+from toolformer_dag.training.verify_project import verified
 
 
 class Skipped(Exception):
@@ -23,7 +26,7 @@ class Skipped(Exception):
 class Undisturbed:
     """The world in which everything ran once, its tables, its tokens and the seconds of a run in a new process."""
 
-    fresh: SoakWorld
+    fresh: World
     tables: Tables
     tokens: int
     seconds: float
@@ -38,7 +41,7 @@ class Trial:
     extra: float = 0.0
 
 
-def killed_groups(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+def killed_groups(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Kill a run with all its processes at random times, three times, then let it finish."""
     faults, before = 0, 0
     for workers in (1, 1, 2):
@@ -54,7 +57,7 @@ def killed_groups(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> 
     return _judged(whole, world, faults, ended, before + ended.tokens)
 
 
-def killed_workers(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+def killed_workers(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Kill single workers of a run with two or three, which goes on."""
     faults, workers = 0, draw.choice((2, 3))
     run = world.start(f"execution.workers={workers}")
@@ -72,7 +75,7 @@ def killed_workers(whole: Undisturbed, world: SoakWorld, draw: random.Random) ->
     return _judged(whole, world, faults, ended, spent)
 
 
-def full_disks(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+def full_disks(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Let runs fill a disk that is too small, make it larger twice, then large enough."""
     wrong, faults, size, spent = [], 0, 0, 0
     with _small_disk(world.folder / "disk"):
@@ -91,7 +94,7 @@ def full_disks(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Tri
     return Trial(faults, (*wrong, *trial.wrong), trial.extra)
 
 
-def moved_clocks(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> Trial:
+def moved_clocks(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Kill a run whose clock is off, and finish it under another clock; under the right one nothing is stale.
 
     The clock is Python's: times of files are the system's, as on a disk that another machine writes too.
@@ -117,7 +120,7 @@ def moved_clocks(whole: Undisturbed, world: SoakWorld, draw: random.Random) -> T
     return Trial(faults, (*wrong, *trial.wrong), trial.extra)
 
 
-def _judged(whole: Undisturbed, world: SoakWorld, faults: int, ended: Ended, spent: int) -> Trial:
+def _judged(whole: Undisturbed, world: World, faults: int, ended: Ended, spent: int) -> Trial:
     """Compare the world with the undisturbed one; `wrong` is empty where they agree and nothing is stale.
 
     `spent`: the tokens that all its runs have told, killed ones included.
@@ -160,7 +163,76 @@ def _mount(one: str, other: str, folder: Path) -> "subprocess.CompletedProcess[b
     return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
 
 
-def seconds_of(world: SoakWorld) -> tuple[Ended, float]:
+def seconds_of(world: World) -> tuple[Ended, float]:
     """Run a world in a new process; return how it ended and how long that took."""
     begin = time.monotonic()
     return world.finish(), time.monotonic() - begin
+
+
+KINDS = {
+    "published rows": "disk/lake/*/*/files/*/*.parquet",
+    "pointers": "disk/lake/*/*/*.json",
+    "computed rows": "disk/lake/*/*/*/*.parquet",
+    "identities": "disk/lake/*/*/*/identity.json",
+    "checkpoints": "disk/lake/training/*/model/*",
+    "warehouse": "disk/lake/toolformer.duckdb",
+    "indexes": "disk/indexes/*-v?/*",
+}
+READ_AGAIN = "tools.calculator.tau_f=0.01"
+"""A change after which a run reads what it would otherwise leave alone."""
+
+
+def flip(file: Path, draw: random.Random) -> None:
+    """Flip one bit in place."""
+    content = bytearray(file.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    file.write_bytes(content)
+
+
+def files_of(world: World, kind: str) -> list[Path]:
+    """Return the files of a kind that hold something."""
+    return sorted(path for path in world.folder.glob(KINDS[kind]) if path.is_file() and path.stat().st_size)
+
+
+def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, tuple[int, int]]:
+    """Flip a bit of a file of every kind, ask `verify`, and put them back, until there were `flips`.
+
+    Return, by kind of file, how many there were and how many `verify` named. Raises AssertionError where it names more.
+    """
+    plan = world.project().plan
+    kinds = {kind: files_of(world, kind) for kind in KINDS}
+    tried: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    while tried.total() < flips:
+        chosen = {kind: draw.choice(files) for kind, files in kinds.items()}
+        if chosen["published rows"].parents[2] == chosen["pointers"].parent:
+            continue  # behind a damaged pointer nothing is known
+        contents = {file: file.read_bytes() for file in chosen.values()}
+        for file in contents:
+            flip(file, draw)
+        found = {one.path for one in verified(plan).damaged}
+        assert found <= contents.keys(), found - contents.keys()
+        for kind, file in chosen.items():
+            tried[kind] += 1
+            named[kind] += file in found
+            file.write_bytes(contents[file])
+    return {kind: (tried[kind], named[kind]) for kind in KINDS}
+
+
+def mended_flips(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
+    """Flip a bit in every eighth file of each kind, then run as before, after a change of a threshold, and back."""
+    found = [files_of(world, kind) for kind in KINDS]
+    files = [file for kind in found for file in draw.sample(kind, -(-len(kind) // 8))]
+    for file in files:
+        flip(file, draw)
+    tokens, wrong = 0, []
+    for change in ((), (READ_AGAIN,), ()):
+        ended = world.run(*change, training=not change)
+        tokens += ended.tokens
+        wrong += [ended.error] if ended.error else []
+    try:
+        wrong += [f"{name} differs" for name in differing(whole.tables, world.tables())]
+    except StorageError as error:
+        wrong.append(str(error))
+    wrong += [f"{path} is still damaged" for path in world.named()]
+    return Trial(len(files), tuple(wrong), tokens / whole.tokens)

@@ -3,9 +3,13 @@
     python -m benchmarks.scale [--rows 7] [--calls 7] [--documents 6] [--files 4] [--workers 3] [AXIS ...]
 
 The numbers are the largest powers of ten; AXIS is one of rows, calls, documents, files, workers and chunk. Every size
-is measured in a fresh process, in CPU-seconds, and workers on the clock (`benchmarks.engines`); the exponent is the
-slope of a line through the logarithms of the last three sizes (1: linear, 0: does not grow). Files are copies of one
-document, so that the model's work does not grow with them. `--work`: where lakes are made.
+is measured in a fresh process, in CPU-seconds; the exponent is the slope of a line through the logarithms of the last
+three sizes (1: linear, 0: does not grow). Files are copies of one document, so that the model's work does not grow with
+them. `--work`: where lakes are made.
+
+Workers are measured on the clock: a whole run of three lanes from nothing without finetuning and evaluation, local and
+by Ray, with its lake in a folder and in moto's S3, imports and the start of the workers included. Every run must give
+the rows of one local process. Ray needs the right to make a network namespace.
 """
 
 import argparse
@@ -18,15 +22,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import orjson
 import polars as pl
+from isal import igzip
 
-from benchmarks.engines import lines
+from benchmarks.object_lake import PLACE, store
+from benchmarks.worlds import World, differing
+from tests.ray_cluster import HEAD, SPACE, cluster, why_no_namespace
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.plan import Plan
@@ -46,6 +55,7 @@ CHUNK_TEXTS = 512
 ASKED = 1000
 """Texts of one lookup: those of a shard."""
 LANES = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+LOADING = "from toolformer_dag.definitions import defs; defs().resolve_all_asset_specs()"
 Figures = dict[str, float]
 
 
@@ -103,8 +113,14 @@ def looking_up(folder: Path, rows: int) -> Figures:
 
 
 def reading(folder: Path, documents: int) -> Figures:
-    """Read one shard and choose the texts of five lanes."""
-    return _subsets(folder, documents, "")
+    """Read one shard, beside isal and orjson alone, and choose the texts of five lanes."""
+    figures = _subsets(folder, documents, "")
+    return {**figures, "isal + orjson": spent(lambda: _parsed(folder / "web" / "one.json.gz"))}
+
+
+def _parsed(shard: Path) -> int:
+    with igzip.open(shard) as lines:
+        return sum(len(orjson.loads(line)) for line in lines)
 
 
 def sampling(folder: Path, documents: int) -> Figures:
@@ -133,6 +149,23 @@ def comparing(folder: Path, files: int) -> Figures:
     figures["stale"] = spent(lambda: differences(raw))
     raw.table.remove("000000")
     return {**figures, "raw_shards, one more": _updated(worker, outputs, ["ccnet/raw_shards"])}
+
+
+def loading(folder: Path, files: int) -> Figures:
+    """Load the definitions over so many shards in a new process, as a reload in the UI does, and again."""
+    _project(folder / "defs", {f"{number:06d}": 1 for number in range(files)})
+    own = {"TOOLFORMER_CONFIG": str(folder / "defs" / "toolformer.toml"), "XDG_CACHE_HOME": str(folder / "cache")}
+    figures: Figures = {}
+    for name in ("definitions", "definitions again"):
+        before = _of_children()
+        subprocess.run([sys.executable, "-W", "ignore", "-c", LOADING], env=os.environ | own, check=True)
+        figures[name] = _of_children() - before
+    return figures
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def running(folder: Path, files: int) -> Figures:
@@ -197,12 +230,67 @@ def _appended(store: RowStore, rows: pl.DataFrame) -> float:
     return spent(lambda: store.append(rows))
 
 
+THREE_LANES = """
+[corpus]
+shards = ["web/*.json.gz"]
+[model]
+name = "model"
+[tools.calculator]
+tau_f = 0.1
+prompt = "calculator.txt"
+[tools.calendar]
+tau_f = 0.1
+[tools.machine_translation]
+tau_f = 0.1
+[execution]
+chunk_texts = 64
+"""
+RAY = ('execution.engine="ray"', f'execution.address="{HEAD}"')
+LOCAL = "1 process"
+ENGINES: dict[str, tuple[int, tuple[str, ...], Callable[[], AbstractContextManager[object]]]] = {
+    LOCAL: (1, (), nullcontext),
+    "2 processes": (2, (), nullcontext),
+    "1 process, S3": (1, PLACE, store),
+    "2 processes, S3": (2, PLACE, store),
+    "1 Ray actor": (1, RAY, lambda: cluster(2)),
+    "2 Ray actors": (2, RAY, lambda: cluster(2)),
+}
+"""The workers, the settings, and what must run around the run."""
+
+
+def engines(folder: Path, documents: int) -> Figures:
+    """Return the seconds of a run of two shards of so many documents by each engine."""
+    found: Figures = {}
+    for name, (_, overrides, _) in ENGINES.items():
+        own = SPACE if overrides == RAY else ()
+        if own and (reason := why_no_namespace()):
+            print(f"no Ray: {reason}", file=sys.stderr)
+            continue
+        found |= _in_a_process([*own], ["--engine", name, str(documents), str(folder)])
+    return found
+
+
+def engine(name: str, documents: int, folder: Path) -> Figures:
+    """Run the lanes with an engine and compare the rows with those of one local process."""
+    workers, overrides, around = ENGINES[name]
+    overrides = (*overrides, f"execution.workers={workers}")
+    world = World.make(folder / name, documents, THREE_LANES)
+    with around():
+        began = time.perf_counter()
+        ended = world.run(*overrides)
+        seconds = time.perf_counter() - began
+        assert ended.error is None, ended.error
+        others = differing(world.tables(*overrides), World(folder / LOCAL).tables(), exactly=True)
+    assert not others, f"other rows: {others}"
+    return {f"{name}, s": seconds}
+
+
 AXES: Mapping[str, tuple[Callable[[Path, int], Figures], ...]] = {
     "rows": (appending, looking_up),
     "calls": (filtering,),
     "documents": (reading, sampling),
-    "files": (comparing, running),
-    "workers": (lines,),
+    "files": (comparing, loading, running),
+    "workers": (engines,),
     "chunk": (chunk_overhead,),
 }
 
@@ -247,16 +335,22 @@ def measured(axis: str, sizes: Sequence[int], work: Path) -> Iterator[tuple[int,
         with TemporaryDirectory(dir=work) as folder:
             figures: Figures = {}
             for part in range(len(AXES[axis])):
-                command = [sys.executable, "-m", "benchmarks.scale", "--one", axis, str(part), str(size), folder]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                figures |= json.loads(done.stdout.splitlines()[-1])
+                figures |= _in_a_process([], ["--one", axis, str(part), str(size), folder])
             yield size, figures
+
+
+def _in_a_process(before: Sequence[str], arguments: Sequence[str]) -> Figures:
+    command = [*before, sys.executable, "-m", "benchmarks.scale", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main() -> None:
     """Print a table per axis."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", nargs=3, help=argparse.SUPPRESS)
     for axis, default in (("rows", 6), ("calls", 5), ("documents", 3), ("files", 3), ("workers", 2)):
         parser.add_argument(f"--{axis}", type=int, default=default)
     parser.add_argument("--work", type=Path)
@@ -265,6 +359,10 @@ def main() -> None:
     if given.one:
         axis, part, size, folder = given.one
         print(json.dumps(AXES[axis][int(part)](Path(folder), int(size))))
+        return
+    if given.engine:
+        name, documents, folder = given.engine
+        print(json.dumps(engine(name, int(documents), Path(folder))))
         return
     least = {"rows": 4, "calls": 4, "documents": 1, "files": 1, "workers": 1}
     for axis in [one for one in least if one in (given.axes or least)]:

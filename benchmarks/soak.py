@@ -21,13 +21,14 @@ from benchmarks.faults import (
     full_disks,
     killed_groups,
     killed_workers,
+    mended_flips,
     moved_clocks,
+    named_flips,
     seconds_of,
 )
-from benchmarks.flips import mended_flips, named_flips
-from benchmarks.soak_world import SoakWorld
+from benchmarks.worlds import World
 
-Fault = Callable[[Undisturbed, SoakWorld, random.Random], Trial]
+Fault = Callable[[Undisturbed, World, random.Random], Trial]
 FAULTS: dict[str, tuple[Fault, bool, float]] = {
     "flipped bits mended": (mended_flips, True, 0.2),
     "process groups killed": (killed_groups, False, 0.3),
@@ -38,9 +39,9 @@ FAULTS: dict[str, tuple[Fault, bool, float]] = {
 """What is tried, whether on a world in which everything ran, and its share of the time."""
 
 
-def undisturbed(folder: Path, documents: int) -> tuple[Undisturbed, SoakWorld]:
+def undisturbed(folder: Path, documents: int) -> tuple[Undisturbed, World]:
     """Run a world once, and measure it; return it with one in which finetuning and evaluation ran too."""
-    fresh = SoakWorld.make(folder / "fresh", documents)
+    fresh = World.make(folder / "fresh", documents)
     whole = fresh.copy(folder / "whole")
     ended, seconds = seconds_of(whole)
     if ended.error:
@@ -52,7 +53,7 @@ def undisturbed(folder: Path, documents: int) -> tuple[Undisturbed, SoakWorld]:
     return made, whole
 
 
-def tried(name: str, made: Undisturbed, whole: SoakWorld, folder: Path, seconds: float, draw: random.Random) -> bool:
+def tried(name: str, made: Undisturbed, whole: World, folder: Path, seconds: float, draw: random.Random) -> bool:
     """Try one fault until the seconds are over and print its row; return whether nothing was wrong."""
     fault, on_whole, _ = FAULTS[name]
     trials: list[Trial] = []

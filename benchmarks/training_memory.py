@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.measure import peak_memory
-from benchmarks.models import make_tokenizer, texts
+from benchmarks.measure import make_tokenizer, peak_memory, texts
 from toolformer_dag.model.loading import DTYPES
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune

@@ -2,11 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from embedded_model.documents import PretrainingDocument
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.sentences import Phenomenon
 from toolformer_dag.texts.calls import Call, format_call
@@ -20,26 +18,23 @@ INSIDE_SHARE = 0.5  # of the relevant notes
 EARLIER_SHARE = 0.25  # of the notes inside: one sentence before the words they tell
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Hold a piece of knowledge and where the text uses it, as a character offset."""
-
-    content: str
-    place: int
+PretrainingDocument = tuple[str, ...]
+"""The pieces of a document, tokenized one by one."""
+Note = tuple[str, int]
+"""A piece of knowledge, and where the text uses it, as a character offset."""
 
 
 def note(random: Random, gold: Phenomenon, text: str) -> Note:
     """Write the note of a call at the gold place; `text` contains the phenomenon's own text."""
-    return Note(content(random, gold), text.index(gold.text) + len(gold.before))
+    return content(random, gold), text.index(gold.text) + len(gold.before)
 
 
 def content(random: Random, gold: Phenomenon) -> str:
     """Return input and result in one line, or the result alone, as mostly for the date and a search."""
-    asked = gold.input.strip('"')
     alone = {"calendar": 1.0, "wiki_search": 0.4}.get(gold.tool, 0.2)
     if random.random() < alone:
         return gold.result
-    return f"{asked}{random.choice(EQUALS)}{gold.result}"
+    return gold.input.strip('"') + random.choice(EQUALS) + gold.result
 
 
 def bracketed(random: Random, known: str) -> str:
@@ -64,28 +59,36 @@ def with_notes(random: Random, text: str, own: list[Note], other: list[str]) -> 
 
     As pieces, the text follows its notes directly, as x follows e(c, r); as a single text, a space separates them.
     """
-    chosen = random.choice(own) if own and random.random() < RELEVANT_SHARE else None
     pieces = [text]
-    before = []
-    if chosen and random.random() < INSIDE_SHARE:
-        pieces = _inside(random, text, chosen)
-    elif chosen:
-        before = [wrapped(random, chosen.content)]
-    if other and (chosen is None or random.random() < SECOND_SHARE):
+    before: list[str] = []
+    relevant = bool(own) and random.random() < RELEVANT_SHARE
+    if relevant:
+        pieces, before = _with_relevant(random, text, random.choice(own))
+    if other and (not relevant or random.random() < SECOND_SHARE):
         before.append(wrapped(random, random.choice(other)))
+    if not before:
+        return tuple(pieces)
     random.shuffle(before)
     notes = "".join(f" {known}" for known in before)
-    if notes and random.random() < 0.3:
-        pieces[0] = f" {pieces[0]}"
-        return (notes + "".join(pieces),)
-    return (notes, *pieces) if notes else tuple(pieces)
+    if random.random() < 0.3:
+        return (f"{notes} {''.join(pieces)}",)
+    return (notes, *pieces)
+
+
+def _with_relevant(random: Random, text: str, chosen: Note) -> tuple[list[str], list[str]]:
+    """Return the pieces of the text and the notes before it, with the chosen note among either."""
+    if random.random() < INSIDE_SHARE:
+        return _inside(random, text, chosen), []
+    return [text], [wrapped(random, chosen[0])]
 
 
 def _inside(random: Random, text: str, known: Note) -> list[str]:
     """Insert the note right before the words it is about, or before their sentence."""
-    sentence = text.rfind(". ", 0, known.place) + 1
-    place = sentence if sentence and random.random() < EARLIER_SHARE else known.place
-    return [text[:place], f" {bracketed(random, known.content)}", text[place:]]
+    told, place = known
+    sentence = text.rfind(". ", 0, place) + 1
+    if sentence and random.random() < EARLIER_SHARE:
+        place = sentence
+    return [text[:place], f" {bracketed(random, told)}", text[place:]]
 
 
 NAMES = {
@@ -144,32 +147,27 @@ RIGHT_PLACE, RANDOM_PLACE = 0.68, 0.15  # the rest stay without a call
 NO_PLACE_RANDOM = 0.12  # a text where the tool has nothing to say
 
 
-@dataclass(frozen=True, slots=True)
-class DemonstrationExample:
-    """Hold a text and its calls: character offsets with the inputs, in order."""
-
-    text: str
-    calls: tuple[tuple[int, Call], ...]
-
-    def parts(self) -> tuple[str, ...]:
-        """Return the text with its calls, cut where the method tokenizes separately."""
-        parts, last = [], 0
-        for offset, call in self.calls:
-            parts += [self.text[last:offset], format_call(call)]
-            last = offset
-        return tuple(part for part in (*parts, self.text[last:]) if part)
+def with_call(text: str, offset: int, tool: str, asked: str) -> list[str]:
+    """Return the text with a call at a character offset, cut where the method tokenizes separately."""
+    parts = (text[:offset], format_call(Call(NAMES[tool], asked)), text[offset:])
+    return [part for part in parts if part]
 
 
-def demonstration(random: Random, instruction: str, examples: Sequence[DemonstrationExample]) -> PretrainingDocument:
-    """Build the document; the last example, and half of the others, are cut into pieces as P(x) is tokenized."""
+def demonstration(
+    random: Random, instruction: str, examples: Sequence[tuple[str, Sequence[str]]]
+) -> PretrainingDocument:
+    """Build the document of texts and their annotated parts.
+
+    The last example, and half of the others, are cut into pieces as P(x) is tokenized.
+    """
     pieces: list[str] = []
     head = instruction
-    for number, example in enumerate(examples, 1):
+    for number, (text, parts) in enumerate(examples, 1):
         if number == len(examples) or random.random() < 0.5:
-            pieces += [f"{head}Input: ", example.text, "\nOutput: ", *example.parts()]
+            pieces += [f"{head}Input: ", text, "\nOutput: ", *parts]
             head = "\n"
         else:
-            head += f"Input: {example.text}\nOutput: {''.join(example.parts())}\n"
+            head += f"Input: {text}\nOutput: {''.join(parts)}\n"
     return tuple(pieces)
 
 
@@ -179,10 +177,6 @@ def noisy_place(random: Random, text: str, gold: int | None) -> int | None:
     if gold is not None and draw < RIGHT_PLACE:
         return gold
     if draw < (RIGHT_PLACE + RANDOM_PLACE if gold is not None else NO_PLACE_RANDOM):
-        return _any_space(random, text)
+        spaces = [place for place, letter in enumerate(text) if letter == " "]
+        return random.choice(spaces) if spaces else None
     return None
-
-
-def _any_space(random: Random, text: str) -> int | None:
-    spaces = [place for place, letter in enumerate(text) if letter == " "]
-    return random.choice(spaces) if spaces else None

@@ -1,19 +1,16 @@
-"""Measure the paper's effect on the synthetic world: seeds, conditions, held-out questions and text."""
+"""Measure the paper's effect on the synthetic world: seeds, conditions, held-out questions and text; tabulate it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
 import polars as pl
 
-from embedded_model.real_text import load_real_text
-from toolformer_dag.evaluation.asking import DISABLED, benchmark_outcomes, compared
+from toolformer_dag.evaluation.asking import BASE_C, DISABLED, TOOLFORMER, benchmark_outcomes, compared
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
-from toolformer_dag.evaluation.language_modeling import perplexity
-from toolformer_dag.evaluation.measurements import OUTCOMES
-from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, outcome_table
+from toolformer_dag.evaluation.measurements import OUTCOMES, PERPLEXITY
+from toolformer_dag.evaluation.scores import Condition, QuestionOutcome, outcome_table, wilson
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
@@ -24,14 +21,10 @@ from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.phenomena import TOOLS
-from toolformer_dag.synthetic.web import records
 from toolformer_dag.synthetic.wordings import WordingSet
 from toolformer_dag.texts.segments import Segment
 from toolformer_dag.training.finetune import finetune
 
-DECODING = (1, 3)  # k beside 0 (disabled) and the settings' own
-PLAIN_TEXTS = 150  # of each kind, for perplexity
-PAGE_CHARACTERS = 2000  # read of each
 LINE = """profile = "embedded"
 [model]
 name = {model}
@@ -47,44 +40,27 @@ eval_steps = 100
 [evaluation]
 questions = {questions}
 seed = {ask}
+decoding_k = [1, 3]
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """Configure `seeds` pipeline runs over `documents` synthetic pages each, with `questions` per tool and wording set.
-
-    Base and finetuned models answer the same questions; each seed has its own pages, samples, batches and questions.
-    `real_text` adds perplexity on real pages.
-    """
-
-    model: str = "embedded"
-    seeds: int = 3
-    documents: int = 3600
-    questions: int = 100
-    real_text: tuple[Path, ...] = ()
-
-    def line(self, folder: Path, seed: int) -> Settings:
-        """Write the settings of a run into its own folder, where the UI and `sql` can read it, and return them.
-
-        Raises SettingsError.
-        """
-        file = folder / f"seed{seed}" / "toolformer.toml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(
-            LINE.format(
-                model=json.dumps(self.model),
-                documents=self.documents,
-                questions=self.questions,
-                web=seed + 1,
-                seed=seed,
-                ask=seed + 7,
-            )
-        )
-        return load_settings(file, environment={})
-
-
+UNFILTERED = "unfiltered corpus"
 TEXT = ("digest", "segment")
+BENCHMARK = r"^(?<tool>\w+) \((?<wordings>\w+)\)$"
+
+
+def study_settings(folder: Path, seed: int, model: str, documents: int, questions: int) -> Settings:
+    """Write the settings of a run into its own folder, where the UI and `sql` can read it, and return them.
+
+    The run has `documents` synthetic pages, and `questions` per tool and wording set. Base and finetuned models answer
+    the same questions; each seed has its own pages, samples, batches and questions. Raises SettingsError.
+    """
+    file = folder / f"seed{seed}" / "toolformer.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        LINE.format(
+            model=json.dumps(model), documents=documents, web=seed + 1, seed=seed, questions=questions, ask=seed + 7
+        )
+    )
+    return load_settings(file, environment={})
 
 
 def unfiltered_texts(lake: Lake, lanes: Sequence[Lane], seed: int) -> list[str]:
@@ -118,74 +94,73 @@ def _one_call_per_text(lake: Lake, lane: Lane, random: Random) -> Iterator[str]:
         yield from (example.text_with_calls for example in merged if isinstance(example, Example))
 
 
-def plain_texts(seed: int, real_text: Sequence[Path]) -> dict[str, list[str]]:
-    """Return held-out texts by kind. Raises RealTextError."""
-    found = {"synthetic pages": [record["raw_content"] for record in records(seed, "evaluation", PLAIN_TEXTS)]}
-    if real_text:
-        pages = load_real_text(real_text, held_out=True).web
-        some = pages[:: max(1, len(pages) // PLAIN_TEXTS)]
-        texts = ["\n".join(text for _, text in page.passages)[:PAGE_CHARACTERS] for page in some]
-        found["real pages"] = [text for text in texts if text.strip()]
-    return found
+def measure(settings: Settings, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Finetune on the unfiltered corpus and ask all conditions; the pipeline of `settings` must have run.
 
-
-def plain_text_table(settings: Settings, texts: Mapping[str, Sequence[str]]) -> pl.DataFrame:
-    """Measure texts with calls disabled; columns text, condition, perplexity, bits_per_byte."""
-
-    def rows(model: LanguageModel, conditions: list[Condition]) -> Iterator[tuple[str, str, float, float]]:
-        for kind, some in texts.items():
-            measured = perplexity(model, some)
-            yield kind, conditions[0].name, measured.perplexity, measured.bits_per_byte
-
-    return pl.DataFrame(
-        list(compared(settings, rows)), schema=["text", "condition", "perplexity", "bits_per_byte"], orient="row"
-    )
-
-
-UNFILTERED = "unfiltered corpus"
+    Return outcomes as of `outcome_table`, and the pipeline's table of perplexity.
+    """
+    lake, tools = Lake.of(settings.paths), lanes(settings)
+    unfiltered = settings.paths.local / "training" / "unfiltered"
+    choosing = heldout_texts(Plan.of(settings)).choosing
+    finetune(settings.model, unfiltered_texts(lake, tools, seed), choosing, settings.training, unfiltered)
+    asked = [outcome_table(found) for found in ask(settings, tools, str(unfiltered))]
+    own = lake.table(OUTCOMES).read(WHOLE).filter(pl.col("k").is_not_null())  # without what needs no model
+    return pl.concat([own, *asked]), lake.table(PERPLEXITY).read(WHOLE)
 
 
 def ask(settings: Settings, lanes: Sequence[Lane], unfiltered: str) -> Iterator[list[QuestionOutcome]]:
-    """Yield the outcomes of a tool's questions under a condition; `unfiltered` is a model folder."""
+    """Yield the outcomes of a tool's questions in unseen wordings under each condition.
 
-    def asked(model: LanguageModel, condition: Condition, *wordings: WordingSet) -> Iterator[list[QuestionOutcome]]:
-        for some in wordings:
-            for tool in TOOLS:
-                questions = synthetic_benchmark(tool, settings.evaluation.questions, settings.evaluation.seed, some)
-                yield benchmark_outcomes(settings, lanes, model, condition, questions).outcomes
+    `unfiltered`, a model folder, is asked in seen wordings too.
+    """
 
-    def of_model(model: LanguageModel, conditions: list[Condition]) -> Iterator[list[QuestionOutcome]]:
+    def asked(model: LanguageModel, condition: Condition, wordings: WordingSet) -> Iterator[list[QuestionOutcome]]:
+        for tool in TOOLS:
+            questions = synthetic_benchmark(tool, settings.evaluation.questions, settings.evaluation.seed, wordings)
+            yield benchmark_outcomes(settings, lanes, model, condition, questions).outcomes
+
+    def in_unseen(model: LanguageModel, conditions: list[Condition]) -> Iterator[list[QuestionOutcome]]:
         for condition in conditions:
             yield from asked(model, condition, "unseen")
-        if DISABLED in conditions:
-            for k in DECODING:
-                yield from asked(model, Condition(f"Toolformer, k = {k}", k), "seen")
 
-    yield from compared(settings, of_model)
-    without_filter = Condition(UNFILTERED, settings.decoding.k)
-    yield from asked(load_identified(settings.model, unfiltered), without_filter, "seen", "unseen")
+    yield from compared(settings, in_unseen)
+    model = load_identified(settings.model, unfiltered)
+    for wordings in ("seen", "unseen"):
+        yield from asked(model, Condition(UNFILTERED, settings.decoding.k), wordings)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Hold the tables of a run: `outcomes` as of `outcome_table`, `plain` as of `plain_text_table`."""
+def study_tables(outcomes: pl.DataFrame, perplexities: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return tables by title over what `measure` found for all seeds.
 
-    outcomes: pl.DataFrame
-    plain: pl.DataFrame
-
-
-def measure(settings: Settings, study: Study, seed: int) -> Measured:
-    """Finetune on the unfiltered corpus and ask all conditions; the pipeline of `settings` must have run."""
-    lake, tools = Lake.of(settings.paths), lanes(settings)
-    unfiltered = finetune_unfiltered(settings, unfiltered_texts(lake, tools, seed))
-    own = lake.table(OUTCOMES).read(WHOLE).filter(pl.col("k").is_not_null())  # without what needs no model
-    asked = [outcome_table(found) for found in ask(settings, tools, str(unfiltered))]
-    plain = plain_text_table(settings, plain_texts(settings.corpus.small_web.seed, study.real_text))
-    return Measured(pl.concat([own, *asked]), plain)
+    Shares of questions have a row per wordings and condition and a column per tool: `96.2 (94.3-97.5)`, per cent with
+    95 % interval. The right tool counts only where tools may be called. Perplexities are means over the seeds.
+    """
+    with_tools = pl.col("condition").str.starts_with(TOOLFORMER) & (pl.col("condition") != DISABLED.name)
+    return {
+        "Questions answered right, in per cent (95 % interval)": _shares(outcomes, pl.col("correct")),
+        "The right tool was called, in per cent": _shares(outcomes.filter(with_tools), pl.col("right_tool")),
+        "Any tool was called, in per cent": _shares(outcomes, pl.col("called").is_not_null()),
+        "Held-out text, tools disabled": _perplexities(perplexities),
+    }
 
 
-def finetune_unfiltered(settings: Settings, texts: list[str]) -> Path:
-    """Finetune M on these texts as on the filtered corpus; return the model folder."""
-    out = settings.paths.local / "training" / "unfiltered"
-    finetune(settings.model, texts, heldout_texts(Plan.of(settings)).choosing, settings.training, out)
-    return out
+def _perplexities(perplexities: pl.DataFrame) -> pl.DataFrame:
+    groups = perplexities.group_by("source", "condition", maintain_order=True)
+    means = groups.agg(pl.col("perplexity", "bits_per_byte").mean())
+    baseline = means.filter(condition=BASE_C.name).select("source", baseline="perplexity")
+    larger = ((pl.col("perplexity") / pl.col("baseline") - 1) * 100).alias("against base + C, %")
+    return means.join(baseline, on="source", how="left", maintain_order="left").with_columns(larger).drop("baseline")
+
+
+def _shares(outcomes: pl.DataFrame, what: pl.Expr) -> pl.DataFrame:
+    named = outcomes.with_columns(pl.col("benchmark").str.extract_groups(BENCHMARK).alias("parts")).unnest("parts")
+    counts = named.group_by("wordings", "condition", "tool", maintain_order=True).agg(hits=what.sum(), n=pl.len())
+    cells = counts.with_columns(cell=pl.struct("hits", "n").map_elements(_percent, return_dtype=pl.String))
+    wide = cells.pivot("tool", index=["wordings", "condition"], values="cell", maintain_order=True)
+    tools = [tool for tool in TOOLS if tool in wide.columns]
+    return wide.select("wordings", "condition", *tools).sort("wordings", maintain_order=True)
+
+
+def _percent(counts: dict[str, int]) -> str:
+    low, high = wilson(counts["hits"], counts["n"])
+    return f"{100 * counts['hits'] / counts['n']:.1f} ({100 * low:.1f}-{100 * high:.1f})"

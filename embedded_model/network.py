@@ -10,10 +10,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Size a GPT-J with tied embeddings; the first `rotary` dimensions of each head are rotated.
-
-    Raises ValueError where the heads do not divide the width or the rotary part does not fit a head.
-    """
+    """Size a GPT-J with tied embeddings; the first `rotary` dimensions of each head are rotated."""
 
     width: int = 192
     layers: int = 4
@@ -22,20 +19,6 @@ class ModelShape:
     rotary: int = 32
     vocabulary: int = 2048
     positions: int = 2048
-
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ValueError(f"{self.heads} heads do not divide a width of {self.width}; choose a divisor")
-        if self.rotary % 2 or self.rotary > self.width // self.heads:
-            raise ValueError(f"rotary {self.rotary} must be even and at most a head's {self.width // self.heads}")
-
-    @property
-    def parameters(self) -> int:
-        """Count the trained parameters; the export adds a bias of zeros to the output layer."""
-        attention = 4 * self.width**2
-        mlp = 2 * self.width * self.feed_forward + self.feed_forward + self.width
-        norms = 2 * self.width * (self.layers + 1)
-        return self.vocabulary * self.width + self.layers * (attention + mlp) + norms
 
 
 SHAPES = {
@@ -91,15 +74,12 @@ class GPTJ(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
-        sine, cosine = rotary_tables(shape.positions, shape.rotary)
-        self.register_buffer("sine", sine, persistent=False)
-        self.register_buffer("cosine", cosine, persistent=False)
         initialise(self)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids (rows, length) to logits (rows, length, vocabulary)."""
         hidden = self.embedding(ids)
-        rotation = (self.get_buffer("sine")[: ids.shape[1]], self.get_buffer("cosine")[: ids.shape[1]])
+        rotation = rotary_tables(ids.shape[1], self.shape.rotary)
         for block in self.blocks:
             hidden = block(hidden, *rotation)
         return functional.linear(self.norm(hidden), self.embedding.weight)

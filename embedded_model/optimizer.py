@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
 from threading import BrokenBarrierError
 from typing import Any
 
@@ -83,46 +82,23 @@ def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
 PATIENCE_S = 180.0  # a step takes a second; the first waits for the other process to start
 
 
-class WorkerLost(UserError):
-    """Report that another process of the run has ended."""
-
-
 @dataclass(frozen=True)
 class SharedGradients:
-    """Share a buffer (lanes, parameters + 1): each lane's flat gradients, then its loss."""
+    """Share a buffer (lanes, parameters + 1) between processes: each lane's flat gradients, then its loss."""
 
     buffer: Tensor
-    taken: Any  # a counter of lanes taken since the run began, shared between processes
     barrier: Any
-    lanes: int
-
-    @classmethod
-    def make(cls, context: BaseContext, lanes: int, parameters: int, processes: int) -> "SharedGradients":
-        """Allocate the buffer for so many processes of `context`."""
-        buffer = torch.zeros(lanes, parameters + 1)
-        buffer.untyped_storage().share_memory_()
-        return cls(buffer, context.Value("q", 0), context.Barrier(processes), lanes)
-
-    def take(self, step: int) -> int | None:
-        """Claim the next free lane of a step, None if all are taken; `step` counts from the start of this process."""
-        with self.taken.get_lock():
-            lane = int(self.taken.value) - step * self.lanes
-            if lane >= self.lanes:
-                return None
-            self.taken.value += 1
-            return lane
 
     def put(self, lane: int, model: nn.Module, loss: float) -> None:
         """Store the model's gradients as those of the lane, and clear them."""
-        parameters = list(model.parameters())
-        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
+        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()]
         self.buffer[lane] = torch.cat([*flat, torch.tensor([loss])])
         model.zero_grad()
 
     def add_up(self, model: nn.Module) -> float:
         """Wait for all lanes, set every gradient of the model to their mean and return the mean loss.
 
-        Raises WorkerLost.
+        Raises UserError.
         """
         self._wait()
         mean = self.buffer.mean(0)
@@ -136,7 +112,7 @@ class SharedGradients:
         try:
             self.barrier.wait(PATIENCE_S)
         except BrokenBarrierError as error:
-            raise WorkerLost("a process of the training run has ended or hangs; start again, it resumes") from error
+            raise UserError("a process of the training run has ended or hangs; start again, it resumes") from error
 
 
 class WeightAverage:

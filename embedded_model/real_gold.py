@@ -1,18 +1,31 @@
-"""Find places in real text where a tool would help; the result is taken from the text itself.
+"""Find places in real text where a tool would help, and write documents of the pretraining mix about them.
 
-A number becomes the result of a sum, a name or number the answer to a question, the date of the page the calendar's
-result, a sentence of the same article the result of a search, and a phrase the translation of its foreign twin.
+Results are taken from the text itself: a number becomes the result of a sum, a name or number the answer to a question,
+the date of the page the calendar's result, a sentence of the same article the result of a search, and a phrase the
+translation of its foreign twin.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from itertools import accumulate
+from pathlib import Path
 from random import Random
 
-from embedded_model.documents import excerpt, sentences
-from embedded_model.real_text import Page, RealText
+from embedded_model.demonstrations import (
+    PretrainingDocument,
+    bracketed,
+    content,
+    demonstration,
+    guessed_input,
+    instruction,
+    noisy_place,
+    note,
+    with_call,
+    with_notes,
+)
+from embedded_model.real_text import Page, RealText, load_real_text
+from toolformer_dag.synthetic.phenomena import TOOLS
 from toolformer_dag.synthetic.sentences import Phenomenon
 from toolformer_dag.synthetic.today import MONTHS, WEEK_DAYS, today_is
 
@@ -39,14 +52,8 @@ WINDOW = 2000  # characters of a page that are looked at for a place
 LENGTHS = (150, 250, 400, 700)
 
 
-@dataclass(frozen=True, slots=True)
-class Dated:
-    """Locate a mention of a date: the number of the passage in its page, and the character offset."""
-
-    page: Page
-    passage: int
-    place: int
-    day: date
+Dated = tuple[str, int, date]
+"""A mention of a date: the passage that has it, and the character offset."""
 
 
 class RealGold:
@@ -92,10 +99,8 @@ class RealGold:
     def _calendar(self, random: Random) -> Phenomenon | None:
         if not self._dated:
             return None
-        dated = random.choice(self._dated)
-        text = dated.page.passages[dated.passage][1]
-        call = ("", today_is(dated.day), text[dated.place : dated.place + 20])
-        return _around(random, "calendar", text, dated.place, call)
+        text, place, day = random.choice(self._dated)
+        return _around(random, "calendar", text, place, ("", today_is(day), text[place : place + 20]))
 
     def _question(self, random: Random) -> Phenomenon | None:
         found = self._place(random, (NUMBER, NAME, NAME, WORD))
@@ -129,6 +134,11 @@ class RealGold:
         return Phenomenon("machine_translation", before, after + ".", foreign, english, english, "")
 
 
+def read_real_gold(paths: Sequence[Path]) -> RealGold | None:
+    """Read the text of the paths that is not held out; None without paths. Raises UserError."""
+    return RealGold(load_real_text(paths)) if paths else None
+
+
 def _gold(random: Random, tool: str, text: str, hit: re.Match[str], asked: str, result: str) -> Phenomenon:
     return _around(random, tool, text, hit.start(), (asked, result, hit[0]))
 
@@ -148,17 +158,13 @@ def _around(random: Random, tool: str, text: str, place: int, call: tuple[str, s
     return Phenomenon(tool, cut[:offset], cut[offset:], asked, result, answer, "")
 
 
-def _dates(page: Page) -> list[Dated]:
-    found = []
-    for number, (_, text) in enumerate(page.passages):
-        for hit in DATE.finditer(text):
-            day = _day(hit)
-            if day is not None:
-                found.append(Dated(page, number, hit.start(), day))
+def _dates(page: Page) -> Iterator[Dated]:
+    for _, text in page.passages:
+        said = ((hit.start(), _day(hit)) for hit in DATE.finditer(text))
+        yield from ((text, place, day) for place, day in said if day is not None)
         if page.date is not None:
-            found += [Dated(page, number, place, page.date) for place in _mentions(text, page.date)]
-        found += [Dated(page, number, hit.start(), _date_on(hit[0], hit.start())) for hit in WEEK_DAY.finditer(text)]
-    return found
+            yield from ((text, place, page.date) for place in _mentions(text, page.date))
+        yield from ((text, hit.start(), _date_on(hit[0], hit.start())) for hit in WEEK_DAY.finditer(text))
 
 
 def _date_on(week_day: str, number: int) -> date:
@@ -214,16 +220,96 @@ def _wh(random: Random, answer: str) -> str:
 def _elsewhere(random: Random, page: Page, text: str, hit: re.Match[str]) -> str | None:
     """Return `title > section > sentence`, a distant sentence of the page that contains the same words."""
     near = text[max(0, hit.start() - 700) : hit.end() + 700]
-    word = re.compile(rf"(?<!\w){re.escape(hit[0])}(?!\w)")
-    found = [
-        (section, sentence)
-        for section, passage in page.passages
-        if hit[0] in passage
-        for sentence in sentences(passage)
-        if word.search(sentence) and sentence not in near
-    ]
+    found = [(section, sentence) for section, sentence in _sentences_with(page, hit[0]) if sentence not in near]
     if not found:
         return None
     section, sentence = random.choice(found)
-    title = " > ".join(part for part in (page.title, section) if part and random.random() < 0.7)
-    return f"{title} > {sentence[:240]}" if title else sentence[:240]
+    parts = [part for part in (page.title, section) if part and random.random() < 0.7]
+    return " > ".join([*parts, sentence[:240]])
+
+
+def _sentences_with(page: Page, words: str) -> Iterator[tuple[str, str]]:
+    whole = re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
+    for section, passage in page.passages:
+        if words in passage:
+            yield from ((section, sentence) for sentence in sentences(passage) if whole.search(sentence))
+
+
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=[A-Z\"“‘(])|\n+")
+
+
+def excerpt(random: Random, text: str, place: int, characters: int) -> tuple[str, int]:
+    """Return about so many characters of whole sentences around `place`, and the offset of the place in them."""
+    starts = [0, *(end.end() for end in SENTENCE_END.finditer(text))]
+    before = [start for start in starts if place - characters // 2 <= start <= place]
+    start = random.choice(before) if before else _word_before(text, max(0, place - characters // 2))
+    ends = [end for end in (*starts[1:], len(text)) if place < end <= start + characters]
+    stop = random.choice(ends[-3:]) if ends else start + characters
+    return text[start:stop].rstrip(), place - start
+
+
+def _word_before(text: str, place: int) -> int:
+    """Return the offset at which the word around `place` begins."""
+    return max(text.rfind(" ", 0, place), text.rfind("\n", 0, place)) + 1
+
+
+def sentences(text: str) -> list[str]:
+    """Split a text into sentences; drop those of up to 15 characters."""
+    return [part.strip() for part in SENTENCE_END.split(text) if len(part.strip()) > 15]
+
+
+NOTE_WEIGHTS = {
+    "calculator": 14,
+    "calendar": 22,
+    "question_answering": 26,
+    "wiki_search": 26,
+    "machine_translation": 12,
+}
+PLAIN_LENGTHS = (400, 1000, 1800, 3000)
+WRONG_INPUT = 0.4
+
+
+def plain(random: Random, source: RealGold) -> PretrainingDocument:
+    """Return some paragraphs of a page."""
+    _, text = random.choice(source.page(random).passages)
+    return (excerpt(random, text, random.randrange(len(text)), random.choice(PLAIN_LENGTHS))[0],) if text else ("",)
+
+
+def note_then_text(random: Random, source: RealGold) -> PretrainingDocument:
+    """Write a note with the excerpt it was taken from, or with another excerpt."""
+    gold, other = (_any_gold(random, source) for _ in range(2))
+    if gold is None:
+        return plain(random, source)
+    return with_notes(random, gold.text, [note(random, gold, gold.text)], [content(random, other)] if other else [])
+
+
+def told_before(random: Random, source: RealGold) -> PretrainingDocument:
+    """Write a note, then an excerpt that says the same for the first time, as e(c, r) stands before x."""
+    gold = _any_gold(random, source)
+    if gold is None or gold.answer in gold.before:
+        return plain(random, source)
+    return f" {bracketed(random, content(random, gold))}", gold.text
+
+
+def demonstrate(random: Random, source: RealGold) -> PretrainingDocument:
+    """Write two to four examples for a tool."""
+    tool = random.choice(TOOLS)
+    examples = [_annotated(random, source, tool) for _ in range(random.randint(2, 4))]
+    return demonstration(random, instruction(random, tool), examples)
+
+
+def _any_gold(random: Random, source: RealGold) -> Phenomenon | None:
+    return source.gold(random, random.choices(list(NOTE_WEIGHTS), list(NOTE_WEIGHTS.values()))[0])
+
+
+def _annotated(random: Random, source: RealGold, tool: str) -> tuple[str, list[str]]:
+    gold = source.gold(random, tool)
+    if gold is None:
+        text = "".join(plain(random, source))[:300]
+        return text, [text]
+    offset = noisy_place(random, gold.text, len(gold.before))
+    if offset is None:
+        return gold.text, [gold.text]
+    guessed = tool == "calculator" or offset != len(gold.before) or random.random() < WRONG_INPUT
+    asked = guessed_input(random, tool, gold.text[:offset]) if guessed else gold.input
+    return gold.text, [gold.text] if asked is None else with_call(gold.text, offset, tool, asked)

@@ -4,23 +4,23 @@ import csv
 import gzip
 import hashlib
 import io
-import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 from toolformer_dag.files import UserError
+from toolformer_dag.identity import file_hash
+from toolformer_dag.identity import fingerprint as content_hash
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.shard_reader import read_documents
+from toolformer_dag.tools.passages import read_passages
 
 HELD_OUT_SHARDS = ("en_head_0002",)
 HELD_OUT_OF = 20  # one article and one phrase in so many is held out, by hash
 LONGEST_PHRASE = 60
-
-
-class RealTextError(UserError):
-    """Report a path that holds no text in a known form."""
+PASSAGES = re.compile(r"passages.*\.jsonl\.gz$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +45,24 @@ def load_real_text(paths: Sequence[Path], *, held_out: bool = False) -> RealText
     """Load files and folders of *.json.gz (CCNet), *passages*.jsonl.gz and *.tsv.gz.
 
     `held_out` selects the text that training never uses: HELD_OUT_SHARDS, and articles and phrases chosen by a hash.
-    Raises RealTextError where a path has none of these forms.
+    Raises UserError where a path has none of these forms.
     """
-    files = [file for path in paths for file in _files(path)]
-    shards = [file for file in files if file.name.endswith(".json.gz")]
-    shards = [file for file in shards if (_shard(file) in HELD_OUT_SHARDS) == held_out]
-    passages = [file for file in files if _is_of_passages(file)]
-    tables = [file for file in files if file.name.endswith(".tsv.gz")]
-    return RealText(
-        tuple(page for file in shards for page in _web_pages(file)),
-        tuple(page for file in passages for page in _articles(file) if is_held_out(page.title) == held_out),
-        tuple(row for file in tables for row in _phrases(file) if is_held_out(row[2]) == held_out),
-    )
+    web: list[Page] = []
+    articles: list[Page] = []
+    phrases: list[tuple[str, str, str]] = []
+    for file in (file for path in paths for file in _files(path)):
+        if file.name.endswith(".json.gz"):
+            web += _web_pages(file, held_out)
+        elif file.name.endswith(".tsv.gz"):
+            phrases += (row for row in _phrases(file) if is_held_out(row[2]) == held_out)
+        else:
+            articles += (page for page in _articles(file) if is_held_out(page.title) == held_out)
+    return RealText(tuple(web), tuple(articles), tuple(phrases))
 
 
 def fingerprint(paths: Sequence[Path]) -> str | None:
-    """Return the SHA-256 of the files' content, in order; None without paths. Raises RealTextError."""
-    digest = hashlib.sha256()
-    for file in (file for path in paths for file in _files(path)):
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest() if paths else None
+    """Return a hash of the files' content, in order; None without paths. Raises UserError."""
+    return content_hash([file_hash(file) for path in paths for file in _files(path)]) if paths else None
 
 
 def is_held_out(text: str) -> bool:
@@ -74,34 +72,23 @@ def is_held_out(text: str) -> bool:
 
 def _files(path: Path) -> list[Path]:
     found = sorted(path.glob("*.gz")) if path.is_dir() else [path] if path.exists() else []
-    found = [file for file in found if file.name.endswith((".json.gz", ".tsv.gz")) or _is_of_passages(file)]
+    found = [file for file in found if file.name.endswith((".json.gz", ".tsv.gz")) or PASSAGES.search(file.name)]
     if not found:
-        raise RealTextError(
-            f"{path} holds no *.json.gz, *passages*.jsonl.gz or *.tsv.gz; name a file or folder that does"
-        )
+        raise UserError(f"{path} holds no *.json.gz, *passages*.jsonl.gz or *.tsv.gz; name a file or folder that does")
     return found
 
 
-def _is_of_passages(file: Path) -> bool:
-    return file.name.endswith(".jsonl.gz") and "passages" in file.name
-
-
-def _shard(file: Path) -> str:
-    return file.name.removesuffix(".json.gz")
-
-
-def _web_pages(file: Path) -> Iterator[Page]:
-    for found in read_documents(file, _shard(file)):
-        if isinstance(found, Document):
-            yield Page(found.title, (("", found.text),), found.date)
+def _web_pages(file: Path, held_out: bool) -> Iterator[Page]:
+    shard = file.name.removesuffix(".json.gz")
+    if (shard in HELD_OUT_SHARDS) == held_out:
+        found = (one for one in read_documents(file, shard) if isinstance(one, Document))
+        yield from (Page(one.title, (("", one.text),), one.date) for one in found)
 
 
 def _articles(file: Path) -> Iterator[Page]:
     articles: dict[str, dict[tuple[str, str], None]] = {}
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            articles.setdefault(record["title"], {})[record["section"], record["text"]] = None
+    for one in read_passages(str(file)):
+        articles.setdefault(one.title, {})[one.section, one.text] = None
     for title, passages in articles.items():
         yield Page(title, tuple(passages), None)
 

@@ -6,8 +6,7 @@ from functools import cache
 from random import Random
 
 from embedded_model.demonstrations import (
-    NAMES,
-    DemonstrationExample,
+    PretrainingDocument,
     bracketed,
     content,
     demonstration,
@@ -15,16 +14,15 @@ from embedded_model.demonstrations import (
     instruction,
     noisy_place,
     note,
+    with_call,
     with_notes,
 )
-from embedded_model.documents import PretrainingDocument
 from toolformer_dag.synthetic.names import KINDS, PARTS
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon, filler
 from toolformer_dag.synthetic.web import document_text
 from toolformer_dag.synthetic.wordings import Relation, relations, word_list
 from toolformer_dag.synthetic.world import World
-from toolformer_dag.texts.calls import Call
 
 LARGEST_SHARE = 0.3  # of a text's plain words
 LARGEST_SHARE_OF_SUMS = 0.5
@@ -197,7 +195,7 @@ def told_before(random: Random, world: World) -> PretrainingDocument:
     return f" {bracketed(random, content(random, gold))}", gold.text
 
 
-def annotated(random: Random, world: World, tool: str, *, alone: bool) -> DemonstrationExample:
+def annotated(random: Random, world: World, tool: str, *, alone: bool) -> tuple[str, list[str]]:
     """Draw a phenomenon, `alone` or on a page, and annotate it with a noisy call; most have a place for the tool."""
     has_place = random.random() < PLACE_SHARE
     golds = [some(random, world, tool)] if has_place else [some(random, world, _other(random, tool))]
@@ -208,8 +206,8 @@ def annotated(random: Random, world: World, tool: str, *, alone: bool) -> Demons
     offset = noisy_place(random, text, gold)
     asked = None if offset is None else _input(random, golds[0], tool, text[:offset])
     if offset is None or asked is None:
-        return DemonstrationExample(text, ())
-    return DemonstrationExample(text, ((offset, Call(NAMES[tool], asked)),))
+        return text, [text]
+    return text, with_call(text, offset, tool, asked)
 
 
 def demonstrate(random: Random, world: World) -> PretrainingDocument:

@@ -6,28 +6,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 from torch import Tensor, multiprocessing
 
-from embedded_model.documents import train_tokenizer
-from embedded_model.export import export_model, fingerprint, load_weights, shape_of
+from embedded_model.export import WEIGHTS, export_model, load_weights, shape_of
 from embedded_model.network import GPTJ, EmbeddedTraining
 from embedded_model.optimizer import MuonAdamW, SharedGradients, WeightAverage
+from embedded_model.real_gold import read_real_gold
 from embedded_model.real_text import fingerprint as real_text_fingerprint
-from embedded_model.stream import Mixture, Stream
-from toolformer_dag.files import UserError
+from embedded_model.stream import batch, tokenizer_texts
+from embedded_model.tokenizer import train_tokenizer
+from toolformer_dag.files import UserError, write_whole
+from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import fast_dtype
 from toolformer_dag.pipeline.chunks import end_with_parent
 
 MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
-
-
-class CheckpointError(UserError):
-    """Report a checkpoint of another run."""
+LOG_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,65 +38,46 @@ class RunState:
     average: WeightAverage
     optimiser: MuonAdamW
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors by part and name."""
-        return {
+    def save(self, path: Path, step: int, settings: EmbeddedTraining) -> None:
+        """Replace the checkpoint atomically; `step` is the number of steps done."""
+        parts = {
             "model": self.model.state_dict(),
             "average": self.average.tensors,
             "optimiser": self.optimiser.tensors(),
         }
+        tensors = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
+        write_whole(path, save(tensors, {"step": str(step), "settings": json.dumps(asdict(settings))}))
 
-    def load(self, tensors: dict[str, dict[str, Tensor]]) -> None:
-        """Restore a state that `tensors` returned."""
-        self.model.load_state_dict(tensors["model"])
-        self.average.tensors = tensors["average"]
-        self.optimiser.load(tensors["optimiser"])
-
-
-def save_checkpoint(path: Path, state: RunState, step: int, settings: EmbeddedTraining) -> None:
-    """Replace the checkpoint atomically; `step` is the number of steps done."""
-    tensors = {f"{part}.{name}": tensor for part, own in state.tensors().items() for name, tensor in own.items()}
-    beside = path.with_suffix(".part")
-    save_file(tensors, beside, {"step": str(step), "settings": json.dumps(asdict(settings))})
-    beside.replace(path)
+    def load(self, path: Path) -> None:
+        """Restore a state that `save` wrote."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for stored, tensor in load_file(path).items():
+            part, name = stored.split(".", 1)
+            parts.setdefault(part, {})[name] = tensor
+        self.model.load_state_dict(parts["model"])
+        self.average.tensors = parts["average"]
+        self.optimiser.load(parts["optimiser"])
 
 
-def load_checkpoint(path: Path, state: RunState, settings: EmbeddedTraining) -> int:
-    """Restore a state that `save_checkpoint` wrote and return its step, 0 where there is no file.
+def steps_taken(path: Path, settings: EmbeddedTraining) -> int:
+    """Return the steps of a checkpoint, 0 where there is no file.
 
-    Raises CheckpointError where the file's settings differ in more than MAY_CHANGE, or where it has done more steps.
+    Raises UserError where the file's settings differ in more than MAY_CHANGE, or where it has done more steps.
     """
     if not path.exists():
         return 0
-    refuse_other_run(path, settings)
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-        tensors: dict[str, dict[str, Tensor]] = {}
-        for stored in file.keys():  # noqa: SIM118, no mapping
-            part, name = stored.split(".", 1)
-            tensors.setdefault(part, {})[name] = file.get_tensor(stored)
-    if (taken := int(metadata["step"])) > settings.steps:
-        raise CheckpointError(
-            f"{path.parent} has taken {taken} steps, more than {settings.steps}; give at least as many"
-        )
-    state.load(tensors)
-    return taken
-
-
-def refuse_other_run(path: Path, settings: EmbeddedTraining) -> None:
-    """Raise CheckpointError where the file's settings differ in more than MAY_CHANGE; accept a missing file."""
-    if not path.exists():
-        return
-    with safe_open(path, "pt") as file:
-        stored = json.loads(file.metadata()["settings"])
+    stored = json.loads(metadata["settings"])
+    taken = int(metadata["step"])
     changed = [key for key, value in asdict(settings).items() if key not in MAY_CHANGE and stored.get(key) != value]
     if changed:
-        raise CheckpointError(
+        raise UserError(
             f"{path.parent} is of a run with other settings ({', '.join(changed)}); remove it or choose another folder"
         )
-
-
-LOG_STEPS = 10
+    if taken > settings.steps:
+        raise UserError(f"{path.parent} has taken {taken} steps, more than {settings.steps}; give at least as many")
+    return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +87,8 @@ class PretrainingProgress:
     step: int
     steps: int
     loss: float
-    rate_factor: float
     tokens: int
-    tokens_per_second: float
-    seconds: float  # of this process
+    tokens_per_second: float  # of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +119,26 @@ def train(
     `start`, a model folder, provides the first weights, shape and tokenizer; then there is no boot camp.
 
     `out/training` keeps the tokenizer, checkpoint.safetensors and metrics.jsonl. Neither an interruption nor the
-    number of processes changes the weights. Raises CheckpointError for a folder of another run, WorkerLost when a
-    process ends, RealTextError for unreadable real text, StartError for a `start` without a model.
+    number of processes changes the weights. Raises UserError for a folder of another run, when a process ends, for
+    unreadable real text, and for a `start` without a model.
     """
     settings = replace(settings, real_text=real_text_fingerprint(real_text))
     if start is not None:
-        settings = replace(settings, shape=shape_of(start), start=fingerprint(start), boot_steps=0)
+        settings = replace(settings, shape=shape_of(start), start=file_hash(start / WEIGHTS), boot_steps=0)
     run = PretrainingRun(settings, out / "training", tuple(real_text), processes, start)
-    refuse_other_run(run.checkpoint, settings)
+    steps_taken(run.checkpoint, settings)
     run.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(run)
     context = multiprocessing.get_context("spawn")
-    gradients = SharedGradients.make(context, settings.lanes, settings.shape.parameters, processes)
-    others = [context.Process(target=_work, args=(run, gradients), daemon=True) for _ in range(1, processes)]
+    parameters = sum(parameter.numel() for parameter in GPTJ(settings.shape).parameters())
+    buffer = torch.zeros(settings.lanes, parameters + 1)
+    buffer.untyped_storage().share_memory_()
+    gradients = SharedGradients(buffer, context.Barrier(processes))
+    others = [context.Process(target=_work, args=(run, gradients, one), daemon=True) for one in range(1, processes)]
     for process in others:
         process.start()
     try:
-        model = _work(run, gradients, _Log(run, progress))
+        model = _work(run, gradients, 0, progress)
     finally:
         gradients.barrier.abort()
         for process in others:
@@ -170,48 +152,68 @@ def _tokenizer(run: PretrainingRun) -> Tokenizer:
     if run.start is not None:
         shutil.copyfile(run.start / "tokenizer.json", path)
     elif not path.exists():
-        texts = Mixture.load(run.real_text).sample_texts(run.settings.seed, run.settings.real_share)
+        texts = tokenizer_texts(read_real_gold(run.real_text), run.settings.seed, run.settings.real_share)
         train_tokenizer(texts, run.settings.shape.vocabulary).save(str(path))
     return Tokenizer.from_file(str(path))
 
 
-def _work(run: PretrainingRun, gradients: SharedGradients, log: "_Log | None" = None) -> GPTJ:
+def _work(
+    run: PretrainingRun,
+    gradients: SharedGradients,
+    number: int,
+    progress: Callable[[PretrainingProgress], None] = lambda line: None,
+) -> GPTJ:
     end_with_parent()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _steps(run, gradients, log)
+        return _steps(run, gradients, number, progress)
     finally:
         torch.set_num_threads(threads)
 
 
-def _steps(run: PretrainingRun, gradients: SharedGradients, log: "_Log | None") -> GPTJ:
-    """Run the remaining steps and return the averaged weights; the process with the log writes the checkpoints."""
+def _steps(
+    run: PretrainingRun, gradients: SharedGradients, number: int, progress: Callable[[PretrainingProgress], None]
+) -> GPTJ:
+    """Run the remaining steps as process `number`, and return the averaged weights; process 0 logs and saves."""
+    settings = run.settings
+    state, taken = _begun(run, number)
+    tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
+    real_text = read_real_gold(run.real_text)
+    losses: list[float] = []
+    began = time.monotonic()
+    for step in range(taken, settings.steps):
+        for lane in range(number, settings.lanes, run.processes):
+            rows = batch(settings, real_text, tokenizer, step, lane)
+            gradients.put(lane, state.model, _backward(state.model, rows))
+        losses.append(gradients.add_up(state.model))
+        state.optimiser.step(settings.rate_factor(step))
+        state.average.add(state.model, step + 1)
+        is_last = step + 1 == settings.steps
+        if number == 0 and (is_last or (step + 1) % LOG_STEPS == 0):
+            progress(_log(run, step + 1, taken, losses, began))
+            losses.clear()
+        if number == 0 and (is_last or (step + 1) % settings.checkpoint_steps == 0):
+            state.save(run.checkpoint, step + 1, settings)
+    state.model.load_state_dict(state.average.tensors)
+    return state.model
+
+
+def _begun(run: PretrainingRun, number: int) -> tuple[RunState, int]:
+    """Return the state from which the run goes on, and the steps taken; process 0 saves that of a new run."""
     settings = run.settings
     torch.manual_seed(settings.seed)
     model = GPTJ(settings.shape)
     if run.start is not None:
         load_weights(run.start, model)
     optimiser = MuonAdamW(model, settings.muon_rate, settings.adam_rate)
-    average = WeightAverage(model, settings.average_power)
-    state = RunState(model, average, optimiser)
-    taken = load_checkpoint(run.checkpoint, state, settings)
-    if log is not None and not taken:  # from here on the folder is this run's
-        save_checkpoint(run.checkpoint, state, 0, settings)
-    tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
-    stream = Stream(settings, Mixture.load(run.real_text), tokenizer)
-    for step in range(taken, settings.steps):
-        while (lane := gradients.take(step - taken)) is not None:
-            gradients.put(lane, model, _backward(model, stream.batch(step, lane)))
-        loss = gradients.add_up(model)
-        optimiser.step(settings.rate_factor(step))
-        average.add(model, step + 1)
-        if log is not None:
-            log.add(step + 1, loss)
-            if (step + 1) % settings.checkpoint_steps == 0 or step + 1 == settings.steps:
-                save_checkpoint(run.checkpoint, state, step + 1, settings)
-    model.load_state_dict(average.tensors)
-    return model
+    state = RunState(model, WeightAverage(model, settings.average_power), optimiser)
+    taken = steps_taken(run.checkpoint, settings)
+    if taken:
+        state.load(run.checkpoint)
+    elif number == 0:  # from here on the folder is this run's
+        state.save(run.checkpoint, 0, settings)
+    return state, taken
 
 
 def _backward(model: GPTJ, rows: Tensor) -> float:
@@ -221,35 +223,13 @@ def _backward(model: GPTJ, rows: Tensor) -> float:
     return loss.item()
 
 
-class _Log:
-    """Append a line to metrics.jsonl and call `progress` every LOG_STEPS steps."""
-
-    def __init__(self, run: PretrainingRun, progress: Callable[[PretrainingProgress], None]) -> None:
-        self.run, self.progress = run, progress
-        self.began = time.monotonic()
-        self.steps = 0
-        self.losses: list[float] = []
-
-    def add(self, step: int, loss: float) -> None:
-        self.losses.append(loss)
-        self.steps += 1
-        if step % LOG_STEPS and step != self.run.settings.steps:
-            return
-        line = self._line(step)
-        self.losses.clear()
-        with (self.run.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(asdict(line)) + "\n")
-        self.progress(line)
-
-    def _line(self, step: int) -> PretrainingProgress:
-        settings, seconds = self.run.settings, time.monotonic() - self.began
-        step_tokens = settings.lanes * settings.lane_tokens
-        return PretrainingProgress(
-            step=step,
-            steps=settings.steps,
-            loss=sum(self.losses) / len(self.losses),
-            rate_factor=settings.rate_factor(step - 1),
-            tokens=step * step_tokens,
-            tokens_per_second=self.steps * step_tokens / seconds,
-            seconds=seconds,
-        )
+def _log(run: PretrainingRun, step: int, taken: int, losses: Sequence[float], began: float) -> PretrainingProgress:
+    """Append a line to metrics.jsonl; this process began at step `taken` and at the time `began`."""
+    tokens = run.settings.lanes * run.settings.lane_tokens
+    seconds = time.monotonic() - began
+    line = PretrainingProgress(
+        step, run.settings.steps, fmean(losses), step * tokens, (step - taken) * tokens / seconds
+    )
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(asdict(line)) + "\n")
+    return line

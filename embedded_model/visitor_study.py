@@ -74,8 +74,7 @@ def _question(random: Random, skill: str, kind: str, wording: str) -> BenchmarkQ
         foreign, english = phrase(random, "evaluation")
         return BenchmarkQuestion(wording.format(f=foreign), (english,), wording=wording)
     named, relation = kind.split(".")
-    entity_kind = next(one for one in KINDS if one == named)
-    entity = random.choice(the_world().entities("evaluation", entity_kind))
+    entity = random.choice(the_world().entities("evaluation", next(one for one in KINDS if one == named)))
     return BenchmarkQuestion(wording.format(e=entity.name), (entity.facts[relation],), wording=wording)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tiny_models import tiny_model, tokenizer_of
+from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.model.loading import LanguageModel, load_language_model
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune

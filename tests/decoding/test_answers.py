@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from tests.decoding.conftest import TAUGHT
+from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
 from toolformer_dag.decoding.generation import WrittenPiece, call_text
 from toolformer_dag.decoding.greedy import generate

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from benchmarks.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from tests.decoding.conftest import TAUGHT
+from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from toolformer_dag.decoding.generation import DecodedCall, call_text
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.decoding.written_row import Vocabulary

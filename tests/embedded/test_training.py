@@ -5,34 +5,36 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from embedded_model.export import StartError, mean_model
+from embedded_model.export import mean_model
 from embedded_model.network import SHAPES, EmbeddedTraining, ModelShape
-from embedded_model.train import CheckpointError, PretrainingProgress, train
+from embedded_model.train import PretrainingProgress, train
 from tests.processes import started_by_a_killed
+from toolformer_dag.files import UserError
 from toolformer_dag.synthetic import SMALL_MODEL
 
 MICRO = ModelShape(width=32, layers=2, heads=2, feed_forward=64, rotary=8, vocabulary=600, positions=1100)
 SETTINGS = EmbeddedTraining(
     shape=MICRO, steps=40, boot_steps=6, warmup_steps=4, lanes=2, lane_tokens=1024, checkpoint_steps=20
 )
+Run = tuple[Path, list[PretrainingProgress]]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[PretrainingProgress]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A whole run in one process, and what it told."""
     lines: list[PretrainingProgress] = []
     return train(SETTINGS, tmp_path_factory.mktemp("whole"), progress=lines.append, processes=1), lines
 
 
-def begun(run: Path, folder: Path) -> Path:
+def begun(run: Run, folder: Path) -> Path:
     """A folder with the tokenizer of the whole run, which takes longest to make."""
-    (folder / "training").mkdir(parents=True)
-    (folder / "training" / "tokenizer.json").write_bytes((run / "training" / "tokenizer.json").read_bytes())
+    shutil.copytree(run[0] / "training", folder / "training", ignore=shutil.ignore_patterns("c*", "m*"))
     return folder
 
 
@@ -40,46 +42,39 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
+def same_weights(one: Path, other: Path) -> bool:
     first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
+    return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_the_loss_falls_far_below_that_of_guessing(run: tuple[Path, list[PretrainingProgress]]) -> None:
-    losses = [line.loss for line in run[1]]
-    assert losses[0] > 6.0  # log(600) = 6.4
-    assert losses[-1] < 5.4
-
-
-def test_metrics_are_json_lines_of_what_progress_was_told(run: tuple[Path, list[PretrainingProgress]]) -> None:
+@pytest.mark.long
+def test_the_loss_falls_far_below_that_of_guessing_and_is_told_in_json_lines(run: Run) -> None:
     folder, lines = run
     written = [json.loads(line) for line in (folder / "training" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in written] == [10, 20, 30, 40]
-    assert [line["loss"] for line in written] == [line.loss for line in lines]
-    assert written[-1]["tokens"] == 40 * 2 * 1024
+    assert [(line["step"], line["loss"]) for line in written] == [(line.step, line.loss) for line in lines]
+    assert [line.step for line in lines] == [10, 20, 30, 40] and lines[-1].tokens == 40 * 2 * 1024
+    assert lines[0].loss > 6.0  # log(600) = 6.4
+    assert lines[-1].loss < 5.4
 
 
-def test_a_run_broken_off_ends_with_the_same_bits(run: tuple[Path, list[PretrainingProgress]], tmp_path: Path) -> None:
-    class BrokenOff(Exception):
-        pass
-
+@pytest.mark.long
+def test_a_run_broken_off_ends_with_the_same_bits(run: Run, tmp_path: Path) -> None:
     def stop(line: PretrainingProgress) -> None:
         if line.step == 30:
-            raise BrokenOff
+            raise KeyboardInterrupt
 
-    folder = begun(run[0], tmp_path / "broken")
-    with pytest.raises(BrokenOff):
+    folder = begun(run, tmp_path / "broken")
+    with pytest.raises(KeyboardInterrupt):
         train(SETTINGS, folder, progress=stop, processes=1)
     assert not (folder / "model.safetensors").exists()
     resumed: list[PretrainingProgress] = []
     train(SETTINGS, folder, progress=resumed.append, processes=1)
     assert [line.step for line in resumed] == [30, 40]
-    assert_same_weights(run[0], folder)
+    assert same_weights(run[0], folder)
 
 
-def test_what_is_exported_is_the_average_of_the_weights(run: tuple[Path, list[PretrainingProgress]]) -> None:
+@pytest.mark.long
+def test_what_is_exported_is_the_average_of_the_weights(run: Run) -> None:
     state = load_file(run[0] / "training" / "checkpoint.safetensors")
     exported = weights(run[0])["transformer.wte.weight"]
     assert torch.equal(exported, state["average.embedding.weight"].half())
@@ -87,66 +82,57 @@ def test_what_is_exported_is_the_average_of_the_weights(run: tuple[Path, list[Pr
 
 
 @pytest.mark.long
-def test_two_processes_end_with_the_same_bits_as_one(
-    run: tuple[Path, list[PretrainingProgress]], tmp_path: Path
-) -> None:
+def test_the_number_of_processes_changes_no_bit_and_the_seed_does(run: Run, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=8)
     for name, processes in (("one", 1), ("two", 2)):
-        train(settings, begun(run[0], tmp_path / name), processes=processes)
-    assert_same_weights(tmp_path / "one", tmp_path / "two")
+        train(settings, begun(run, tmp_path / name), processes=processes)
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    train(replace(settings, seed=1), begun(run, tmp_path / "other"), processes=1)
+    assert not same_weights(tmp_path / "one", tmp_path / "other")
 
 
-def test_another_seed_gives_another_model(run: tuple[Path, list[PretrainingProgress]], tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=2)
-    for seed in (0, 1):
-        train(replace(settings, seed=seed), begun(run[0], tmp_path / str(seed)), processes=1)
-    zero, one = weights(tmp_path / "0"), weights(tmp_path / "1")
-    assert not torch.equal(zero["transformer.wte.weight"], one["transformer.wte.weight"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"muon_rate": 0.01}, "muon_rate"), ({"seed": 1}, "seed"), ({"steps": 30}, "has taken 40 steps, more than 30")],
+)
+def test_a_folder_of_another_run_is_refused_by_name(run: Run, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        train(replace(SETTINGS, **changes), run[0], processes=1)
 
 
-def test_a_folder_of_another_run_is_refused_by_name(
-    run: tuple[Path, list[PretrainingProgress]], tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match="muon_rate"):
-        train(replace(SETTINGS, muon_rate=0.01), run[0], processes=1)
-
+@pytest.mark.long
+def test_a_folder_is_a_runs_own_before_its_first_checkpoint_and_with_its_real_text(run: Run, tmp_path: Path) -> None:
     def stop(line: PretrainingProgress) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):  # before its first checkpoint
-        train(SETTINGS, begun(run[0], tmp_path), progress=stop, processes=1)
-    with pytest.raises(CheckpointError, match="seed"):
-        train(replace(SETTINGS, seed=1), tmp_path, processes=1)
-
-
-def test_a_run_goes_on_with_the_same_real_text_and_no_fewer_steps(
-    run: tuple[Path, list[PretrainingProgress]], tmp_path: Path
-) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(SETTINGS, begun(run, tmp_path / "new"), progress=stop, processes=1)
+    with pytest.raises(UserError, match="seed"):
+        train(replace(SETTINGS, seed=1), tmp_path / "new", processes=1)
     page = {"digest": "sha1:A", "url": "http://a.org/", "source_domain": "a.org", "title": "A", "language": "en"}
     shard = tmp_path / "web_0000.json.gz"
     shard.write_bytes(gzip.compress(json.dumps({**page, "raw_content": "Ada went to the sea. " * 9}).encode()))
-    with pytest.raises(CheckpointError, match="real_text"):
+    with pytest.raises(UserError, match="real_text"):
         train(SETTINGS, run[0], [shard], processes=1)
-    with pytest.raises(CheckpointError, match="has taken 40 steps, more than 30"):
-        train(replace(SETTINGS, steps=30), run[0], processes=1)
 
 
-def test_a_run_that_starts_from_a_model_goes_on_where_it_ended(
-    run: tuple[Path, list[PretrainingProgress]], tmp_path: Path
-) -> None:
+@pytest.mark.long
+def test_a_run_that_starts_from_a_model_goes_on_where_it_ended(run: Run, tmp_path: Path) -> None:
     lines: list[PretrainingProgress] = []
     longer = replace(SETTINGS, shape=SHAPES["0.1M"], steps=10, seed=1)
-    (begun(run[0], tmp_path) / "training" / "tokenizer.json").write_text("of another run that did not come far")
+    (begun(run, tmp_path) / "training" / "tokenizer.json").write_text("of another run that did not come far")
     train(longer, tmp_path, progress=lines.append, processes=1, start=run[0])
     assert lines[0].loss < run[1][1].loss  # better than after 20 steps from nothing
     assert (tmp_path / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
     assert weights(tmp_path)["transformer.wte.weight"].shape == (MICRO.vocabulary, MICRO.width)
-    with pytest.raises(CheckpointError, match="start"):
+    with pytest.raises(UserError, match="start"):
         train(longer, tmp_path, processes=1, start=tmp_path)
 
 
-def test_the_mean_of_two_models_lies_between_them(run: tuple[Path, list[PretrainingProgress]], tmp_path: Path) -> None:
-    other = train(replace(SETTINGS, steps=2, seed=7), begun(run[0], tmp_path / "other"), processes=1)
+@pytest.mark.long
+def test_the_mean_of_two_models_lies_between_them(run: Run, tmp_path: Path) -> None:
+    other = train(replace(SETTINGS, steps=2, seed=7), begun(run, tmp_path / "other"), processes=1)
     found = weights(mean_model([run[0], other], tmp_path / "mean"))
     for name, tensor in found.items():
         middle = (weights(run[0])[name].float() + weights(other)[name].float()) / 2
@@ -154,31 +140,30 @@ def test_the_mean_of_two_models_lies_between_them(run: tuple[Path, list[Pretrain
     assert (tmp_path / "mean" / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
 
 
-def test_models_of_different_shapes_or_tokenizers_have_no_mean(
-    run: tuple[Path, list[PretrainingProgress]], tmp_path: Path
-) -> None:
-    with pytest.raises(StartError, match=r"has another shape than .*; name models of one size"):
-        mean_model([run[0], SMALL_MODEL], tmp_path / "mean")
-    other = shutil.copytree(run[0], tmp_path / "other")
+def test_models_of_different_shapes_or_tokenizers_have_no_mean(tmp_path: Path) -> None:
+    other = shutil.copytree(SMALL_MODEL, tmp_path / "other")
     (other / "tokenizer.json").write_text("{}")
-    with pytest.raises(StartError, match="has another tokenizer than"):
-        mean_model([run[0], other], tmp_path / "mean")
+    with pytest.raises(UserError, match="has another tokenizer than"):
+        mean_model([SMALL_MODEL, other], tmp_path / "mean")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "n_layer": 1}))
+    with pytest.raises(UserError, match=r"has another shape than .*; name models of one size"):
+        mean_model([SMALL_MODEL, other], tmp_path / "mean")
 
 
 def test_a_start_that_is_no_model_of_this_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="has no config"):
+    with pytest.raises(UserError, match="has no config"):
         train(SETTINGS, tmp_path / "out", start=tmp_path)
     for name in ("tokenizer.json", "model.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(StartError, match="llama"):
+    with pytest.raises(UserError, match="llama"):
         train(SETTINGS, tmp_path / "out", start=tmp_path)
 
 
 @pytest.mark.long
 def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
-    begun_folder = tmp_path / "training"
-    begun_folder.mkdir()
-    (begun_folder / "tokenizer.json").write_bytes((SMALL_MODEL / "tokenizer.json").read_bytes())
+    (tmp_path / "training").mkdir()
+    shutil.copy(SMALL_MODEL / "tokenizer.json", tmp_path / "training")
     train_it = ["embedded", "train", str(tmp_path), "--size", "0.1M"]
-    assert started_by_a_killed(train_it, (begun_folder / "metrics.jsonl").exists)
+    assert started_by_a_killed(train_it, (tmp_path / "training" / "metrics.jsonl").exists)

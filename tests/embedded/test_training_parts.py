@@ -1,9 +1,11 @@
-"""The parts of the training: orthogonal updates, rows, boot camp, export, real text."""
+"""The parts of the training: updates, averages, tokenizer, export, rows, boot camp, notes, real text."""
 
 import gzip
 import json
+import math
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -12,16 +14,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from embedded_model.demonstrations import NAMES, guessed_input, note, with_notes
-from embedded_model.documents import excerpt, train_tokenizer
 from embedded_model.export import export_model
 from embedded_model.network import GPTJ, SHAPES, ModelShape
-from embedded_model.optimizer import orthogonal
-from embedded_model.real_text import HELD_OUT_SHARDS, RealTextError, is_held_out, load_real_text
-from embedded_model.stream import Mixture, NoDocuments, boot_camp_row, pack
-from embedded_model.synthetic_documents import blurred, noted
+from embedded_model.optimizer import WeightAverage, orthogonal
+from embedded_model.real_gold import excerpt, read_real_gold
+from embedded_model.real_text import HELD_OUT_SHARDS, is_held_out, load_real_text
+from embedded_model.stream import boot_camp_row, mixed_documents, pack
+from embedded_model.synthetic_documents import blurred
+from embedded_model.tokenizer import WANTED, save_tokenizer, train_tokenizer
+from toolformer_dag.files import UserError
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.world import the_world
 
@@ -36,20 +41,6 @@ def test_orthogonal_brings_every_singular_value_near_one(size: tuple[int, int]) 
     assert values.max() < 1.3
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_knows_its_parameters_and_keeps_its_name(name: str) -> None:
-    shape = SHAPES[name]
-    assert sum(p.numel() for p in GPTJ(shape).parameters()) == shape.parameters
-    assert shape.parameters == pytest.approx(float(name.removesuffix("M")) * 1e6, rel=0.25)
-
-
-def test_a_shape_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="divide"):
-        ModelShape(width=100, heads=3)
-    with pytest.raises(ValueError, match="rotary"):
-        ModelShape(width=64, heads=4, rotary=32)
-
-
 def test_the_export_gives_the_same_logits_in_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = ModelShape(width=48, layers=3, heads=2, feed_forward=96, rotary=16, vocabulary=400, positions=256)
@@ -57,30 +48,69 @@ def test_the_export_gives_the_same_logits_in_transformers(tmp_path: Path) -> Non
     torch.nn.init.normal_(model.embedding.weight, 0, 0.5)
     export_model(model, train_tokenizer(["a text of words"], 400), tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    ids = torch.randint(0, 400, (2, 60))
+    some = torch.randint(0, 400, (2, 60))
     with torch.no_grad():
-        difference = (loaded(ids).logits - model(ids)).abs().max()
+        difference = (loaded(some).logits - model(some)).abs().max()
     assert difference < 0.05  # weights are rounded to float16; logits are about 10
-    assert model(ids).abs().max() > 3
+    assert model(some).abs().max() > 3
 
 
-def test_boot_camp_rows_can_be_predicted_by_looking_back() -> None:
-    rows = [boot_camp_row(Random(seed), 2048, 65, progress=0.9) for seed in range(50)]
-    assert all(len(row) == 65 and min(row) > 0 and max(row) < 2048 for row in rows)
-    repeated = [row[i] in row[:i] for row in rows for i in range(1, 65)]
-    assert 0.4 < sum(repeated) / len(repeated) < 0.9
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_about_as_many_parameters_as_its_name_says(name: str) -> None:
+    parameters = sum(parameter.numel() for parameter in GPTJ(SHAPES[name]).parameters())
+    assert parameters == pytest.approx(float(name.removesuffix("M")) * 1e6, rel=0.25)
 
 
-def test_at_first_what_is_repeated_was_said_a_few_places_before() -> None:
-    rows = [boot_camp_row(Random(seed), 10**9, 65, progress=0) for seed in range(50)]
-    ways = [
-        place - max(i for i in range(place) if row[i] == row[place])
-        for row in rows
-        for place in range(65)
-        if row[place] in row[:place]
-    ]
-    assert len(ways) > 50 * 20
-    assert max(ways) <= 6
+@pytest.mark.parametrize("power", [0, 2])
+def test_the_average_is_the_mean_with_polynomial_weights(power: int) -> None:
+    torch.manual_seed(power)
+    model = torch.nn.Linear(3, 2).double()
+    average, total, counts = WeightAverage(model, power), torch.zeros(2, 3).double(), 0
+    for step in range(1, 31):
+        torch.nn.init.normal_(model.weight)
+        average.add(model, step)
+        count = math.prod(range(step, step + power))
+        total += count * model.weight.detach()
+        counts += count
+        torch.testing.assert_close(average.tensors["weight"], total / counts)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    texts = ["Ada had 17 apples (and 25 pears) in [brackets] -> so what?", "été, naïve, 東京, ₂ and ½ 🙂"]
+    return train_tokenizer(texts * 20, 520)
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = tokenizer().encode(text, add_special_tokens=False).ids
+    return found
+
+
+def test_marks_of_calls_and_digits_are_tokens_whatever_the_text(tmp_path: Path) -> None:
+    assert {len(ids(mark)) for mark in WANTED} == {1}
+    assert tokenizer().encode(' [QA("0?") -> 10]0').tokens[-5:] == ["Ġ->", "Ġ1", "0", "]", "0"]
+    save_tokenizer(tokenizer(), tmp_path, 128)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    assert saved("a").input_ids[0] == saved.bos_token_id == saved.eos_token_id == 0
+    assert saved.model_max_length == 128
+    assert saved.decode(saved(" [a ] .", add_special_tokens=False).input_ids) == " [a ] ."
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from([" [", "]", " 7", "->"]))
+def test_every_text_comes_back_and_a_cut_before_a_mark_changes_no_token(text: str, mark: str) -> None:
+    assert tokenizer().decode(ids(text), skip_special_tokens=False) == text
+    assert ids(text + mark) == ids(text) + ids(mark) or text.endswith((" ", "-"))
+
+
+@pytest.mark.parametrize(("progress", "farthest", "least"), [(0.9, 64, 0.4), (0, 6, 0.3)])
+def test_boot_camp_rows_can_be_predicted_by_looking_back_at_first_a_few_places(
+    progress: float, farthest: int, least: float
+) -> None:
+    rows = [boot_camp_row(Random(seed), 10**9, 65, progress) for seed in range(50)]
+    assert all(len(row) == 65 and min(row) > 0 for row in rows)
+    ways = [row[:place][::-1].index(row[place]) + 1 for row in rows for place in range(65) if row[place] in row[:place]]
+    assert least < len(ways) / (50 * 65) < 0.9
+    assert max(ways) <= farthest
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,25 +139,17 @@ def test_notes_come_before_or_right_before_the_words_they_tell(seed: int, tool: 
     assert not ("->" in whole and " [" in whole)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32))
-def test_a_row_of_texts_with_notes_shows_no_call(seed: int) -> None:
-    pieces = noted(Random(seed), the_world())
-    whole = "".join(pieces)
-    assert len(pieces) >= 2 * 3
-    assert not any(f"[{name}(" in whole for name in NAMES.values())
-    assert all("->" not in piece for piece in pieces if piece.startswith(" ["))
-
-
 @pytest.mark.parametrize("real_share", [0, 1])
-def test_late_in_a_run_notes_stand_before_texts_and_calls_are_fewer(tmp_path: Path, real_share: int) -> None:
+def test_the_mix_shows_no_call_with_its_result_and_fewer_calls_late_in_a_run(tmp_path: Path, real_share: int) -> None:
     write_passages(
         tmp_path, [f"article {n}" for n in range(40)], "In 1871 Ada Rook built another bridge of stone. " * 3
     )
-    mixture = Mixture.load([tmp_path])
+    real_text = read_real_gold([tmp_path])
+    with_result = re.compile(rf"\[({'|'.join(NAMES.values())})\([^\]]*->")
     shares = {}
     for late in (False, True):
-        drawn = list(islice(mixture.documents(Random(1), 0, real_share, late=late), 4000))
+        drawn = list(islice(mixed_documents(real_text, Random(1), 0, real_share, late=late), 800))
+        assert not any(with_result.search("".join(one)) for one in drawn)
         calls = sum("Output: " in "".join(one) for one in drawn)
         notes = sum(len(one) == 2 and one[0].startswith(" ") for one in drawn)
         shares[late] = (calls, notes)
@@ -135,43 +157,29 @@ def test_late_in_a_run_notes_stand_before_texts_and_calls_are_fewer(tmp_path: Pa
     assert shares[True][1] > 1.2 * shares[False][1]
 
 
-number = st.integers(0, 10**6).map(str)
-
-
-@given(st.lists(st.one_of(number, st.just("apples")), max_size=8), st.randoms(use_true_random=False))
+@given(st.lists(st.integers(0, 10**6), max_size=8), st.randoms(use_true_random=False))
 def test_a_guessed_sum_takes_two_different_numbers_of_the_text_or_there_is_none(
-    words: list[str], random: Random
+    numbers: list[int], random: Random
 ) -> None:
-    asked = guessed_input(random, "calculator", " ".join(words))
-    numbers = [word for word in words if word.isdigit()]
-    if asked is None:
-        assert len(set(numbers)) < 2
-    else:
-        a, _, b = asked.split()
-        assert a != b
-        assert {a, b} <= set(numbers)
+    asked = guessed_input(random, "calculator", " apples ".join(map(str, numbers))) or ""
+    used = {int(number) for number in asked.split()[::2]}
+    assert len(used) == (2 if len(set(numbers)) > 1 else 0) and used <= set(numbers)
 
 
 documents = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=60), min_size=60, max_size=90)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(documents, st.sampled_from([16, 40]))
 def test_every_packed_row_is_full_and_begins_with_a_document(found: list[list[int]], length: int) -> None:
-    marked = [[0, *document] for document in [*found, [1, 2, 3]] * 60]
+    marked = [[0, *document] for document in [*found, [1, 2, 3]] * 20]
     rows = pack(marked, 2, length, 16)
-    assert rows.shape == (2, length)
-    assert {int(row[0]) for row in rows} == {0}
+    assert [(len(row), row[0]) for row in rows] == [(length, 0)] * 2
 
 
 def test_long_rows_begin_with_a_long_document() -> None:
-    rows = pack([[0, 1, 2], [0, *[3] * 30], *[[0, 4]] * 80], 1, 40, 16)
-    assert rows[0, :31].tolist() == [0, *[3] * 30]
-
-
-def test_packing_says_when_documents_run_out() -> None:
-    with pytest.raises(NoDocuments, match="more of them"):
-        pack([[0, 1, 2]], 1, 16, 16)
+    long = [0, *[3] * 30]
+    assert pack([[0, 1, 2], long, *[[0, 4]] * 80], 1, 40, 16)[0][:31] == long
 
 
 words = st.lists(
@@ -195,29 +203,25 @@ def write_passages(folder: Path, titles: list[str], text: str = "It is a thing."
     (folder / "passages.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
-def test_held_out_articles_are_never_trained_on(tmp_path: Path) -> None:
-    titles = [f"article {number}" for number in range(400)]
-    write_passages(tmp_path, titles)
+def test_held_out_articles_and_shards_are_never_trained_on(tmp_path: Path) -> None:
+    titles = {f"article {number}" for number in range(400)}
+    write_passages(tmp_path, sorted(titles))
+    page = {"digest": "sha1:A", "url": "http://a.org/", "source_domain": "a.org", "language": "en"}
+    for shard in ("en_head_0001", *HELD_OUT_SHARDS):
+        record = {**page, "title": shard, "raw_content": f"{shard} is a page."}
+        (tmp_path / f"{shard}.json.gz").write_bytes(gzip.compress(json.dumps(record).encode()))
     trained, held = load_real_text([tmp_path]), load_real_text([tmp_path], held_out=True)
-    assert {page.title for page in trained.articles} | {page.title for page in held.articles} == set(titles)
-    assert not {page.title for page in trained.articles} & {page.title for page in held.articles}
-    assert 8 <= len(held.articles) <= 36
-    assert all(is_held_out(page.title) for page in held.articles)
-
-
-def test_the_held_out_shard_is_never_trained_on(shared: Path) -> None:
-    folder = shared / "data" / "ccnet"
-    trained, held = load_real_text([folder]), load_real_text([folder], held_out=True)
-    lone = load_real_text([folder / f"{HELD_OUT_SHARDS[0]}.json.gz"], held_out=True)
-    assert held == lone
-    assert len(trained.web) > 2000
-    assert not {page.passages for page in trained.web} & {page.passages for page in held.web}
+    assert [page.title for page in trained.web] == ["en_head_0001"]
+    assert [page.title for page in held.web] == list(HELD_OUT_SHARDS)
+    known, kept = ({page.title for page in found.articles} for found in (trained, held))
+    assert known | kept == titles and not known & kept
+    assert 8 <= len(kept) <= 36 and all(map(is_held_out, kept))
 
 
 def test_a_path_without_real_text_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(RealTextError, match=r"name a file or folder"):
+    with pytest.raises(UserError, match=r"name a file or folder"):
         load_real_text([tmp_path / "nothing"])
     (tmp_path / "pages.txt.gz").write_bytes(gzip.compress(b"a page"))
     for path in (tmp_path, tmp_path / "pages.txt.gz"):
-        with pytest.raises(RealTextError, match=r"name a file or folder"):
+        with pytest.raises(UserError, match=r"name a file or folder"):
             load_real_text([path])

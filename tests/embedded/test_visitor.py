@@ -1,10 +1,11 @@
 """A visitor's questions: what they ask, that no training text words them alike, and how they are judged."""
 
+import json
 import re
 import tomllib
-from collections.abc import Iterator
 from typing import Any
 
+import polars as pl
 import pytest
 
 from embedded_model.visitor_study import NUMBERS, SKILLS, led, visitor_benchmark, visitor_table, wordings
@@ -19,21 +20,16 @@ def _plain(template: str) -> str:
     return " ".join(re.findall(r"[\w{}%+*/=-]+", words))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    else:
-        for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            yield from _strings(each)
+def _texts(split: Any) -> set[str]:
+    return {_plain(text) for skill in wordings(split).values() for own in skill.values() for text in own}
 
 
 def test_no_wording_that_measures_stands_in_the_templates() -> None:
-    files = [tomllib.loads(file.read_text("utf-8")) for file in FOLDER.glob("*.toml")]
-    templates = {_plain(text) for file in files for text in _strings(file)}
-    measured = {_plain(text) for skill in wordings("measured").values() for own in skill.values() for text in own}
-    assert len(measured) > 120 and not measured & templates
-    guide = {_plain(text) for skill in wordings("guide").values() for own in skill.values() for text in own}
-    assert not measured & guide
+    files = "".join(json.dumps(tomllib.loads(file.read_text("utf-8"))) for file in FOLDER.glob("*.toml"))
+    templates = {_plain(json.loads(text)) for text in re.findall(r'"(?:[^"\\]|\\.)*"', files)}
+    measured = _texts("measured")
+    assert len(measured) > 120 and len(templates) > 1000
+    assert not measured & (templates | _texts("guide"))
 
 
 @pytest.mark.parametrize("skill", SKILLS)
@@ -48,32 +44,32 @@ def test_questions_have_the_answers_of_the_tools(skill: str, split: Any) -> None
 
 
 def test_sums_and_phrases_are_what_the_tools_say() -> None:
-    plain = re.compile(r"^What is ([\d.,]+ [-+*/] [\d.,]+)\?$")
-    found = [(plain.match(each.prompt), each) for each in visitor_benchmark("calculator", "guide", 5).questions]
-    sums = [(match[1], each.answers[0]) for match, each in found if match]
-    assert len(sums) == 20 and all(evaluate(expression) == answer for expression, answer in sums)
-    asked = re.compile(r"^What does ([^\"]+) mean\?$")
-    phrases = [
-        (asked.match(each.prompt), each) for each in visitor_benchmark("machine_translation", "guide", 5).questions
-    ]
-    assert all(translate(match[1]) == each.answers[0] for match, each in phrases if match)
-    assert set(NUMBERS) == set(wordings("guide")["calculator"])
-    for split in ("measured", "fresh"):
-        assert {skill: set(own) for skill, own in wordings(split).items()} == {
-            skill: set(own) for skill, own in wordings("guide").items()
-        }
+    for skill, wording, tool in (
+        ("calculator", r"^What is ([\d.,]+ [-+*/] [\d.,]+)\?$", evaluate),
+        ("machine_translation", r"^What does ([^\"]+) mean\?$", translate),
+    ):
+        found = [
+            (re.match(wording, one.prompt), one.answers[0]) for one in visitor_benchmark(skill, "guide", 5).questions
+        ]
+        asked = [(match[1], answer) for match, answer in found if match]
+        assert asked and all(tool(given) == answer for given, answer in asked)
+
+
+def test_every_split_has_wordings_of_the_same_kinds() -> None:
+    kinds = {
+        split: {skill: set(own) for skill, own in wordings(split).items()} for split in ("guide", "measured", "fresh")
+    }
+    assert kinds["guide"] == kinds["measured"] == kinds["fresh"]
+    assert set(NUMBERS) == kinds["guide"]["calculator"]
 
 
 def test_questions_are_led_and_statements_stay() -> None:
-    typed = visitor_benchmark("calculator", "guide", 1).questions
-    for before, after in zip(typed, led(visitor_benchmark("calculator", "guide", 1)).questions, strict=True):
-        asks = before.prompt[-1] in "?.!"
-        assert after.prompt == before.prompt + (" The answer is" if asks else "")
+    typed = visitor_benchmark("calculator", "guide", 1)
+    for before, after in zip(typed.questions, led(typed).questions, strict=True):
+        assert after.prompt == before.prompt + (" The answer is" if before.prompt[-1] in "?.!" else "")
 
 
 def test_the_table_counts_answers_and_calls() -> None:
-    import polars as pl
-
     rows = [("a", "led", True, "QA"), ("a", "led", False, None), ("a", "as typed", True, None)]
     table = visitor_table(pl.DataFrame(rows, schema=["skill", "form", "correct", "called"], orient="row"))
     assert table.rows() == [("a", "led", 2, 50.0, "9.5-90.5", 50.0), ("a", "as typed", 1, 100.0, "20.7-100.0", 0.0)]

@@ -7,17 +7,13 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
-from toolformer_dag.synthetic.sentences import filler
 from toolformer_dag.synthetic.today import MONTHS
-from toolformer_dag.synthetic.web import document_text, records, stored_gzip, write_shards
-from toolformer_dag.synthetic.world import World
+from toolformer_dag.synthetic.web import records, stored_gzip, write_shards
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document, date_from_url
 from toolformer_dag.texts.shard_reader import read_documents
@@ -38,34 +34,23 @@ def test_fields_and_types_are_ccnets(pages: list[dict], shared: Path) -> None:
     assert {name: type(pages[0][name]) for name in kinds} == kinds
 
 
-def test_lengths_and_lines_are_those_of_the_text(pages: list[dict]) -> None:
+def test_lengths_and_lines_are_those_of_the_text_which_is_one_segment(pages: list[dict]) -> None:
     for page in pages:
         assert page["length"] == page["original_length"] == len(page["raw_content"])
         assert (
             page["nlines"] == page["original_nlines"] == len(page["raw_content"].splitlines()) == len(page["line_ids"])
         )
         assert page["source_domain"] in page["url"]
-
-
-def test_a_document_is_one_segment(pages: list[dict]) -> None:
-    words = sorted(len(page["raw_content"].split()) for page in pages)
-    assert words[20] > 35
-    assert words[-20] < 135
+        assert 30 < len(page["raw_content"].split()) < 150  # one segment
     assert len({page["digest"] for page in pages}) == len(pages)
-    assert len({page["url"].split("/")[2] for page in pages}) > 30
 
 
 def test_dates_stand_in_urls_in_several_forms_or_not_at_all(pages: list[dict]) -> None:
     dates = [date_from_url(page["url"], datetime.date(2024, 12, 31)) for page in pages]
     assert 0.4 < sum(day is not None for day in dates) / len(dates) < 0.7
-    forms = {
-        "".join("0" if sign.isdigit() else sign for sign in page["url"]).split("example/")[1][:16] for page in pages
-    }
-    assert {"0000/00/00/", "news/0000/00/00/", "news/0000-00-00-", "news/00000000/"} <= {
-        form[: len(start)]
-        for form in forms
-        for start in ("0000/00/00/", "news/0000/00/00/", "news/0000-00-00-", "news/00000000/")
-    }
+    urls = [re.sub(r"\d", "0", page["url"]).split("example/")[1] for page in pages]
+    for start in ("0000/00/00/", "news/0000/00/00/", "news/0000-00-00-", "news/00000000/"):
+        assert any(url.startswith(start) for url in urls)
 
 
 def test_a_page_that_says_the_date_has_it_in_its_url(pages: list[dict]) -> None:
@@ -102,18 +87,6 @@ def test_bytes_are_the_same_on_every_machine() -> None:
     # changes with every change of the world's names or wordings: the number is to be replaced then, on purpose
     texts = "".join(json.dumps(page, ensure_ascii=False) for page in records(0, "corpus", 200))
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == PAGES
-
-
-def test_documents_hold_their_phenomena_whole(world: World) -> None:
-    random = Random(6)
-    for tool in TOOLS:
-        one = phenomenon(random, world, tool, "corpus", "seen")
-        assert one.text in document_text(random, [one])
-
-
-def test_filler_is_as_long_as_wanted() -> None:
-    assert [filler(Random(1), n).count(".") for n in (1, 2, 5)] == [1, 2, 5]
-    assert not any(sign.isdigit() for sign in filler(Random(1), 300))
 
 
 @given(st.binary(max_size=500), st.integers(0, 300))

@@ -1,19 +1,18 @@
-"""Three disjoint parts: what evaluation asks is not in what the model learns from."""
+"""The world: three disjoint parts, so that what evaluation asks is learnt nowhere; encyclopaedia and dictionary."""
 
-import re
-from decimal import Decimal
 from itertools import combinations
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from toolformer_dag.synthetic.calculations import part_of
+from toolformer_dag.synthetic.lexicon import LANGUAGES, translate, words, words_of
 from toolformer_dag.synthetic.names import KINDS, PARTS, WorldPart
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.today import part_of_day
 from toolformer_dag.synthetic.web import records
-from toolformer_dag.synthetic.wordings import relations
-from toolformer_dag.synthetic.world import Entity, World
+from toolformer_dag.synthetic.world import Entity, World, passages, passages_by_relation
 
 Gold = dict[tuple[str, WorldPart], list]
 
@@ -45,18 +44,13 @@ def test_thousands_of_names_none_twice(world: World) -> None:
     assert set(names) == {entity.name for part in PARTS for entity in _entities(world, part)}
 
 
-def test_every_relation_has_a_value(world: World) -> None:
-    for entity in world.all_entities():
-        assert set(entity.facts) == {relation.key for relation in relations(entity.kind)}
-
-
 @pytest.mark.parametrize(("one", "other"), list(combinations(PARTS, 2)))
 def test_no_name_word_in_two_parts_of_any_worlds(one: WorldPart, other: WorldPart) -> None:
     # first names are everybody's; a surname, town, firm or river belongs to one part in every world
-    def words(part: WorldPart, seed: int) -> set[str]:
+    def names(part: WorldPart, seed: int) -> set[str]:
         return {entity.name.split()[-1] for entity in _entities(World(seed), part)}
 
-    assert not words(one, 0) & words(other, 1)
+    assert not names(one, 0) & names(other, 1)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -79,9 +73,9 @@ def test_the_same_seed_makes_the_same_world() -> None:
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
 def test_pages_hold_no_name_of_evaluation(world: World, part: WorldPart) -> None:
-    words = {word for one in records(0, part, 2000) for word in one["raw_content"].replace("\n", " ").split(" ")}
-    words = {word.strip(".,:;!?'\"") for word in words}
-    assert not words & {entity.name.split()[-1] for entity in _entities(world, "evaluation")}
+    found = {word for one in records(0, part, 2000) for word in one["raw_content"].replace("\n", " ").split(" ")}
+    names = {entity.name.split()[-1] for entity in _entities(world, "evaluation")}
+    assert not {word.strip(".,:;!?'\"") for word in found} & names
 
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
@@ -96,11 +90,11 @@ def test_no_numbers_of_evaluation_are_asked_elsewhere(gold: Gold, part: WorldPar
 
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
 def test_no_foreign_word_of_evaluation_stands_elsewhere(gold: Gold, part: WorldPart) -> None:
-    def words(of: WorldPart) -> set[str]:
-        return {word for one in gold["machine_translation", of] for word in one.input.lower().split()[1:]}
-
-    assert len(words("evaluation")) > 80
-    assert not words("evaluation") & words(part)
+    asked, others = (
+        {word for one in gold["machine_translation", of] for word in one.input.lower().split()[1:]}
+        for of in ("evaluation", part)
+    )
+    assert len(asked) > 80 and not asked & others
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -108,24 +102,60 @@ def test_dates_belong_to_one_part(gold: Gold, part: WorldPart) -> None:
     assert {part_of_day(one.date) for one in gold["calendar", part] if one.date} == {part}
 
 
-def test_a_pair_of_numbers_belongs_to_its_part_in_either_order(gold: Gold) -> None:
-    for part in PARTS:
-        for one in gold["calculator", part]:
-            a, _, b = _calculation(one.input)
-            assert part_of(Decimal(b), Decimal(a)) == part
-
-
-def test_sums_and_products_name_their_numbers_as_the_text_does(gold: Gold) -> None:
-    for part in PARTS:
-        for one in gold["calculator", part]:
-            if one.input.endswith(" / 100") or "multiple" in one.wording:  # `72% of 59` is 59 * 72 / 100; `twice 59`
-                continue
-            a, operator, b = one.input.split(" ")
-            in_order = re.search(rf"(?<![\d.,]){a}(?!\d).*(?<![\d.,]){b}(?!\d)", one.before)
-            assert operator in "-/" or in_order, one
-
-
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
 def test_no_question_of_evaluation_stands_elsewhere(gold: Gold, part: WorldPart) -> None:
     for tool in ("question_answering", "wiki_search", "calculator", "machine_translation"):
         assert not {one.input for one in gold[tool, "evaluation"]} & {one.input for one in gold[tool, part]}
+
+
+def test_every_fact_stands_in_a_short_passage_of_its_article(world: World) -> None:
+    found = list(passages(world))
+    assert len({passage.id for passage in found}) == len(found) > 15_000
+    assert not any("\n" in one.snippet or len(one.snippet.split()) >= 40 for one in found)
+    assert {"Birthplace and home", "Home and birthplace"} <= {passage.section for passage in found}
+    texts = {passage.text for passage in found}
+    for entity in world.all_entities()[::7]:
+        for key, passage in passages_by_relation(entity, world.seed).items():
+            assert passage.title == entity.name and entity.facts[key] in passage.text
+            assert passage.text in texts
+
+
+@pytest.mark.parametrize(
+    ("phrase", "english"),
+    [
+        ("el perro perdido", "the lost dog"),
+        ("la tortuga", "the turtle"),
+        ("der alte Hund", "the old dog"),
+        ("das kurze Huhn", "the short hen"),
+        ("la maison verte", "the green house"),
+        ("maison verte", "green house"),
+        ("chat", "cat"),
+        ("LE CHAT", "the cat"),
+        ("le chat de Paris", "the cat de paris"),
+        *((unknown, None) for unknown in ("", "   ", "el", "the old baker", "die zzyx", "42")),
+    ],
+)
+def test_the_dictionary_knows_phrases_of_its_lexicon_only(phrase: str, english: str | None) -> None:
+    assert translate(phrase) == english
+
+
+@given(st.text())
+def test_any_text_is_a_phrase_or_none(text: str) -> None:
+    english = translate(text)
+    assert english is None or english == english.lower().strip()
+
+
+def test_the_parts_share_no_word_and_a_form_means_one_thing_in_one_language() -> None:
+    forms: list[str] = []
+    for language in LANGUAGES:
+        for word_class in ("noun", "adjective"):
+            dealt = [word for part in PARTS for word in words_of(language, word_class, part)]
+            assert len(dealt) == len(set(dealt)) and set(dealt) == set(words(language, word_class))
+            forms += [form.lower() for word in dealt for form in set(word.forms)]
+    assert len(forms) == len(set(forms))
+
+
+def test_pretraining_has_words_that_no_dictionary_knows(gold: Gold) -> None:
+    unknown = [one.input for one in gold["machine_translation", "pretraining"] if translate(one.input) is None]
+    assert len(unknown) > 900
+    assert len(set(unknown)) > 0.98 * len(unknown)

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.architectures import MOST_ERROR, MOST_TOKENS, compared, largest_error, samples
 from benchmarks.naive import NaiveBackend
-from benchmarks.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, tiny_model, tokenizer_of
-from benchmarks.tiny_models import TEXTS as SOME
+from tests.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, tiny_model, tokenizer_of
+from tests.tiny_models import TEXTS as SOME
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model import sharing
 from toolformer_dag.model.engine import Engine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
-from benchmarks.tiny_models import TOKENIZERS, tokenizer_of
+from tests.tiny_models import TOKENIZERS, tokenizer_of
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.weights import OffsetError
 from toolformer_dag.synthetic import MODEL

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.naive import NaiveBackend
-from benchmarks.tiny_models import tiny_model, tokenizer_of
+from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.model.backend import Ends, SamplePoint, TokenQuery, TokenText
 from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.sections import SamplingSettings

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.ray_cluster import HEAD, Machine, cluster, kill
 from tests.pipeline.conftest import Line, crew_of
+from tests.ray_cluster import HEAD, Machine, cluster, kill
 from toolformer_dag.pipeline import ray_actors
 from toolformer_dag.pipeline.ray_actors import Share
 from toolformer_dag.settings.sections import Settings

@@ -1,4 +1,4 @@
-"""`toolformer-dag embedded`: write the small web; train, evaluate and compare the embedded model."""
+"""`toolformer-dag embedded`: write the small web; train, evaluate and question the embedded model."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -14,8 +14,7 @@ from toolformer_dag.files import UserError
 if TYPE_CHECKING:
     import polars as pl
 
-    from embedded_model.effect_study import Measured, Study
-
+    from toolformer_dag.settings.sections import Settings
 
 app = typer.Typer(help="The small web and the embedded model: write, train, evaluate.", no_args_is_help=True)
 
@@ -105,8 +104,7 @@ def evaluate(
     """
     import polars as pl
 
-    from embedded_model.effect_study import Study
-    from embedded_model.probes import as_markdown
+    from embedded_model.effect_study import study_settings, study_tables
     from embedded_model.probes import evaluate as probe
     from embedded_model.real_text import load_real_text
     from toolformer_dag.model.weights import model_name
@@ -115,14 +113,13 @@ def evaluate(
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model
-    study = Study(named, seeds, documents, questions, paths)
     load_real_text(paths, held_out=True)  # a wrong path is told now, not after hours
+    lines = [study_settings(folder.absolute(), seed, named, documents, questions) for seed in range(seeds)]
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
-        pending = [pool.submit(_seed, folder.absolute(), study, seed) for seed in range(seeds)]
-        typer.echo(as_markdown(probe(Path(model_name(ModelSettings(name=named))), paths, texts)))
-        found = [one.result() for one in pending]
-    outcomes = pl.concat([one.outcomes for one in found])
-    _show(outcomes, pl.concat([one.plain for one in found]))
+        pending = [pool.submit(_seed, settings, seed) for seed, settings in enumerate(lines)]
+        _show(probe(Path(model_name(ModelSettings(name=named))), paths, texts))
+        outcomes, perplexities = zip(*[one.result() for one in pending], strict=True)
+    _show(study_tables(pl.concat(outcomes), pl.concat(perplexities)))
 
 
 @app.command()
@@ -150,71 +147,18 @@ def visitor(
     typer.echo(markdown(visitor_table(visitor_outcomes(settings, asked, wordings, each))))
 
 
-@app.command()
-def scaling(
-    figure: Annotated[Path, typer.Argument(help="Where the SVG is written.")],
-    studies: Annotated[list[Path], typer.Argument(help="Folders of `embedded evaluate`, one for each size.")],
-) -> None:
-    """Draw what models of several sizes answer with tools and without.
-
-    Example: toolformer-dag embedded scaling scaling.svg study-small/ study/
-    """
-    from embedded_model.study_tables import scaling_figure, scaling_table
-    from toolformer_dag.evaluation.scores import markdown
-
-    table = scaling_table(studies)
-    figure.write_text(scaling_figure(table), "utf-8")
-    typer.echo(markdown(table.pivot("tool", index=["parameters", "condition"], values="accuracy")))
-
-
-@app.command()
-def filters(
-    folder: Annotated[Path, typer.Argument(help="Where pages, losses and results are kept; results are not repeated.")],
-    seeds: Annotated[int, typer.Option(min=0, max=10, help="Finetunings of each filter; 0 trains nothing.")] = 3,
-    documents: Annotated[int, typer.Option(min=1, help="Synthetic pages, annotated once for all filters.")] = 800,
-    questions: Annotated[int, typer.Option(min=1, help="Per tool and set of wordings, for each seed.")] = 60,
-    swaps: Annotated[int, typer.Option(min=1, help="Results of other documents per call, for counts by chance.")] = 4,
-    real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, held out: what stays there.")] = None,
-    real_texts: Annotated[int, typer.Option(min=1, help="Real texts per shard and tool.")] = 300,
-) -> None:
-    """Compare filters: the paper's, look-ahead, by chance, none. Prints what each keeps and what it teaches.
-
-    Example: toolformer-dag embedded filters filters/ --seeds 3 --real-text web/en_head_0002.json.gz
-    """
-    from embedded_model.filter_report import report
-    from embedded_model.filter_study import FilterStudy, results, run
-    from toolformer_dag.evaluation.scores import markdown
-
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
-    paths = tuple(path.absolute() for path in real_text or ())
-    study = FilterStudy(folder.absolute(), documents, questions, swaps, paths, real_texts)
-    run(study, range(seeds), say)
-    for title, table in report(study, results(study), say):
-        typer.echo(f"{title}\n\n{markdown(table)}")
-
-
-def _seed(folder: Path, study: "Study", seed: int) -> "Measured":
+def _seed(settings: "Settings", seed: int) -> "tuple[pl.DataFrame, pl.DataFrame]":
     """In a process of its own: a line has its own Dagster instance."""
     from embedded_model.effect_study import measure
     from toolformer_dag.cli.project import Project
 
-    settings = study.line(folder, seed)
     os.environ["DAGSTER_HOME"] = str(settings.root / ".dagster")
     Project.of(settings).run(training=True).raise_for_failures()
-    return measure(settings, study, seed)
+    return measure(settings, seed)
 
 
-def _show(outcomes: "pl.DataFrame", plain: "pl.DataFrame") -> None:
-    from embedded_model.study_tables import accuracy_table, calls_table, perplexity_table, right_tool_table
+def _show(tables: "dict[str, pl.DataFrame]") -> None:
     from toolformer_dag.evaluation.scores import markdown
 
-    tables = {
-        "Questions answered right, in per cent (95 % interval)": accuracy_table(outcomes),
-        "The right tool was called, in per cent": right_tool_table(outcomes),
-        "Any tool was called, in per cent": calls_table(outcomes),
-        "Held-out text, tools disabled": perplexity_table(plain),
-    }
     for title, table in tables.items():
         typer.echo(f"{title}\n\n{markdown(table)}")

@@ -79,11 +79,6 @@ BUCKETS = ("head", "middle", "tail")
 
 def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
     """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only."""
-    return (record for record, _ in explained_records(seed, part, documents))
-
-
-def explained_records(seed: int, part: WorldPart, documents: int) -> Iterator[tuple[dict[str, Any], list[Phenomenon]]]:
-    """Yield the same records, each with the phenomena in its text: where a call belongs, and which."""
     random, world = Random(f"web {seed} {part}"), the_world()
     for number in range(documents):
         found = [phenomenon(random, world, tool, part, "seen") for tool in _tools(random)]
@@ -91,7 +86,7 @@ def explained_records(seed: int, part: WorldPart, documents: int) -> Iterator[tu
         day = next((gold.date for gold in found if gold.date), None)
         if day is None and random.random() < DATED_SHARE:
             day = day_of(random, part)
-        yield _record(random, text, day, f"made/{seed}/{part}/{number:06}"), found
+        yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
 
 
 def document_text(random: Random, found: list[Phenomenon]) -> str:

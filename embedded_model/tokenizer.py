@@ -1,14 +1,12 @@
-"""Encode the documents of the pretraining mix, train their tokenizer and take excerpts of longer texts."""
+"""Train the tokenizer of an embedded model, save it, and encode the documents of the pretraining mix."""
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from random import Random
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-PretrainingDocument = tuple[str, ...]
+from embedded_model.demonstrations import PretrainingDocument
 
 
 def encode(tokenizer: Tokenizer, documents: Iterable[PretrainingDocument]) -> Iterator[list[int]]:
@@ -18,11 +16,6 @@ def encode(tokenizer: Tokenizer, documents: Iterable[PretrainingDocument]) -> It
     encodings = iter(tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
     for document in many:
         yield [0, *(token for _ in document for token in next(encodings).ids)]
-
-
-def joined(documents: Sequence[PretrainingDocument]) -> list[str]:
-    """Return the documents as plain texts."""
-    return ["".join(document) for document in documents]
 
 
 END_OF_TEXT = "<|endoftext|>"
@@ -68,26 +61,3 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
         clean_up_tokenization_spaces=False,
     )
     fast.save_pretrained(str(folder))
-
-
-SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=[A-Z\"“‘(])|\n+")
-
-
-def excerpt(random: Random, text: str, place: int, characters: int) -> tuple[str, int]:
-    """Return about so many characters of whole sentences around `place`, and the offset of the place in them."""
-    starts = [0, *(end.end() for end in SENTENCE_END.finditer(text))]
-    before = [start for start in starts if place - characters // 2 <= start <= place]
-    start = random.choice(before) if before else _word_before(text, max(0, place - characters // 2))
-    ends = [end for end in (*starts[1:], len(text)) if place < end <= start + characters]
-    stop = random.choice(ends[-3:]) if ends else start + characters
-    return text[start:stop].rstrip(), place - start
-
-
-def _word_before(text: str, place: int) -> int:
-    """Return the offset at which the word around `place` begins."""
-    return max(text.rfind(" ", 0, place), text.rfind("\n", 0, place)) + 1
-
-
-def sentences(text: str) -> list[str]:
-    """Split a text into sentences; drop those of up to 15 characters."""
-    return [part.strip() for part in SENTENCE_END.split(text) if len(part.strip()) > 15]

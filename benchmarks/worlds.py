@@ -1,4 +1,4 @@
-"""A small project that faults are tried on, and runs of it in processes of their own."""
+"""A small project that runs and faults are tried on, in this process and in processes of their own."""
 
 import json
 import multiprocessing
@@ -17,7 +17,6 @@ import torch  # noqa: F401 - loaded once, for every run that is forked from here
 from polars.testing import assert_frame_equal
 
 import toolformer_dag.model.engine  # noqa: F401
-from benchmarks.pipeline_world import MEASURED
 from toolformer_dag.cli.project import Project
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.stages import table_outputs
@@ -26,6 +25,7 @@ from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
 from toolformer_dag.synthetic.web import write_shards
 from toolformer_dag.training.verify_project import verified
 
+MEASURED = ("seconds", "cost")
 SETTINGS = """
 [paths]
 lake = "disk/lake"
@@ -71,25 +71,25 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class SoakWorld:
+class World:
     """The folder of a toolformer.toml; everything that runs write but Dagster's history lies in `disk`."""
 
     folder: Path
 
     @staticmethod
-    def make(folder: Path, documents: int) -> "SoakWorld":
+    def make(folder: Path, documents: int, settings: str = SETTINGS) -> "World":
         """Lay out a world in which nothing ran yet."""
         folder.mkdir(parents=True)
-        (folder / "toolformer.toml").write_text(SETTINGS)
+        (folder / "toolformer.toml").write_text(settings)
         shutil.copytree(SMALL_MODEL, folder / "model")
         shutil.copy(PROMPTS / "calculator.txt", folder)
-        write_shards(folder / "web", 2, documents, seed=13)  # one whose split holds texts out
+        write_shards(folder / "web", 2, documents, seed=119)  # one whose split holds texts out
         (folder / "disk").mkdir()
-        return SoakWorld(folder)
+        return World(folder)
 
-    def copy(self, folder: Path) -> "SoakWorld":
+    def copy(self, folder: Path) -> "World":
         """Copy the world, with what ran in it, to another folder."""
-        return SoakWorld(shutil.copytree(self.folder, folder))
+        return World(shutil.copytree(self.folder, folder))
 
     def project(self, *overrides: str) -> Project:
         """Load the settings and open the instance, for this process."""
@@ -122,11 +122,11 @@ class SoakWorld:
         process.join(NOT_AGAIN)
         return self.ended()
 
-    def tables(self) -> dict[str, pl.DataFrame]:
+    def tables(self, *overrides: str) -> dict[str, pl.DataFrame]:
         """Return all rows of all tables without what measures time; nothing damaged is read."""
         return {
             f"{output.name} {part}": output.table.read(part).drop(MEASURED, strict=False)
-            for output in table_outputs(self.project().plan)
+            for output in table_outputs(self.project(*overrides).plan)
             for part in output.table.parts()
         }
 
@@ -135,12 +135,12 @@ class SoakWorld:
         return {one.path for one in verified(self.project().plan).damaged}
 
 
-def differing(one: Tables, other: Tables) -> list[str]:
-    """Return the names of tables that differ by more than the rounding of another batch."""
+def differing(one: Tables, other: Tables, *, exactly: bool = False) -> list[str]:
+    """Return the names of tables that differ, by more than the rounding of another batch if not `exactly`."""
     names = [*(one.keys() ^ other.keys())]
     for name in one.keys() & other.keys():
         try:
-            assert_frame_equal(one[name], other[name], rel_tol=1e-4, abs_tol=1e-5)
+            assert_frame_equal(one[name], other[name], rel_tol=1e-4, abs_tol=1e-5, check_exact=exactly)
         except AssertionError:
             names.append(name)
     return sorted(names)
@@ -153,7 +153,7 @@ def _alone(folder: Path, overrides: tuple[str, ...], clock: timedelta) -> None:
         os.dup2(output, stream)
     try:
         with time_machine.travel(datetime.now(UTC) + clock) if clock else nullcontext():
-            ended = SoakWorld(folder).run(*overrides)
+            ended = World(folder).run(*overrides)
     except Exception as error:  # noqa: BLE001 - told as what nobody should see
         ended = Ended(f"{type(error).__name__}: {error}", 0, unexpected=True)
     (folder / "ended.json").write_text(json.dumps({name: getattr(ended, name) for name in Ended.__slots__}))
