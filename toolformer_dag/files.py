@@ -166,10 +166,10 @@ def require_regular(path: Path) -> None:
         raise OSError(f"it is a {kind}, not a regular file")
 
 
-def as_json(owner: str, value: object, sort_keys: bool = False) -> bytes:
+def as_json(owner: str, value: object, sort_keys: bool = False, indent: int | None = 1) -> bytes:
     """Encode as JSON, a line per field. Raises NotPlain, which names `owner`, for a value without a place in JSON."""
     try:
-        return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys).encode()
+        return json.dumps(value, indent=indent, ensure_ascii=False, sort_keys=sort_keys).encode()
     except (TypeError, ValueError, RecursionError) as error:  # an unknown type, half a character, a circle
         raise NotPlain(owner, str(error)) from error
 

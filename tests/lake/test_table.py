@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolformer_dag.files import SEAL, ReadError, file_name, plain_name, sealed, unsealed
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.parquet import ContentHash
-from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Pointer, Table
+from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Table
 
 SCHEMA = {"digest": pl.String, "position": pl.Int32, "delta": pl.Float64, "seconds": pl.Float64}
 
@@ -192,9 +193,9 @@ def test_a_line_that_cannot_be_read_is_reported_and_costs_one_part(table: Table)
     spoil(table, "s")
     with pytest.raises(DamagedPart, match=r"loss_deltas\.jsonl"):
         table.read("s")
-    assert table.fault() and table.read("r").equals(rows) and table.read("t").equals(rows)
+    assert table.damage() and table.read("r").equals(rows) and table.read("t").equals(rows)
     table.mend()
-    assert table.fault() is None and table.parts() == ["r", "t"]
+    assert table.damage() is None and table.parts() == ["r", "t"]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, 300, -1])
@@ -203,7 +204,7 @@ def test_a_manifest_cut_short_is_reported_and_keeps_whole_lines(table: Table, ke
     for part in ("r", "s"):
         publish(table, part, [rows])
     table.path.write_bytes(table.path.read_bytes()[:kept])
-    assert table.fault()
+    assert table.damage()
     assert set(table.parts()) <= {"r", "s"}
     publish(table, "s", [rows])
     assert table.read("s").equals(rows)
@@ -325,7 +326,7 @@ def test_writers_of_one_table_keep_the_parts_of_each(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(Lake(tmp_path).table("t").parts()) == 40 and Lake(tmp_path).table("t").fault() is None
+    assert len(Lake(tmp_path).table("t").parts()) == 40 and Lake(tmp_path).table("t").damage() is None
 
 
 def test_a_batch_is_seen_by_its_own_session_at_once_and_by_others_when_it_is_written(tmp_path: Path) -> None:

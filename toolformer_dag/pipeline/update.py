@@ -10,9 +10,10 @@ from typing import Any
 from uuid import uuid4
 
 from toolformer_dag.files import UserError
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer, behind
+from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, behind
 from toolformer_dag.pipeline.chunks import ChunkMapper, InProcess, Progress, Task, release
 from toolformer_dag.pipeline.stage import (
     BACKENDS,
