@@ -42,7 +42,7 @@ def store() -> Iterator[None]:
 @contextmanager
 def counted(delay: float) -> Iterator[list[str]]:
     """Note every request inside the block, and wait before each."""
-    asked, told = [], ObjectStorage._told
+    asked, told = [], ObjectStorage._errors
 
     @contextmanager
     def slower(self: ObjectStorage, verb: str, path: Path) -> Iterator[None]:
@@ -51,11 +51,11 @@ def counted(delay: float) -> Iterator[list[str]]:
         with told(self, verb, path):  # type: ignore[arg-type]
             yield
 
-    ObjectStorage._told = slower  # type: ignore[method-assign, assignment]
+    ObjectStorage._errors = slower  # type: ignore[method-assign, assignment]
     try:
         yield asked
     finally:
-        ObjectStorage._told = told  # type: ignore[method-assign]
+        ObjectStorage._errors = told  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -160,6 +160,7 @@ def test_model_folder_counts_from_the_folder_of_the_file(file):
             "paths.lake=hdfs://host/lake",
             ["paths.lake: hdfs://host/lake is no folder", "write a folder, or s3://bucket"],
         ),
+        ("paths.lake=s3:/bucket/lake", ["paths.lake: s3:/bucket/lake is no folder", "or s3://bucket/prefix"]),
         ("paths.warehouse=s3://bucket/w", ["paths.warehouse: s3://bucket/w", "only local folders are supported"]),
         ("paths.lake=~nobody_of_that_name/lake", ["paths.lake: ~nobody_of_that_name/lake", "Write the whole path"]),
         ("profile=nowhere", ["'nowhere'", "known profiles", "embedded"]),

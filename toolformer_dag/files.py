@@ -65,22 +65,20 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Temporary file, fsync, rename, fsync of the folder. Raises WriteError, and then leaves no temporary file behind.
     """
+    temporary = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = beside(path)
-        try:
-            with temporary.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-            raise
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
         sync(path.parent)
     except OSError as error:
         raise WriteError(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def beside(path: Path, suffix: str = "") -> Path:

@@ -270,12 +270,6 @@ def test_a_missing_file_is_out_of_date(lake: Lake, tables: list[WarehouseTable],
     assert out_of_date(lake, tables, LANES, tmp_path / "none.duckdb") == [f"{tmp_path / 'none.duckdb'} is gone"]
 
 
-def test_a_file_that_is_cut_short_is_out_of_date(lake: Lake, tables: list[WarehouseTable], database: Path) -> None:
-    database.write_bytes(database.read_bytes()[:1000])
-    [reason] = out_of_date(lake, tables, LANES, database)
-    assert "is damaged" in reason
-
-
 def test_queries_cannot_write_and_mistakes_are_named(database: Path, tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match="read-only"):
         query(database, "DROP TABLE documents")

@@ -33,12 +33,10 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
     files for that long.
     """
     old = (datetime.now(UTC) - grace).timestamp()
-    removed = []
-    for item, reason in _unneeded(lake, old):
-        removed.append(RemovedFile(lake.storage.shown(item.path), item.bytes, reason))
-        if not dry_run:
-            lake.storage.remove(item.path)
-    return removed
+    found = list(_unneeded(lake, old))
+    if not dry_run:
+        lake.storage.remove(*(item.path for item, _ in found))
+    return [RemovedFile(lake.storage.shown(item.path), item.bytes, reason) for item, reason in found]
 
 
 @dataclass
@@ -69,20 +67,28 @@ class _Use:
 def _unneeded(lake: Lake, old: float) -> Iterator[tuple[Item, str]]:
     """List files before manifests are read, so that a part published in between is not taken for left over."""
     items = sorted(inventory(lake.storage), key=lambda item: item.path)
+    use = _use(lake, items, old)
+    reasons = ((item, use.reason(item)) for item in items if item.changed < old)
+    yield from ((item, reason) for item, reason in reasons if reason)
+
+
+def _use(lake: Lake, items: Sequence[Item], old: float) -> _Use:
     # opening a row store touches a file, appending makes one
     use = _Use(stores={item.owner for item in items if item.kind == "rows" and item.changed >= old})
     with session():
         for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):
             _add_table(use, lake, table, items, old)
     for folder in {item.path.parent for item in items if item.kind == "content"}:
-        contents = contents_in_use(lake.storage, folder, old)
-        if contents is None:
-            use.folders.add(folder)
-        else:
-            use.files |= {folder / name for name in contents}
-    for item in items:
-        if item.changed < old and (reason := use.reason(item)):
-            yield item, reason
+        _add_output(use, lake, folder, old)
+    return use
+
+
+def _add_output(use: _Use, lake: Lake, folder: Path, old: float) -> None:
+    contents = contents_in_use(lake.storage, folder, old)
+    if contents is None:
+        use.folders.add(folder)
+    else:
+        use.files |= {folder / name for name in contents}
 
 
 def _add_table(use: _Use, lake: Lake, name: str, items: Sequence[Item], old: float) -> None:

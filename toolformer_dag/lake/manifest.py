@@ -121,7 +121,7 @@ class Manifest:
         except FileNotFoundError:
             self.version, self.fault = ABSENT, None
             self.lines = self._pointers()
-            with suppress(StorageError):  # who may only read does so each time
+            with suppress(StorageError, OSError):  # who may only read does so each time
                 self.version = self._replace(self.lines) if self.lines else ABSENT
         except OSError as error:
             raise ReadError(self.path, error) from error

@@ -117,18 +117,16 @@ class RowStore:
             files = self._small() if mine else []
             if len(files) < MERGE_AT:
                 return
-            sizes = accumulate(file.bytes for file in files)
-            files = [file for file, size in zip(files, sizes, strict=True) if size - file.bytes < FULL_BYTES]
+            ends = accumulate(file.bytes for file in files)
+            files = [file for file, end in zip(files, ends, strict=True) if end - file.bytes < FULL_BYTES]
             paths = self._readable(files)
+            self.refresh()
             if paths is None:
-                self.refresh()
                 return
             rows = pl.concat(pl.read_parquet(path, columns=self.schema.names()) for path in paths)
             merged = self._write(rows.unique(self.key, keep="first", maintain_order=True), files[0].written)
-            for file in files:
-                if file.name != merged:  # as where the others only repeat its rows
-                    self.storage.remove(self.folder / file.name)
-            self.refresh()
+            gone = {file.name for file in files} - {merged}  # it is among them where the others repeat its rows
+            self.storage.remove(*(self.folder / name for name in gone))
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
         content = parquet.encode(rows)

@@ -141,9 +141,10 @@ class Storage:
                     if not S_ISDIR(status.st_mode):
                         yield StoredFile(path, status.st_size, status.st_mtime)
 
-    def remove(self, path: Path) -> None:
-        """Delete a file; nothing happens where there is none."""
-        path.unlink(missing_ok=True)
+    def remove(self, *paths: Path) -> None:
+        """Delete files; nothing happens where there are none."""
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     def set_aside(self, path: Path) -> None:
         """Add ASIDE to the name of a file; nothing happens where there is none."""

@@ -275,8 +275,7 @@ class Table:
         return file
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
-        for file in files:
-            self.storage.remove(self.file_path(part, file))
+        self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
         """In a session the one that it holds; with `anew` read again."""
@@ -374,6 +373,10 @@ class Lake:
     def at(place: str, copies: Path) -> "Lake":
         """Return the lake in the folder `place`, or the one in an object store with `copies` of it on this machine."""
         return Lake(copies, opened(place, copies)) if "://" in place else Lake(place)
+
+    def shown(self, path: Path) -> str:
+        """Return where a file lies, for people: of a copy of an object, the object."""
+        return self.storage.shown(path) if path.is_relative_to(self.root) else str(path)
 
     def table(self, name: str) -> Table:
         """Return the table of that name, such as "calculator/loss_deltas", published or not."""

@@ -39,13 +39,8 @@ def damaged_files(lake: Lake, since: int = 0) -> Iterator[DamagedFile]:
     items = list(inventory(lake.storage))
     for store in sorted({item.owner for item in items if item.kind == "rows" and item.path.name == IDENTITY}):
         yield from _computed(lake, store, since)
-    for name in sorted({item.owner for item in items if item.kind == "manifest"}):
-        table = lake.table(name)
-        with session():
-            if reason := table.damage():
-                yield DamagedFile(table.path, reason)
-            found = [one for part in table.parts() for one in table.damaged(part, since)]
-        yield from (DamagedFile(*one) for one in found)
+    for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):
+        yield from _published(lake, table, since)
 
 
 def set_aside_damaged(lake: Lake) -> list[DamagedFile]:
@@ -88,6 +83,15 @@ def set_aside_file(lake: Lake, path: Path) -> None:
             lake.table(item.owner).files(item.part)
     elif item.kind == "rows":
         lake.storage.set_aside(path)
+
+
+def _published(lake: Lake, name: str, since: int) -> list[DamagedFile]:
+    table = lake.table(name)
+    with session():
+        fault = table.damage()
+        found = [DamagedFile(*one) for part in table.parts() for one in table.damaged(part, since)]
+    named = fault and lake.storage.exists(table.path)  # there is none yet where the first run of all was killed
+    return [DamagedFile(table.path, str(fault)), *found] if named else found
 
 
 def _computed(lake: Lake, name: str, since: int) -> Iterator[DamagedFile]:

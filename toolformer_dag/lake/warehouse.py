@@ -7,7 +7,7 @@ stand in views.sql.
 """
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -355,21 +355,20 @@ def _own_rows(
     lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], content: Content
 ) -> dict[str, pl.DataFrame]:
     """Return the rows of OWN_TABLES; of the other tables none, for the file at the end that `fill` asks for."""
-    records = [
-        pointer.record
-        for table in tables
-        for source in table.sources
-        for pointer in _pointers(lake.table(source)).values()
-        if pointer
-    ]
+
+    def records_of(source: str) -> list[Mapping[str, Any]]:
+        return [pointer.record for pointer in _pointers(lake.table(source)).values() if pointer]
+
     rejections = [
         {"stage": record["stage"], "tool": record["tool"], **rejected}
-        for record in records
+        for source in content.sources
+        if source != SETTINGS
+        for record in records_of(source)
         for rejected in record.get("rejections", [])
     ]
     # what each lane's calls were filtered with, whatever the settings say by now
     applied = [
-        {"tool": lane, "name": name, **_applied(_pointers(lake.table(f"{lane}/filtered_calls")).values())}
+        {"tool": lane, "name": name, **next(map(_filter_rule, records_of(f"{lane}/filtered_calls")), {})}
         for lane, name in lanes.items()
     ]
     return {
@@ -379,10 +378,6 @@ def _own_rows(
         "lanes": pl.DataFrame(applied, LANES),
         "filter_rules": pl.DataFrame(applied, FILTER_RULES),
     }
-
-
-def _applied(pointers: Iterable[Pointer | None]) -> dict[str, Any]:
-    return next((_filter_rule(pointer.record) for pointer in pointers if pointer), {})
 
 
 def _filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
