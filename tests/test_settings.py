@@ -161,6 +161,7 @@ def test_a_name_that_is_no_folder_is_a_model_s(file, name):
             "paths.lake=hdfs://host/lake",
             ["paths.lake: hdfs://host/lake is no folder", "write a folder, or s3://bucket"],
         ),
+        ("paths.lake=s3:/bucket/lake", ["paths.lake: s3:/bucket/lake is no folder", "or s3://bucket/prefix"]),
         ("paths.warehouse=s3://bucket/w", ["paths.warehouse: s3://bucket/w", "only local folders are supported"]),
         ("paths.lake=~nobody_of_that_name/lake", ["paths.lake: ~nobody_of_that_name/lake", "Write the whole path"]),
         ("profile=nowhere", ["'nowhere'", "known profiles", "embedded"]),
