@@ -171,7 +171,7 @@ def seconds_of(world: World) -> tuple[Ended, float]:
 
 KINDS = {
     "published rows": "disk/lake/*/*/files/*/*.parquet",
-    "pointers": "disk/lake/*/*/*.json",
+    "manifests": "disk/lake/table-manifests/*/*.jsonl",
     "computed rows": "disk/lake/*/*/*/*.parquet",
     "identities": "disk/lake/*/*/*/identity.json",
     "checkpoints": "disk/lake/training/*/model/*",
@@ -205,8 +205,8 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
     named: Counter[str] = Counter()
     while tried.total() < flips:
         chosen = {kind: draw.choice(files) for kind, files in kinds.items()}
-        if chosen["published rows"].parents[2] == chosen["pointers"].parent:
-            continue  # behind a damaged pointer nothing is known
+        if chosen["published rows"].parents[2].parts[-2:] == chosen["manifests"].with_suffix("").parts[-2:]:
+            continue  # behind a damaged manifest nothing is known
         contents = {file: file.read_bytes() for file in chosen.values()}
         for file in contents:
             flip(file, draw)
