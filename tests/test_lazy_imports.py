@@ -1,7 +1,7 @@
 """Libraries that another one imports at first use, and so may be missing without a word: each is used once.
 
-Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), accelerate (test_finetune.py), vl_convert
-(test_plots.py).
+Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), fastText (test_machine_translation.py), accelerate
+(test_finetune.py), vl_convert (test_plots.py).
 """
 
 import json
@@ -11,11 +11,8 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-import polars as pl
 import pytest
 from packaging.requirements import Requirement
-
-from toolformer_dag.tools.foreign_text import Identifier
 
 USED_BY_OTHERS = ("protobuf", "sentencepiece", "accelerate", "vl-convert-python", "pyarrow", "huggingface_hub")
 
@@ -35,17 +32,6 @@ def test_sentencepiece_and_protobuf_are_of_one_generation() -> None:
     assert sentencepiece_model_pb2.ModelProto().ByteSize() == 0
 
 
-def test_fasttext_identifies_with_whichever_package_provides_it() -> None:
-    texts = ["Der kleine Hund schläft heute.", "The small dog sleeps.", "", "Le chat noir mange une pomme."]
-    assert [found.label for found in Identifier(None).identify(texts)] == ["de", "en", "en", "fr"]
-
-
-def test_transformers_trains_with_accelerate() -> None:
-    from transformers import TrainingArguments
-
-    assert TrainingArguments("out", use_cpu=True, report_to=[]).device.type == "cpu"
-
-
 def test_transformers_writes_chats_with_jinja() -> None:
     from transformers import AutoTokenizer
 
@@ -56,14 +42,6 @@ def test_transformers_writes_chats_with_jinja() -> None:
     messages = [{"role": "assistant", "content": "", "tool_calls": [{"a": 1}]}]
     written = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
     assert json.loads(written.partition(": ")[2]) == [{"a": 1}]
-
-
-def test_polars_and_duckdb_hand_rows_over_with_pyarrow() -> None:
-    import duckdb
-
-    rows = pl.DataFrame({"a": [1, 2]})
-    assert rows.to_arrow().num_rows == 2
-    assert duckdb.sql("FROM rows").pl().equals(rows)
 
 
 def test_ctranslate2_opens_the_folder_that_its_converter_wrote() -> None:

@@ -13,8 +13,9 @@ import shutil
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from tests.tokenizers import byte_level
 
 torch.set_num_threads(1)  # models this small only wait for each other on more
 CONTEXT = 192
@@ -66,7 +67,6 @@ from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
 
 class SumsOptions(ToolOptions):
     edition: int = 1
-    shortest: int = 0
 
 
 class Sums(Tool):
@@ -74,9 +74,6 @@ class Sums(Tool):
     version = "1"
     defaults = ToolDefaults(0.1, 2, 6, 0.0)
     Options = SumsOptions
-
-    def keeps(self, text, offset, input):
-        return len(input) >= self.options.shortest
 
     def run(self, calls):
         return [ToolResult(str(self.options.edition * sum(map(int, re.findall("[0-9]+", c.input))))) for c in calls]
@@ -98,21 +95,6 @@ def lines(generator: random.Random) -> list[str]:
     ]
 
 
-def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train a byte-level tokenizer, so that any text has tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=310,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>")
-
-
 def followers(tokenizer: PreTrainedTokenizerFast, texts: list[str], size: int) -> torch.Tensor:
     """Return [size, size]: row a holds the log-probabilities of the token after a."""
     counts = torch.full((size, size), 1e-4)
@@ -126,7 +108,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     """Save model and tokenizer in `folder` and return it; another seed is another model."""
     torch.manual_seed(seed)
     texts = lines(random.Random(seed))
-    tokenizer = tokenizer_of(texts)
+    tokenizer = byte_level(texts, 310)
     size = len(tokenizer) + len(tokenizer) % 2
     config = GPT2Config(
         vocab_size=size,

@@ -48,10 +48,3 @@ def test_a_lake_that_was_removed_is_made_again_in_full(world, made):
     assert_same(world.tables(), made.tables())
     assert (world.folder / "lake/training/finetuned_checkpoint/model/model.safetensors").is_file()
     assert world.stale() == set()
-
-
-def test_a_warehouse_that_was_removed_is_copied_again(world, made):
-    world.warehouse.unlink()
-    assert world.stale() == {"warehouse/toolformer_duckdb"}
-    assert world.mend() == NOTHING
-    assert_same(world.tables(), made.tables())

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
@@ -210,11 +209,6 @@ def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(ask: 
     check_outage([right] * 199 + [lost] * 2)
     with pytest.raises(ToolDown, match="no answer to 3 of 202 questions"):
         check_outage([right] * 199 + [lost] * 3)
-
-
-def test_markdown_keeps_cells_apart() -> None:
-    frame = pl.DataFrame({"a|b": ["x|y", None]}, schema={"a|b": pl.String})
-    assert markdown(frame).splitlines()[2:] == ["| x\\|y |", "|  |"]
 
 
 @pytest.mark.parametrize("tool", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])

@@ -114,7 +114,7 @@ def test_pieces_and_texts_have_the_tokens_that_the_tokenizer_gives_them(tokenize
 
 
 def test_a_space_before_whatever_comes_first_is_not_put_before_calls(llama_tokenizer: Any) -> None:
-    tokenizer = llama_tokenizer("prepend")
+    tokenizer = llama_tokenizer("prepended")
     encoding = Encoding(tokenizer)
     assert encoding.keeps_text_tokens() and tokenizer.convert_ids_to_tokens(encoding.start) == ["▁["]
     text, call = "I have", " [Calendar(1) -> 2]"

@@ -104,9 +104,9 @@ def test_impossible_options_are_named(folder: Path, options: dict[str, str]) -> 
 
 
 def test_a_tokenizer_that_joins_texts_with_calls_is_refused(llama_tokenizer: Any) -> None:
-    for kind in ("first", "prepend"):
+    for kind in ("first", "prepended"):
         check_tokenizer(kind, llama_tokenizer(kind))
-    content = json.loads(llama_tokenizer("prepend").backend_tokenizer.to_str())
+    content = json.loads(llama_tokenizer("prepended").backend_tokenizer.to_str())
     model = content["model"]
     for first in ("a", "▁a"):
         model["merges"].append([first, "▁["])

@@ -131,16 +131,6 @@ def updated(reports: dict[str, TableReport]) -> dict[str, tuple[str, ...]]:
     return {name: report.updated for name, report in reports.items() if report.updated}
 
 
-def test_an_added_shard_leaves_the_parts_of_the_others_as_they_are(tmp_path: Path, model_folder: Path) -> None:
-    one, two = (
-        ("", [call("calculator", "a", "two"), call("calendar", "b", "four")]),
-        ("", [call("calculator", "c", "two")]),
-    )
-    judged(lake(tmp_path, model_folder, {"one": one}))
-    reports = judged(lake(tmp_path, model_folder, {"one": one, "two": two}))
-    assert updated(reports) == dict.fromkeys(JUDGED, ("two",))
-
-
 def test_a_shard_that_takes_a_place_among_the_examples_changes_the_one_that_lost_it(
     tmp_path: Path, model_folder: Path
 ) -> None:
@@ -232,6 +222,7 @@ CHANGES: dict[str, tuple[dict[str, Shard], list[set[str]]]] = {
 """What is published, and the shards whose rows are replaced; for the first the file is built from nothing."""
 
 
+@pytest.mark.long
 def test_the_rows_of_changed_shards_alone_are_replaced_and_a_damaged_file_is_built_from_nothing(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

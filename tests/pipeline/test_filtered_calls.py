@@ -166,10 +166,6 @@ def test_a_threshold_that_keeps_the_same_calls_gives_the_same_data_version(tmp_p
     assert lane(tmp_path, 1.5)[KEPT].table.record("one")["settings"]["tau_f"] == 1.5
 
 
-def test_a_lane_without_calls_keeps_nothing(tmp_path: Path) -> None:
-    assert filtered(scored(tmp_path, [], 0.5)).rows == {"one": 0, "two": 0}
-
-
 def test_a_damaged_shard_is_named_and_the_kept_calls_stay(tmp_path: Path) -> None:
     outputs = scored(tmp_path, [], 0.5)
     filtered(outputs)

@@ -135,7 +135,7 @@ def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, p
             kill_all()
 
     with pytest.raises(WorkerError, match=r"ccnet/raw_shards: 2 workers died over one chunk.*fewer execution.workers"):
-        list(pool(output, 2).map_chunks(tasks()))
+        list(pool(output, 1).map_chunks(tasks()))
 
 
 def test_errors_arrive_with_their_message_and_the_same_worker_goes_on_and_gets_no_interrupt(

@@ -2,11 +2,10 @@
 
 import shutil
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 
-from tests.pipeline.conftest import Lane, Line, NewLine, Reports, StaleInput, assert_same, computed, cost, tokens
+from tests.pipeline.conftest import Lane, NewLine, Reports, StaleInput, assert_same, computed, cost, tokens
 
 
 def changed(reports: Reports) -> list[str]:
@@ -86,15 +85,6 @@ def test_fewer_samples_cost_nothing_and_as_many_again_give_the_first_rows_back(
     again = line.run()
     assert (line.engines, computed(again)) == (0, 0)
     assert [report.data_version for report in again.values()] == [report.data_version for report in before.values()]
-
-
-def test_another_chunk_size_or_path_of_the_model_or_of_the_project_makes_nothing_out_of_date(
-    finished: NewLine, tmp_path: Path
-) -> None:
-    line = Line(copytree(finished("one").folder, tmp_path / "project"))
-    moved = copytree(line.folder / "model", tmp_path / "moved")
-    line.set(model__name=moved, execution__chunk_texts=1, execution__chunk_calls=1, model__token_budget=256)
-    assert changed(line.run()) == []
 
 
 @pytest.mark.parametrize("what", ["model", pytest.param("dtype", marks=pytest.mark.long)])

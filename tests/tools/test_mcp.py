@@ -27,7 +27,6 @@ SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = [sys.executable, str(SERVER)]
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain_mcp_server.py"))]
 TELLS_ITS_ID = ["sh", "-c", 'echo $$ > "$0"; exec "$@"']
-SLOW_START = ["sh", "-c", 'sleep 1; exec "$0" "$1"', *PLAIN]
 LIMITS = ToolLimits(retries=1, backoff_s=0.05)
 PROMPT = """Add calls to a weather service. Write "[Weather(city)]".
 Input: It is sunny in Rome.
@@ -246,11 +245,6 @@ def test_a_call_in_the_midst_of_closing_is_asked_again() -> None:
         session = Session(PLAIN_OPTIONS, ExitStack(), portal, Client("http://x/mcp"), tool)
         with pytest.raises(RetryableError):
             session.call({"city": "Rome"})
-
-
-def test_starting_a_server_takes_nothing_from_a_call_s_time(make: Make) -> None:
-    found = outcomes(make(command=SLOW_START), "Rome", "Pompeii", "Oslo", limits=ToolLimits(timeout_s=0.7))
-    assert found == ["sunny in Rome", "lost:timeout", "sunny in Oslo"]
 
 
 def test_a_server_may_take_only_so_long_to_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
