@@ -10,7 +10,8 @@ import dagster as dg
 
 from resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import WarehouseTable, build, warehouse_files
+from toolformer_dag.lake.warehouse import build, warehouse_files
+from toolformer_dag.lake.warehouse_filling import WarehouseTable
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs

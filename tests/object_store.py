@@ -1,14 +1,17 @@
 """Moto's server: S3 over HTTP on the loopback, with the bucket `bucket`, for tests of lakes in an object store."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from toolformer_dag.lake.table import Lake
 
@@ -16,10 +19,10 @@ _numbers = count()
 
 
 class S3:
-    """A running server, and lakes on it. `address`: http://127.0.0.1:PORT."""
+    """A running server, and lakes on it. `address`: http://127.0.0.1:PORT; `requests`: what it was asked so far."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, requests: list[str]) -> None:
+        self.address, self.requests = address, requests
         self.variables = {
             "AWS_ENDPOINT_URL": address,
             "AWS_ACCESS_KEY_ID": "test",
@@ -48,14 +51,22 @@ class S3:
 @contextmanager
 def s3_server() -> Iterator[S3]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    moto, requests = DomainDispatcherApplication(create_backend_app), list[str]()
+
+    def counted(environ: dict[str, Any], answer: Any) -> Any:
+        requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        return moto(environ, answer)
+
+    server = make_server("127.0.0.1", 0, counted, threaded=True)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
     try:
-        found = S3("http://{}:{}".format(*server.get_host_and_port()))
+        found = S3(f"http://127.0.0.1:{server.port}", requests)
         httpx.put(f"{found.address}/bucket").raise_for_status()
         yield found
     finally:
-        server.stop()
+        server.shutdown()
+        serving.join()
 
 
 @pytest.fixture(scope="session")

@@ -65,22 +65,20 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Temporary file, fsync, rename, fsync of the folder. Raises WriteError, and then leaves no temporary file behind.
     """
+    temporary = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = beside(path)
-        try:
-            with temporary.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-            raise
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
         sync(path.parent)
     except OSError as error:
         raise WriteError(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def beside(path: Path, suffix: str = "") -> Path:
@@ -166,10 +164,10 @@ def require_regular(path: Path) -> None:
         raise OSError(f"it is a {kind}, not a regular file")
 
 
-def as_json(owner: str, value: object, sort_keys: bool = False) -> bytes:
+def as_json(owner: str, value: object, sort_keys: bool = False, indent: int | None = 1) -> bytes:
     """Encode as JSON, a line per field. Raises NotPlain, which names `owner`, for a value without a place in JSON."""
     try:
-        return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=sort_keys).encode()
+        return json.dumps(value, indent=indent, ensure_ascii=False, sort_keys=sort_keys).encode()
     except (TypeError, ValueError, RecursionError) as error:  # an unknown type, half a character, a circle
         raise NotPlain(owner, str(error)) from error
 

@@ -12,7 +12,8 @@ from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.table import Lake, Table
 
-DAY = timedelta(days=1)
+DAY, NOW = timedelta(days=1), timedelta(seconds=-5)
+"""A usual grace period; one that is over for everything."""
 UNFINISHED = f".tmp-{'0' * 32}"
 SCHEMA = {"a": pl.Int64}
 
@@ -45,14 +46,13 @@ def test_replaced_files_go_and_current_ones_stay(lake: Lake, tmp_path: Path) -> 
     table.publish("gone", [frame(1)], dict)
     table.publish("s", [frame(2)], dict)
     table.remove("gone")
-    age(tmp_path)
-    told = clean(lake, DAY, dry_run=True)
+    told = clean(lake, NOW, dry_run=True)
     assert [file.reason for file in told] == ["replaced", "replaced"]
     assert all(Path(file.path).stat().st_size == file.bytes > 0 for file in told)
-    assert clean(lake, DAY, dry_run=False) == told
+    assert clean(lake, NOW, dry_run=False) == told
     assert not any(Path(file.path).exists() for file in told)
     assert table.read("s").equals(frame(2))
-    assert clean(lake, DAY, dry_run=False) == []
+    assert clean(lake, NOW, dry_run=False) == []
 
 
 def test_nothing_young_goes(lake: Lake) -> None:
@@ -133,8 +133,7 @@ def test_what_was_replaced_just_now_stays_however_old_it_is(lake: Lake, tmp_path
     table.publish("s", [frame(2)], dict)
     assert clean(lake, DAY, dry_run=False) == []
     assert reader.collect().equals(frame(1))
-    age(tmp_path)
-    assert [file.reason for file in clean(lake, DAY, dry_run=False)] == ["replaced"]
+    assert [file.reason for file in clean(lake, NOW, dry_run=False)] == ["replaced"]
 
 
 def test_a_file_that_was_set_aside_just_now_stays(lake: Lake, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lake.earlier_release import turn_back
 from tests.object_store import S3, s3, s3_running
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.cleaning import clean
@@ -151,6 +152,7 @@ def test_a_damaged_object_is_named_and_set_aside(machine, s3):
     for copy in copies:
         s3.overwrite(lake, copy, flip(copy))
     assert {one.path for one in damaged_files(lake)} == set(copies)
+    assert all(lake.shown(copy).startswith("s3://bucket/lake-") for copy in copies)
     with pytest.raises(DamagedPart, match="its content is not what was written"):
         table.read("x")
     with pytest.raises(MissingPart):
@@ -275,23 +277,6 @@ def test_an_upload_that_is_killed_leaves_what_was_there(machine, s3, tmp_path):
     assert (tmp_path / "there" / "weights").stat().st_size == 100 * 2**20
 
 
-def test_a_glance_reads_what_single_looks_read_until_it_ends(machine):
-    lake = machine("one")
-    table = lake.table("calculator/scored")
-    for number in range(40):
-        table.publish(f"shard {number}", [pl.DataFrame({"n": [number]})], dict)
-    single = {part: table.pointer(part) for part in table.parts()}
-    with lake.storage.at_a_glance():
-        assert {part: table.pointer(part) for part in table.parts()} == single
-        with pytest.raises(MissingPart):
-            table.pointer("another")
-        other = threading.Thread(target=table.publish, args=("another", [pl.DataFrame({"n": [0]})], dict))
-        other.start()
-        other.join()
-        assert "another" not in table.parts()
-    assert "another" in table.parts()
-
-
 @pytest.mark.parametrize(
     ("variables", "place", "told"),
     [
@@ -362,7 +347,7 @@ def test_a_store_without_conditional_puts_is_refused_in_one_sentence(machine, mo
 def test_a_revision_ends_where_the_store_never_replaces(machine, monkeypatch):
     lake = machine("one")
     add_cost(lake, "run", "calculator/loss_deltas", StepCost(1.0))
-    monkeypatch.setattr("toolformer_dag.lake.table.PAUSES", (0.0,) * 3)
+    monkeypatch.setattr("toolformer_dag.lake.manifest.PAUSES", (0.0,) * 3)
     monkeypatch.setattr(ObjectStorage, "replace", lambda storage, path, *_: (_ for _ in ()).throw(Overtaken(str(path))))
     with pytest.raises(StorageError, match="cannot be replaced: others do so all the time, or the store has no cond"):
         add_cost(lake, "run", "calculator/loss_deltas", StepCost(1.0))
@@ -380,19 +365,36 @@ def test_of_a_batch_that_was_overtaken_the_other_parts_are_kept(machine):
     assert machine("third").table(NAME).read("x").equals(OTHERS)
 
 
-def test_what_is_read_of_many_parts_costs_few_requests(machine, monkeypatch):
+def test_what_is_read_of_many_parts_costs_few_requests(machine, s3):
     one, other = machine("one"), machine("other")
     with one.batch():
         for number in range(50):
             one.table(NAME).publish(f"{number}", [ROWS], dict)
-    asked = []
-    told = ObjectStorage._told
-    monkeypatch.setattr(ObjectStorage, "_told", lambda *args: asked.append(args[1:]) or told(*args))
+    s3.requests.clear()
     with other.storage.at_a_glance():
         table = other.table(NAME)
         assert all(table.part_version(part) for part in table.parts()) and table.version()
-    assert len(asked) == 3, "a listing of manifests, the manifest, a listing of files"
-    asked.clear()
+    assert len(s3.requests) == 3, "a listing of manifests, the manifest, a listing of files"
+    s3.requests.clear()
     with other.storage.at_a_glance():
         assert len(other.table(NAME).pointers()) == 50
-    assert [verb for verb, _ in asked] == ["list"]
+    assert len(s3.requests) == 1, "the manifest did not change"
+
+
+def test_a_lake_of_an_earlier_release_is_read_by_every_machine(machine, s3):
+    one, other = machine("one"), machine("other")
+    for part in ("x", "y"):
+        one.table(NAME).publish(part, [ROWS], dict)
+    turn_back(one)
+    one.storage.mark(one.table(NAME).folder / "z.json", b"")  # a part that was withdrawn
+    assert other.table(NAME).parts() == one.table(NAME).parts() == ["x", "y"]
+    one.table(NAME).publish("w", [ROWS], dict)
+    assert other.table(NAME).parts() == ["w", "x", "y"] and other.table(NAME).read("y").equals(ROWS)
+
+
+def test_who_may_only_read_reads_a_lake_of_an_earlier_release(machine, monkeypatch):
+    lake = machine("one")
+    lake.table(NAME).publish("x", [ROWS], dict)
+    turn_back(lake)
+    monkeypatch.setattr(ObjectStorage, "replace", lambda *_: (_ for _ in ()).throw(ObjectStoreError("refused")))
+    assert machine("other").table(NAME).read("x").equals(ROWS)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from toolformer_dag.files import NotPlain, ReadError
 from toolformer_dag.lake import parquet, row_store
 from toolformer_dag.lake.row_store import MERGE_AT, RowStore
+from toolformer_dag.lake.storage import Storage
 from toolformer_dag.lake.table import Lake
 
 SCHEMA = pl.Schema({"text": pl.String, "position": pl.Int32, "value": pl.List(pl.Float32)})
@@ -103,18 +104,6 @@ def test_many_chunks_become_few_files_and_no_row_is_lost(tmp_path: Path) -> None
         assert as_set(store.stored(keys(*wanted))) == set(wanted)
 
 
-def test_the_number_of_files_grows_with_the_logarithm_of_the_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_store, "MERGE_AT", 4)
-    store, most = store_at(tmp_path), 0
-    for number in range(130):
-        store.append(rows((f"text {number}", number)))
-        most = max(most, len(list(store.folder.glob("*.parquet"))))
-    assert most <= 3 + 5
-    assert store.missing(keys(*((f"text {number}", number) for number in range(131)))).rows() == [("text 130", 130)]
-
-
 def test_a_merge_that_was_killed_before_it_removed_anything_loses_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,28 +112,13 @@ def test_a_merge_that_was_killed_before_it_removed_anything_loses_and_changes_no
     for at in (0, 10):
         store.append(rows(*wanted[at : at + 10]))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(Path, "unlink", Mock(side_effect=KeyboardInterrupt))
+        killed.setattr(Storage, "remove", Mock(side_effect=KeyboardInterrupt))
         store.append(rows(*wanted[20:]))
     assert len(list(store.folder.glob("*.parquet"))) == 3 + 1
     assert as_set(store_at(tmp_path).stored(keys(*wanted))) == set(wanted)
     store.append(rows(("more", 1)))
     assert as_set(store.stored(keys(*wanted))) == set(wanted)
     assert store.stored(keys(*wanted)).height == len(wanted)
-
-
-def test_a_damaged_block_of_a_run_is_noticed_when_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_runs(monkeypatch)
-    store, wanted = store_at(tmp_path), [(f"text {number}", number) for number in range(30)]
-    for at in range(0, 30, 10):
-        store.append(rows(*wanted[at : at + 10]))
-    runs = sorted(store.folder.glob("*.parquet"))
-    content = bytearray(runs[0].read_bytes())
-    content[len(content) // 4] ^= 1
-    runs[0].write_bytes(content)
-    reopened = store_at(tmp_path)
-    found, missing = reopened.stored(keys(*wanted)), reopened.missing(keys(*wanted))
-    assert found.height + missing.height == len(wanted) and missing.height > 0
-    assert len(reopened.damaged) == 1 and runs[0].name in reopened.damaged[0]
 
 
 def test_a_flipped_bit_anywhere_in_a_run_gives_no_other_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,17 +169,6 @@ def test_a_file_cut_short_is_set_aside_and_its_rows_are_missing(tmp_path: Path, 
     reopened.append(rows(("x", 1)))
     assert store_at(tmp_path).missing(keys(("x", 1), ("y", 2))).is_empty()
     assert store_at(tmp_path).damaged == []
-
-
-def test_damage_that_shows_only_when_values_are_read_is_set_aside_too(tmp_path: Path) -> None:
-    store = store_at(tmp_path)
-    store.append(rows(("x", 1)))
-    assert store.missing(keys(("x", 1))).is_empty()
-    (path,) = store.folder.glob("*.parquet")
-    path.write_bytes(path.read_bytes()[:20])
-    assert store.stored(keys(("x", 1))).is_empty()
-    assert store.missing(keys(("x", 1))).height == 1
-    assert len(store.damaged) == 1
 
 
 def test_a_damaged_chunk_does_not_stop_merging(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Parts of tables: published whole, read whole, reported where they are damaged."""
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lake.earlier_release import turn_back
 from toolformer_dag.files import SEAL, ReadError, file_name, plain_name, sealed, unsealed
+from toolformer_dag.lake.cleaning import clean
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.parquet import ContentHash
-from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Pointer, Table
+from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Table
+from toolformer_dag.lake.verification import damaged_files
 
 SCHEMA = {"digest": pl.String, "position": pl.Int32, "delta": pl.Float64, "seconds": pl.Float64}
 
@@ -146,34 +151,32 @@ def file_of(table: Table) -> Path:
     return Path(table.files("s")[0])
 
 
-@pytest.mark.parametrize("kept", [0, 3, 12, -1])
-def test_a_file_cut_short_is_reported_and_publishing_again_repairs(table: Table, kept: int) -> None:
+def zeros(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100] + bytes(100))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda file: file.write_bytes(b""), "has 0 bytes"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes, not the"),
+        (zeros, "footer"),
+        (Path.unlink, "No such file"),
+    ],
+    ids=["empty", "cut", "zeros", "gone"],
+)
+def test_a_damaged_file_is_reported_and_publishing_again_repairs(
+    table: Table, damage: Callable[[Path], object], told: str
+) -> None:
     rows = frame(("a", 1, 0.5, 0.1))
     for use in (table.read, table.files, lambda p: list(table.batches(p)), lambda p: table.scan([p]).collect()):
         publish(table, "s", [rows])
-        damaged = Path(table.files("s")[0])
-        damaged.write_bytes(damaged.read_bytes()[:kept])
-        with pytest.raises(DamagedPart, match=r"shard 's': .*stale --run"):
+        damage(file_of(table))
+        with pytest.raises(DamagedPart, match=rf"shard 's': .*{told}.*stale --run"):
             use("s")
         assert table.parts() == []
     publish(table, "s", [rows])
     assert table.read("s").equals(rows)
-
-
-def test_a_file_whose_tail_is_zeros_is_reported(table: Table) -> None:
-    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-    damaged = file_of(table)
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[:-100] + bytes(100))
-    with pytest.raises(DamagedPart, match="footer"):
-        table.files("s")
-
-
-def test_a_file_that_is_gone_is_reported(table: Table) -> None:
-    publish(table, "s", [frame(("a", 1, 0.5, 0.1))])
-    file_of(table).unlink()
-    with pytest.raises(DamagedPart, match="No such file"):
-        table.read("s")
 
 
 def spoil(table: Table, part: str, place: int = -9) -> None:
@@ -192,9 +195,9 @@ def test_a_line_that_cannot_be_read_is_reported_and_costs_one_part(table: Table)
     spoil(table, "s")
     with pytest.raises(DamagedPart, match=r"loss_deltas\.jsonl"):
         table.read("s")
-    assert table.fault() and table.read("r").equals(rows) and table.read("t").equals(rows)
+    assert table.damage() and table.read("r").equals(rows) and table.read("t").equals(rows)
     table.mend()
-    assert table.fault() is None and table.parts() == ["r", "t"]
+    assert table.damage() is None and table.parts() == ["r", "t"]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, 300, -1])
@@ -203,7 +206,7 @@ def test_a_manifest_cut_short_is_reported_and_keeps_whole_lines(table: Table, ke
     for part in ("r", "s"):
         publish(table, part, [rows])
     table.path.write_bytes(table.path.read_bytes()[:kept])
-    assert table.fault()
+    assert table.damage()
     assert set(table.parts()) <= {"r", "s"}
     publish(table, "s", [rows])
     assert table.read("s").equals(rows)
@@ -272,7 +275,7 @@ def test_the_record_is_asked_for_after_the_last_frame(table: Table) -> None:
 
 def test_a_lake_of_an_earlier_release_is_refused_in_one_sentence(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
-    publish(lake.table("calculator/loss_deltas"), "s", [frame()])
+    publish(lake.table("calculator/loss_deltas"), "parts", [frame()])
     lake.refuse_old_layout()
     (tmp_path / "calculator/loss_deltas/parts/0001").mkdir(parents=True)
     with pytest.raises(OldLake) as told:
@@ -280,12 +283,6 @@ def test_a_lake_of_an_earlier_release_is_refused_in_one_sentence(tmp_path: Path)
     message = str(told.value)
     assert "was written by an earlier release; move it away and run again, or set paths.lake" in message
     assert "\n" not in message and str(tmp_path) in message
-
-
-def test_a_shard_named_parts_is_not_taken_for_an_earlier_release(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    publish(lake.table("calculator/loss_deltas"), "parts", [frame()])
-    lake.refuse_old_layout()
 
 
 @given(content=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False), min_size=1))
@@ -325,7 +322,7 @@ def test_writers_of_one_table_keep_the_parts_of_each(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(Lake(tmp_path).table("t").parts()) == 40 and Lake(tmp_path).table("t").fault() is None
+    assert len(Lake(tmp_path).table("t").parts()) == 40 and Lake(tmp_path).table("t").damage() is None
 
 
 def test_a_batch_is_seen_by_its_own_session_at_once_and_by_others_when_it_is_written(tmp_path: Path) -> None:
@@ -347,4 +344,30 @@ def test_a_batch_is_seen_by_its_own_session_at_once_and_by_others_when_it_is_wri
         raise RuntimeError
     ask()
     assert others == [[], ["s"]], "what was made before an error is kept"
+    assert table.read("s").height == 1
+
+
+def test_a_table_of_an_earlier_release_is_read_and_its_pointers_go_with_clean(table: Table, tmp_path: Path) -> None:
+    lake, rows = Lake(tmp_path), frame(("a", 1, 0.5, 0.1))
+    for part in ("r", "s/0", "t"):
+        publish(table, part, [rows], {"settings": {"k": 3}})
+    before = table.pointers(), table.version()
+    turn_back(lake)
+    assert not table.path.exists()
+    assert (table.pointers(), table.version()) == before and table.read("s/0").equals(rows)
+    table.remove("r")
+    assert clean(lake, timedelta(days=1), dry_run=False) == []
+    gone = {Path(file.path).name for file in clean(lake, timedelta(seconds=-5), dry_run=False)}
+    assert {"r.json", "s%2F0.json", "t.json"} < gone and len(gone) == 4
+    assert table.parts() == ["s/0", "t"] and table.read("t").equals(rows)
+
+
+def test_a_damaged_pointer_of_an_earlier_release_is_named_and_costs_one_part(table: Table, tmp_path: Path) -> None:
+    for part in ("r", "s"):
+        publish(table, part, [frame(("a", 1, 0.5, 0.1))])
+    turn_back(Lake(tmp_path))
+    (table.folder / "r.json").write_bytes(b"{")
+    assert [one.path for one in damaged_files(Lake(tmp_path))] == [table.path]
+    with pytest.raises(DamagedPart, match=r"shard 'r': loss_deltas\.jsonl is no part"):
+        table.read("r")
     assert table.read("s").height == 1

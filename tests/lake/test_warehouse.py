@@ -10,16 +10,8 @@ import pytest
 
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.table import DamagedPart, Lake
-from toolformer_dag.lake.warehouse import (
-    OWN_TABLES,
-    WarehouseError,
-    WarehouseTable,
-    build,
-    out_of_date,
-    query,
-    version,
-    warehouse_settings,
-)
+from toolformer_dag.lake.warehouse import WarehouseError, build, out_of_date, query, version, warehouse_settings
+from toolformer_dag.lake.warehouse_filling import OWN_TABLES, WarehouseTable
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import STAGES, table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
@@ -276,12 +268,6 @@ def test_a_file_is_out_of_date_when_columns_comments_or_views_change(
 
 def test_a_missing_file_is_out_of_date(lake: Lake, tables: list[WarehouseTable], tmp_path: Path) -> None:
     assert out_of_date(lake, tables, LANES, tmp_path / "none.duckdb") == [f"{tmp_path / 'none.duckdb'} is gone"]
-
-
-def test_a_file_that_is_cut_short_is_out_of_date(lake: Lake, tables: list[WarehouseTable], database: Path) -> None:
-    database.write_bytes(database.read_bytes()[:1000])
-    [reason] = out_of_date(lake, tables, LANES, database)
-    assert "is damaged" in reason
 
 
 def test_queries_cannot_write_and_mistakes_are_named(database: Path, tmp_path: Path) -> None:

@@ -58,10 +58,14 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInsta
     return shared_instance(tmp_path)
 
 
-def started(instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None) -> dg.DagsterRun:
+def started(
+    instance: dg.DagsterInstance,
+    tags: Mapping[str, str] | None = None,
+    status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTED,
+) -> dg.DagsterRun:
     """Add a run that has started."""
     job = dg.Definitions([scored], jobs=[dg.define_asset_job("job", [scored])]).resolve_job_def("job")
-    return instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=dict(tags or {}))
+    return instance.create_run_for_job(job, status=status, tags=dict(tags or {}))
 
 
 def status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunStatus:
@@ -96,12 +100,13 @@ def test_a_run_without_a_lock_file_is_told_by_its_process(instance, tmp_path):
     assert status(instance, run) is dg.DagsterRunStatus.FAILURE
 
 
-def test_a_run_that_never_got_a_process_is_ended_after_a_while(instance, monkeypatch):
-    job = dg.Definitions([scored], jobs=[dg.define_asset_job("job", [scored])]).resolve_job_def("job")
-    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING)
+def test_a_run_that_never_got_a_process_is_ended_after_a_while_but_none_of_another_machine(instance, monkeypatch):
+    starting = dg.DagsterRunStatus.STARTING
+    started(instance, {HOME: "another"}, starting)
+    runs = [started(instance, tags, starting).run_id for tags in ({}, {HOME: home_name(instance)})]
     assert end_dead_runs(instance) == []
     monkeypatch.setattr(live_runs, "NEVER_BEGUN", timedelta(0))
-    assert end_dead_runs(instance) == [run.run_id]
+    assert sorted(end_dead_runs(instance)) == sorted(runs)
 
 
 def test_what_unfinished_runs_spent_is_told_once_and_what_others_spent_never(instance, tmp_path):
@@ -128,36 +133,15 @@ def test_living_runs_and_those_without_a_lock_file_are_left_alone(instance):
     assert end_dead_runs(instance) == []  # it ended well: Dagster alone knows how
 
 
-def test_a_run_that_opened_the_lake_lives_until_it_ends_and_leaves_no_file(instance, tmp_path):
-    judged = []
+@pytest.mark.parametrize("steps_apart", [False, True], ids=["the run", "a step of it"])
+def test_a_process_that_opened_the_lake_marks_its_run_as_alive_unless_it_is_a_step_s(instance, tmp_path, steps_apart):
+    judged, runs = [], tmp_path / ".dagster" / "live_runs"
 
     @dg.asset
     def living(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> None:
-        assert [path.name for path in (tmp_path / ".dagster" / "live_runs").iterdir()] == [context.run.run_id]
+        assert [path.name for path in runs.glob("*")] == ([] if steps_apart else [context.run.run_id])
         judged.append(end_dead_runs(instance))
 
-    done = dg.materialize([living], instance=instance, resources={"lake": LakeResource(root=str(tmp_path))})
-    assert done.success and judged == [[]]
-    assert not list((tmp_path / ".dagster" / "live_runs").glob("*/*"))
-
-
-def test_a_run_of_another_machine_is_left_alone(instance, monkeypatch):
-    job = dg.Definitions([scored], jobs=[dg.define_asset_job("job", [scored])]).resolve_job_def("job")
-    for home in ("another", home_name(instance)):
-        instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTING, tags={HOME: home})
-    monkeypatch.setattr(live_runs, "NEVER_BEGUN", timedelta(0))
-    [ended] = end_dead_runs(instance)
-    run = instance.get_run_by_id(ended)
-    assert run is not None and run.tags[HOME] == home_name(instance)
-
-
-def test_the_process_of_a_single_step_does_not_mark_the_end_of_its_run(instance, tmp_path):
-    judged = []
-
-    @dg.asset
-    def looked(lake: dg.ResourceParam[Lake]) -> None:
-        judged.extend((tmp_path / ".dagster" / "live_runs").glob("*"))
-
-    lake = LakeResource(root=str(tmp_path), steps_apart=True)
-    assert dg.materialize([looked], instance=instance, resources={"lake": lake}).success
-    assert judged == []
+    lake = LakeResource(root=str(tmp_path), steps_apart=steps_apart)
+    assert dg.materialize([living], instance=instance, resources={"lake": lake}).success and judged == [[]]
+    assert not list(runs.glob("*/*"))

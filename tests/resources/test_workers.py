@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.processes import at_work
-from toolformer_dag.model.weights import parameters
 from toolformer_dag.pipeline.workers import cores, worker_count
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
@@ -58,13 +57,6 @@ def settings_with(model: dict[str, str], **execution: object) -> Settings:
 def test_a_small_model_gets_a_process_per_core_and_others_one(model, count):
     assert worker_count(settings_with(model)) == count >= 1
     assert worker_count(settings_with(model, workers=3)) == 3
-
-
-def test_parameters_are_counted_without_loading_them():
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(SMALL_MODEL)
-    assert parameters(SMALL_MODEL) == sum(weight.numel() for weight in model.parameters())
 
 
 def test_each_process_takes_a_gpu_of_its_own_and_gives_it_up_when_it_ends(tmp_path):

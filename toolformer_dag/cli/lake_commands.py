@@ -21,9 +21,10 @@ def verify(config: Config = None, profile: Profile = None, set: Set = None) -> N
     from toolformer_dag.pipeline.plan import Plan
     from toolformer_dag.training.verify_project import verified
 
-    report = verified(Plan.of(settings_of(config, profile, set)))
+    plan = Plan.of(settings_of(config, profile, set))
+    report = verified(plan)
     for damaged in report.damaged:
-        typer.echo(f"{damaged.path}: {damaged.reason}")
+        typer.echo(f"{plan.lake.shown(damaged.path)}: {damaged.reason}")
     rate = report.bytes / report.seconds / 2**30 if report.seconds else 0.0
     typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified at {rate:.2f} GiB/s", err=True)
     if report.damaged:

@@ -10,18 +10,17 @@ up to date is told by the record inside it, whoever made it.
 """
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolformer_dag.files import WriteError, beside, sealed, unsealed, write_whole
+from toolformer_dag.files import FILES, WriteError, beside, sealed, unsealed, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import Storage
 
 log = logging.getLogger(__name__)
-LOCAL_OUTPUTS, MANIFEST, FILES = "local-outputs", "manifest.json", "files"
+LOCAL_OUTPUTS, MANIFEST = "local-outputs", "manifest.json"
 """The hyphen keeps the first apart from the lanes, whose folders lie beside it."""
 
 
@@ -44,24 +43,14 @@ class LocalOutput:
         with self.storage.alone(self._object(".lock")):
             try:
                 manifest, _ = self.storage.read(self._object(MANIFEST))
-                wanted: Mapping[str, str] = unsealed(manifest)[FILES]
+                wanted: dict[str, str] = unsealed(manifest)[FILES]
             except (FileNotFoundError, ValueError, KeyError):  # never sent, or damaged: sent again by the next run
                 return
             here = self._files()
             if self._last() == manifest and (here == wanted or not here.items() <= wanted.items()):
                 return  # nothing new there, and what differs here was not sent yet
-            try:
-                for name, digest in wanted.items():
-                    if here.get(name) != digest:
-                        self._download(name, digest)
-                for name in here.keys() - wanted.keys():
-                    (self.folder / name).unlink(missing_ok=True)
-            except OSError as error:
-                raise WriteError(self.folder, error) from error
-            except _Damaged as error:
-                log.warning("%s; it is made again", error)
-                return
-            write_whole(self._object(MANIFEST), manifest)
+            if self._replace(self.storage, here, wanted):
+                write_whole(self._object(MANIFEST), manifest)
 
     def send(self) -> None:
         """Put the files into the object store, where they are not there yet. Raises ObjectStoreError, WriteError."""
@@ -93,20 +82,24 @@ class LocalOutput:
         files = (path for path in found if path.is_file())
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in files}
 
-    def _download(self, name: str, digest: str) -> None:
-        """Raises _Damaged where the object is gone or holds something else; it is then removed, to be sent again."""
-        assert isinstance(self.storage, ObjectStorage)
-        path, stored = self.folder / name, self._object(digest)
-        fresh = beside(path)
+    def _replace(self, storage: ObjectStorage, here: dict[str, str], wanted: dict[str, str]) -> bool:
+        """Whether all files were there; an object that is gone or damaged is removed, to be sent again."""
         try:
-            with suppress(FileNotFoundError):
-                self.storage.download(stored, fresh)
-            if not fresh.is_file() or file_hash(fresh) != digest:
-                self.storage.remove(stored)
-                raise _Damaged(f"{self.storage.shown(stored)} ({name}) is gone or damaged")
-            fresh.replace(path)
-        finally:
-            fresh.unlink(missing_ok=True)
+            for name in (name for name, digest in wanted.items() if here.get(name) != digest):
+                fresh, stored = beside(self.folder / name), self._object(wanted[name])
+                with suppress(FileNotFoundError):
+                    storage.download(stored, fresh)
+                if not fresh.is_file() or file_hash(fresh) != wanted[name]:
+                    fresh.unlink(missing_ok=True)
+                    storage.remove(stored)
+                    log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
+                    return False
+                fresh.replace(self.folder / name)
+            for name in here.keys() - wanted.keys():
+                (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(self.folder, error) from error
+        return True
 
     def _object(self, name: str) -> Path:
         return self.storage.root / LOCAL_OUTPUTS / self.name / name
@@ -115,16 +108,10 @@ class LocalOutput:
 def contents_in_use(storage: Storage, folder: Path, old: float) -> set[str] | None:
     """Return the names of the objects in the `folder` of an output that its manifest names.
 
-    None for other folders, and where the manifest changed since `old`: what it replaced may still be read.
+    None where that is damaged or gone, or changed since `old`: what it replaced may still be read.
     """
-    if folder.relative_to(storage.root).parts[:1] != (LOCAL_OUTPUTS,):
-        return None
     try:
         found = set(unsealed(storage.read(folder / MANIFEST)[0])[FILES].values())
         return found if storage.changed(folder / MANIFEST) < old else None
     except (FileNotFoundError, ValueError, KeyError):
         return None
-
-
-class _Damaged(Exception):
-    """A file that was sent is gone or damaged."""

@@ -14,21 +14,25 @@ the disk, so a reader that misses a file finds its rows under another name.
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 import polars as pl
 
+from toolformer_dag.files import StorageError
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import current
-from toolformer_dag.lake.storage import FolderStorage, Storage
+from toolformer_dag.lake.storage import Storage
 
 log = logging.getLogger(__name__)
 IDENTITY, LOCK = "identity.json", ".merge.lock"
+LOOKS = 20
+"""How often a lookup looks again where files are merged away under it."""
 MERGE_AT = 64
 """Small files that are put into one."""
 FULL_BYTES = 2**24
@@ -93,23 +97,19 @@ class RowStore:
         return [(path, reason) for path, reason in found if reason is not None and self.storage.exists(path)]
 
     def _found(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """The rows under `keys`, of each key the oldest."""
+        """The rows under `keys`, of each key the oldest. Raises StorageError where others merge all the time."""
         first, empty = self.key[0], self.schema.to_frame().lazy().select(columns)
         asked = pl.col(first).is_in(keys[first].unique().implode())
-        while True:
-            try:
-                paths = [self._opened(file) for file in self._all_files()]
-            except UnreadableFile:  # merged away by another process, or set aside: look again
-                self.refresh()
-                continue
-            scans = [pl.scan_parquet(path, glob=False).select(columns).filter(asked) for path in paths]
-            try:
-                found = pl.concat([empty, *scans]).collect(engine="streaming")
-            except FileNotFoundError:  # merged away since
-                self.refresh()
-                continue
-            rows = found.join(keys, on=self.key, how="semi", maintain_order="left")
-            return rows.unique(self.key, keep="first", maintain_order=True)
+        for _ in range(LOOKS):
+            paths = self._readable(self._held())
+            if paths is not None:
+                scans = [pl.scan_parquet(path, glob=False).select(columns).filter(asked) for path in paths]
+                with suppress(FileNotFoundError):  # merged away since
+                    found = pl.concat([empty, *scans]).collect(engine="streaming")
+                    rows = found.join(keys, on=self.key, how="semi", maintain_order="left")
+                    return rows.unique(self.key, keep="first", maintain_order=True)
+            self.refresh()
+        raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")
 
     def _merge(self) -> None:
         """Put one file in the place of many small ones; one process at a time."""
@@ -117,28 +117,33 @@ class RowStore:
             files = self._small() if mine else []
             if len(files) < MERGE_AT:
                 return
-            sizes = accumulate(file.bytes for file in files)
-            files = [file for file, size in zip(files, sizes, strict=True) if size - file.bytes < FULL_BYTES]
-            try:
-                rows = pl.concat(pl.read_parquet(self._opened(file), columns=self.schema.names()) for file in files)
-            except (UnreadableFile, FileNotFoundError):  # damaged and set aside by now, or merged by another process
-                self.refresh()
+            ends = accumulate(file.bytes for file in files)
+            files = [file for file, end in zip(files, ends, strict=True) if end - file.bytes < FULL_BYTES]
+            paths = self._readable(files)
+            self.refresh()
+            if paths is None:
                 return
+            rows = pl.concat(pl.read_parquet(path, columns=self.schema.names()) for path in paths)
             merged = self._write(rows.unique(self.key, keep="first", maintain_order=True), files[0].written)
-            for file in files:
-                if file.name != merged:  # as where the others only repeat its rows
-                    self.storage.remove(self.folder / file.name)
-                    self._held().pop(file.name, None)
+            gone = {file.name for file in files} - {merged}  # it is among them where the others repeat its rows
+            self.storage.remove(*(self.folder / name for name in gone))
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
         content = parquet.encode(rows)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
         self.storage.add(self.folder / name, content)
-        if around := current():
-            noted(self.storage, self.name, name)
-            if around.news is not None:
-                around.news.append((self.name, name))
+        self.note(name)
+        if (around := current()) and around.news is not None:
+            around.news.append((self.name, name))
         return name
+
+    def _readable(self, files: Collection[RowFile]) -> list[Path] | None:
+        """The paths of the files; None where one was merged away, or is damaged and set aside by now."""
+        paths = []
+        for file in files:
+            with suppress(UnreadableFile):
+                paths.append(self._opened(file))
+        return paths if len(paths) == len(files) else None
 
     def _opened(self, file: RowFile) -> Path:
         """Return a file to scan. Raises UnreadableFile, after setting it aside where it is damaged."""
@@ -155,37 +160,34 @@ class RowStore:
             raise
         return path
 
-    def _held(self) -> dict[str, RowFile]:
-        """The files that a session knows of: those at its beginning, and those that it was told of since."""
+    def _held(self) -> list[RowFile]:
+        """The files by age; in a session those at its beginning, and those that it was told of since."""
         around = current()
-        return around.once(_place(self.storage, self.name), self._listed) if around else self._listed()
+        return sorted(around.once(self._place, self._listed) if around else self._listed())
+
+    def note(self, name: str) -> None:
+        """Let the session know of a file that was written in it."""
+        around, made = current(), parse_row_file(name)
+        if around and made:
+            around.held.get(self._place, set()).add(made)
 
     def refresh(self) -> None:
         """Let a session list the files again at the next lookup."""
         if around := current():
-            around.held.pop(_place(self.storage, self.name), None)
+            around.held.pop(self._place, None)
 
     def _small(self) -> list[RowFile]:
-        return [file for file in sorted(self._held().values()) if file.bytes < FULL_BYTES]
+        return [file for file in self._held() if file.bytes < FULL_BYTES]
 
-    def _all_files(self) -> list[RowFile]:
-        return sorted(self._held().values())
-
-    def _listed(self) -> dict[str, RowFile]:
-        """The same as `files`, listed until two listings agree: a merge may end while a folder is read."""
-        before, there = None, self.files()
-        while there != before and isinstance(self.storage, FolderStorage):
+    def _listed(self) -> set[RowFile]:
+        """The same as `files`; listed until two listings agree, since a merge may end while a folder is read."""
+        there = self.files()
+        for _ in range(LOOKS):
             before, there = there, self.files()
-        return {file.name: file for file in there}
+            if there == before:
+                break
+        return set(there)
 
-
-def _place(storage: Storage, name: str) -> str:
-    return f"{storage.shown(storage.root / name)} files"
-
-
-def noted(storage: Storage, name: str, file: str) -> None:
-    """Let the session know of a file of rows that was written in it."""
-    around, made = current(), parse_row_file(file)
-    held = around.held.get(_place(storage, name)) if around else None
-    if held is not None and made is not None:
-        held[file] = made
+    @property
+    def _place(self) -> str:
+        return f"{self.storage.shown(self.folder)} files"

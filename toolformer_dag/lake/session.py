@@ -25,7 +25,7 @@ class Session:
     batching: bool = False
     news: list[News] | None = None
     _uploads: list[Future[None]] = field(default_factory=list)
-    _pool: ThreadPoolExecutor | None = None
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(UPLOADS_AT_ONCE))
 
     def once(self, place: str, ask: Callable[[], Answer]) -> Answer:
         """Return what is held, asking for it the first time."""
@@ -35,23 +35,22 @@ class Session:
         return answer
 
     def later(self, write: Callable[[], None]) -> None:
-        """Write beside what goes on; at most a few files wait in memory."""
-        self._pool = self._pool or ThreadPoolExecutor(UPLOADS_AT_ONCE)
+        """Write beside what goes on; at most a few files wait in memory. Raises what an earlier one raised."""
         self._uploads.append(self._pool.submit(write))
         if len(self._uploads) > 2 * UPLOADS_AT_ONCE:
-            self._uploads.pop(0).result()
+            self._uploads[0].result()
+            del self._uploads[0]
 
     def settle(self) -> None:
-        """Wait for what is written beside. Raises what it raised."""
-        while self._uploads:
-            self._uploads.pop(0).result()
+        """Wait for what is written beside. Raises what it raised, each time: a manifest must not name such a file."""
+        for upload in self._uploads:
+            upload.result()
+        self._uploads.clear()
 
     def take_news(self) -> tuple[News, ...]:
         """Return what a worker has made since it was asked last."""
-        found = tuple(self.news or ())
-        if self.news is not None:
-            self.news.clear()
-        return found
+        told, self.news = tuple(self.news or ()), []
+        return told
 
 
 _current: ContextVar[Session | None] = ContextVar("session", default=None)
@@ -65,8 +64,7 @@ def current() -> Session | None:
 @contextmanager
 def session(kept: Session | None = None) -> Iterator[Session]:
     """Hold what is read of the lake inside the block; one within another shares it, but for one that was `kept`."""
-    around = _current.get()
-    made = kept or around or Session()
+    made = kept or current() or Session()
     token = _current.set(made)
     try:
         yield made

@@ -9,38 +9,28 @@ folder; in an object store the first does, and the other is told. A reader keeps
 until the grace period of `clean` is over.
 """
 
-import random
-import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
-from types import EllipsisType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import polars as pl
 
-from toolformer_dag.files import ReadError, StorageError, as_json, file_name
+from toolformer_dag.files import StorageError, as_json, file_name
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake import parquet
-from toolformer_dag.lake.manifest import Manifest, decoded, decoded_line, encoded, encoded_line, manifest_path
+from toolformer_dag.lake.manifest import Manifest, PartFile, Pointer, decode
 from toolformer_dag.lake.object_storage import ObjectStorage, opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
-from toolformer_dag.lake.row_store import IDENTITY, RowStore, noted
+from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import News, Session, current, session
-from toolformer_dag.lake.storage import ABSENT, DAMAGED, FolderStorage, Overtaken, Storage, once
+from toolformer_dag.lake.storage import Storage
 from toolformer_dag.settings.sections import PathSettings
 
+Answer = TypeVar("Answer")
 ATTEMPTS, REVISIONS = 3, 20
-BATCH_SECONDS, BATCH_PARTS = 5.0, 500
-"""After how long, or how many parts, a manifest is written while its parts are made."""
-PAUSES = tuple(min(0.02 * 2**number, 2.0) for number in range(10))
-"""Seconds between tries to replace a manifest that others replace too."""
-FILE_NAME = re.compile(r"[0-9a-f]{32}\.parquet")
 
 
 class MissingPart(StorageError):
@@ -73,7 +63,7 @@ def behind(words: str, part: str) -> str:
 class LostRace(StorageError):
     """A part that another run published while this one made it, from something else."""
 
-    def __init__(self, table: str, part: str, winner: "Pointer | None", changed: Sequence[FieldChange]) -> None:
+    def __init__(self, table: str, part: str, winner: Pointer | None, changed: Sequence[FieldChange]) -> None:
         when = f" at {winner.record.get('written')}" if winner else ""
         differs = f" with {changed[0]}" if changed else " with other rows" if winner else ""
         super().__init__(
@@ -86,44 +76,6 @@ class OldLake(StorageError):
     """A lake that an earlier release wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartFile:
-    """A Parquet file by name, with its size in bytes, the hash of its content and its rows."""
-
-    name: str
-    bytes: int
-    hash: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """What a part consists of. `data_version`: hash of the rows; `record`: what made them (see record.py)."""
-
-    files: tuple[PartFile, ...]
-    data_version: str
-    record: Mapping[str, Any]
-
-    @property
-    def rows(self) -> int:
-        return sum(file.rows for file in self.files)
-
-    def encode(self, table: str, part: str) -> bytes:
-        """Return the line of a manifest, sealed by its hash. Raises NotPlain, which names `table`."""
-        return encoded_line(table, part, {"published": round(time.time(), 3), **asdict(self)})
-
-
-@lru_cache(maxsize=2**15)
-def decode(line: bytes) -> Pointer:
-    """Read `Pointer.encode`. Raises ValueError for anything else."""
-    try:
-        value = decoded_line(line)
-        files = tuple(PartFile(**file) for file in value["files"])
-        return Pointer(files, value["data_version"], value["record"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"is no part: {error!r}") from error
-
-
 class Table:
     """A table of the lake. `name` is its path there: "calculator/loss_deltas"."""
 
@@ -131,7 +83,7 @@ class Table:
         self.storage = storage
         self.folder = storage.root / name
         self.name = name
-        self.path = manifest_path(storage.root, name)
+        self.path = Manifest(storage, name).path
 
     def publish(
         self,
@@ -139,16 +91,15 @@ class Table:
         frames: Iterable[pl.DataFrame],
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
-        before: bytes | EllipsisType | None = ...,
     ) -> Pointer:
         """Make `frames`, at least one and all of one schema, the content of `part`; readers see it at once.
 
-        `record` is asked after the last frame. `volatile` columns do not count in the data version. `before`: the line
-        of the part until now; left out, that when this begins. Memory holds about 64 MB of rows. Raises
-        WriteError, NotPlain for a record that JSON has no place for, LostRace where an object store has another part by
-        now, and what `frames` raises; the part is then what it was, and the files of the frames are removed.
+        `record` is asked after the last frame. `volatile` columns do not count in the data version. Memory holds about
+        64 MB of rows. Raises WriteError, NotPlain for a record that JSON has no place for, LostRace where an object
+        store has another part by now, and what `frames` raises; the part is then what it was, and the files of the
+        frames are removed.
         """
-        before = self._manifest().line(part) if isinstance(before, EllipsisType) else before
+        before = self._manifest().line(part)
         content = ContentHash(volatile)
         files: list[PartFile] = []
         try:
@@ -160,7 +111,7 @@ class Table:
         except BaseException:  # no pointer will name them
             self._remove_files(part, files)
             raise
-        return self._commit(part, before, line) or pointer
+        return self.commit(part, before, line) or pointer
 
     def revise(
         self,
@@ -172,17 +123,14 @@ class Table:
 
         Writers of one part take turns, so that the rows of each are kept. Raises as `publish`.
         """
-        with self.storage.alone(self.folder / ".revise.lock"):
+        with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
-                before = self._manifest(anew=True).line(part)
-                try:
+                rows = None
+                self._manifest(anew=True)
+                with suppress(MissingPart, DamagedPart):  # damage was set aside, and is named when it is
                     rows = self.read(part)
-                except MissingPart:
-                    rows = None
-                except DamagedPart:  # it was set aside, and is named when it is
-                    before, rows = self._manifest().line(part), None
                 with suppress(LostRace):
-                    return self.publish(part, [revised(rows)], record, before=before)
+                    return self.publish(part, [revised(rows)], record)
         raise StorageError(f"{self.name}: others replace {part!r} all the time; run again when they are done")
 
     def read(self, part: str) -> pl.DataFrame:
@@ -193,20 +141,16 @@ class Table:
         """Yield the same rows, a file at a time, for parts larger than memory."""
         yield from (pl.read_parquet(file, glob=False) for file in self.files(part))
 
-    def files(self, part: str) -> list[str]:
+    def files(self, part: str, tries: int = ATTEMPTS) -> list[str]:
         """Return the verified paths of a part's files, for DuckDB's read_parquet. Raises MissingPart, DamagedPart."""
         pointer = self.pointer(part)
-        for _ in range(ATTEMPTS):
-            try:
-                return list(map(str, self._verified(part, pointer)))
-            except DamagedPart as error:  # its files may have been replaced and cleaned away before they were opened
-                line = self._manifest(anew=True).line(part)
-                if line is None:  # set aside
-                    raise error from error.__cause__
-                if (now := self.pointer(part)) == pointer:
-                    raise
-                pointer = now
-        return list(map(str, self._verified(part, pointer)))
+        try:
+            return list(map(str, self._verified(part, pointer)))
+        except DamagedPart:  # its files may have been replaced and cleaned away before they were opened
+            self._manifest(anew=True)
+            if not (tries and self.has(part)) or self.pointer(part) == pointer:
+                raise
+        return self.files(part, tries - 1)
 
     def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
         """Scan the rows of these parts, or of all; at least one. Raises as `files`."""
@@ -221,13 +165,11 @@ class Table:
 
     def bring(self, parts: Iterable[str]) -> None:
         """Fetch the files of these parts, many at once, where they are not on this machine."""
-        with session():
-            if isinstance(self.storage, FolderStorage):
-                return
-            found = [(part, pointer) for part in parts if (pointer := self._readable(part)) is not None]
-            self.storage.bring(
-                [(self._file_path(part, file), file.bytes, file.hash) for part, one in found for file in one.files]
-            )
+        files = []
+        for part in parts:
+            with suppress(MissingPart, DamagedPart):
+                files += [(self.file_path(part, file), file.bytes, file.hash) for file in self.pointer(part).files]
+        self.storage.bring(files)
 
     def parts(self) -> list[str]:
         """Return the names of the published parts, sorted."""
@@ -252,7 +194,7 @@ class Table:
         pointer = self.pointer(part)
         for file in pointer.files:
             try:
-                self.storage.check(self._file_path(part, file), file.bytes)
+                self.storage.check(self.file_path(part, file), file.bytes)
             except UnreadableFile as error:
                 raise DamagedPart(self.name, part, file.name, str(error)) from error
         return pointer
@@ -268,9 +210,9 @@ class Table:
         """Read those files of a part that changed `since` then and return the damaged ones, each with what is wrong."""
         try:
             pointer = self.pointer(part)
-        except (MissingPart, DamagedPart) as error:
-            return [(self.path, str(error))]
-        files = [(self._file_path(part, file), file) for file in pointer.files]
+        except (MissingPart, DamagedPart):  # see `damage`
+            return []
+        files = [(self.file_path(part, file), file) for file in pointer.files]
         found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
         return [(path, reason) for path, reason in found if reason is not None]
 
@@ -292,35 +234,24 @@ class Table:
 
     def part_version(self, part: str) -> str | None:
         """Return the version of a part's rows; None where it is missing or damaged. Looks at sizes and footers."""
+        pointer = self.remembered(f"whole {part}", lambda: self.whole_pointer(part))
+        return pointer.data_version if pointer else None
 
-        def ask() -> str | None:
-            pointer = self.whole_pointer(part)
-            return None if pointer is None else pointer.data_version
+    def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
+        """Return the answer to a question about this table; in a session it is asked again when the table changes."""
+        answers = self._manifest().answers
+        if question not in answers:
+            answers[question] = ask()
+        answer: Answer = answers[question]
+        return answer
 
-        return once("whole", self._place_of(part), ask)
-
-    def changed(self, part: str) -> float:
-        """Return when the part was published last, at the latest, in seconds since 1970. Raises MissingPart.
-
-        By its writer's clock, and by that of the disk or store, which knows when the manifest was written last.
-        """
-        self.pointer(part)
-        written = once("changed", self._place, lambda: self.storage.changed(self.path))
-        return min(written, float(decoded_line(self._manifest().line(part) or b"")["published"]))
-
-    def fault(self) -> str | None:
-        """Return what is wrong with the manifest as a whole; parts may be lost then."""
-        held = self._manifest(anew=True)
-        return "is gone" if held.version == ABSENT else held.fault
+    def damage(self) -> str | None:
+        """Return what is wrong with the manifest; parts may be lost then."""
+        return self._manifest(anew=True).damage()
 
     def mend(self) -> None:
         """Write the manifest anew with the parts that can be read; what there was is set aside."""
-        held = self._manifest(anew=True)
-        good = {part: line for part, line in held.lines.items() if _whole(line)}
-        self.storage.mark(self.path.with_name(f"{self.path.name}{DAMAGED}"), encoded(held.lines))
-        with suppress(Overtaken):
-            held.version = self.storage.replace_manifest(self.path, encoded(good), held.version)
-            held.lines, held.fault = good, None
+        self._manifest(anew=True).mend()
 
     def record(self, part: str) -> Mapping[str, Any]:
         """Return what the rows were made from. Raises MissingPart, DamagedPart."""
@@ -330,13 +261,13 @@ class Table:
         """Withdraw a part; its files go with the next `clean`. Nothing happens where there is none."""
         line = self._manifest().line(part)
         if line is not None:
-            self._commit(part, line, None)
+            self.commit(part, line, None)
 
     def _write(self, part: str, piece: pl.DataFrame, content: ContentHash) -> PartFile:
         content.update(piece)
         content_bytes = parquet.encode(piece)
         file = PartFile(f"{uuid4().hex}.parquet", len(content_bytes), content_hash(content_bytes), piece.height)
-        path, around = self._file_path(part, file), current()
+        path, around = self.file_path(part, file), current()
         if around and around.batching:
             around.later(lambda: self.storage.add(path, content_bytes))
         else:
@@ -344,91 +275,49 @@ class Table:
         return file
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
-        for file in files:
-            self.storage.remove(self._file_path(part, file))
+        self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
-        """In a session the one that it holds."""
-        around = current()
-        if around is None:
-            return self._read(anew)
-        if anew and self._place in around.held and not around.held[self._place].pending:
-            del around.held[self._place]
-        return around.once(self._place, lambda: self._read(anew))
+        """In a session the one that it holds; with `anew` read again."""
+        around, place = current(), self.storage.shown(self.path)
+        held: Manifest | None = around.held.get(place) if around else None
+        if held is None:
+            held = Manifest(self.storage, self.name).read(anew)
+            if around:
+                around.held[place] = held
+        elif anew:
+            held.read()
+        return held
 
-    def _read(self, anew: bool) -> Manifest:
-        try:
-            content, version = self.storage.manifest(self.path, anew)
-        except FileNotFoundError:
-            return Manifest(self)
-        except OSError as error:
-            raise ReadError(self.path, error) from error
-        lines, fault = decoded(content)
-        return Manifest(self, lines, version, fault)
-
-    def _commit(self, part: str, before: bytes | None, line: bytes | None, now: bool = False) -> Pointer | None:
+    def commit(self, part: str, before: bytes | None, line: bytes | None, now: bool = False) -> Pointer | None:
         """Let the part have this line, or none; in a batch it is written with others, by a worker's leader.
 
         Return what another run has published, where it is the same. Raises LostRace.
         """
         held, around = self._manifest(), current()
-        if not held.pending:
-            held.due = time.monotonic() + BATCH_SECONDS
-        held.pending[part] = held.pending.get(part, (before, None))[0], line
+        held.change(part, before, line)
         if around and around.news is not None and not now:
             around.news.append((self.name, part, before, line))
-            held.lines = {name: one for name, one in {**held.lines, part: line}.items() if one is not None}
-            held.pending = {}
             return None
-        due = len(held.pending) >= BATCH_PARTS or time.monotonic() > held.due
-        if around and around.batching and not (now or due):
+        if around and around.batching and not (now or held.is_due()):
             return None
-        return self._flush(held).get(part)
+        return self.flush(held).get(part)
 
-    def flush(self) -> None:
-        """Write what is published and not written yet. Raises LostRace."""
-        self._flush(self._manifest())
+    def flush(self, held: Manifest | None = None) -> dict[str, Pointer]:
+        """Write what is published and not written yet; return what another run has published that is the same.
 
-    def adopt(self, part: str, before: bytes | None, line: bytes | None) -> None:
-        """Publish what a worker has made. Raises LostRace."""
-        self._commit(part, before, line)
-
-    def _flush(self, held: Manifest) -> dict[str, Pointer]:
-        """Replace the manifest by one with what is pending; return what another run has published that is the same."""
-        if held.pending and (around := current()):
+        Raises LostRace.
+        """
+        if around := current():
             around.settle()
-        for pause in PAUSES if held.pending else ():
-            lost = {part for part, (before, line) in held.pending.items() if self._is_lost(held, part, before, line)}
-            changed = {part: line for part, (_, line) in held.pending.items() if part not in lost}
-            lines = {part: line for part, line in {**held.lines, **changed}.items() if line is not None}
-            try:
-                if changed:
-                    held.version = self.storage.replace_manifest(self.path, encoded(lines), held.version)
-            except Overtaken:
-                time.sleep(pause * random.random())
-                fresh = self._read(anew=True)
-                held.lines, held.version, held.fault = fresh.lines, fresh.version, fresh.fault
-                continue
-            mine, held.lines, held.pending, held.fault = held.pending, lines, {}, None
-            return {part: self._winner(part, mine[part][1]) for part in lost}
-        if held.pending:
-            held.pending = {}
-            raise StorageError(
-                f"{self.storage.shown(self.path)} cannot be replaced: others do so all the time, or the "
-                "store has no conditional puts (If-Match); run again, or take another store"
-            )
-        return {}
-
-    def _is_lost(self, held: Manifest, part: str, before: bytes | None, line: bytes | None) -> bool:
-        """Whether another writer was faster, where the first one wins."""
-        return not isinstance(self.storage, FolderStorage) and held.lines.get(part) not in (before, line)
+        lost = (held or self._manifest()).write()
+        return {part: self._winner(part, line) for part, line in lost.items()}
 
     def _winner(self, part: str, line: bytes | None) -> Pointer:
         """Return what another run published meanwhile, where it is the same; else raise LostRace."""
-        try:
-            winner: Pointer | None = self.pointer(part)
-        except MissingPart:
-            winner = None
+        winner = None
+        with suppress(MissingPart):
+            winner = self.pointer(part)
         if line is None:  # this run took away what another has made anew
             raise LostRace(self.name, part, winner, ())
         pointer = decode(line)
@@ -438,16 +327,10 @@ class Table:
             raise LostRace(self.name, part, winner, changed)
         return winner
 
-    def _readable(self, part: str) -> Pointer | None:
-        try:
-            return self.pointer(part)
-        except (MissingPart, DamagedPart):
-            return None
-
     def _verified(self, part: str, pointer: Pointer) -> Iterator[Path]:
         for file in pointer.files:
             try:
-                path = self.storage.fetch(self._file_path(part, file), file.bytes, file.hash)
+                path = self.storage.fetch(self.file_path(part, file), file.bytes, file.hash)
                 parquet.verify(path, file.bytes, file.hash)
             except UnreadableFile as error:
                 raise self._set_aside(part, pointer, file, error) from error
@@ -458,28 +341,17 @@ class Table:
         line = self._manifest(anew=True).line(part)
         if line is not None and decode(line) == pointer:
             with suppress(LostRace):
-                self._commit(part, line, None, now=True)
-            self.storage.set_aside(self._file_path(part, file))
+                self.commit(part, line, None, now=True)
+            self.storage.set_aside(self.file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
 
-    def _place_of(self, part: str) -> str:
-        """Name a part for what is remembered of it."""
-        return f"{self._place} {part}"
+    def part_folder(self, part: str) -> Path:
+        """Return where the files of a part lie, those that were replaced too."""
+        return self.folder / "files" / file_name(part)
 
-    @property
-    def _place(self) -> str:
-        return self.storage.shown(self.path)
-
-    def _file_path(self, part: str, file: PartFile) -> Path:
-        return self.folder.joinpath("files", file_name(part), file.name)
-
-
-def _whole(line: bytes) -> bool:
-    try:
-        decode(line)
-    except ValueError:
-        return False
-    return True
+    def file_path(self, part: str, file: PartFile) -> Path:
+        """Return where a file of a part lies."""
+        return self.part_folder(part) / file.name
 
 
 class Lake:
@@ -490,7 +362,7 @@ class Lake:
 
     def __init__(self, root: str | Path, storage: Storage | None = None) -> None:
         self.root = Path(root)
-        self.storage = FolderStorage(self.root) if storage is None else storage
+        self.storage = storage or Storage(self.root)
 
     @staticmethod
     def of(paths: PathSettings) -> "Lake":
@@ -501,6 +373,10 @@ class Lake:
     def at(place: str, copies: Path) -> "Lake":
         """Return the lake in the folder `place`, or the one in an object store with `copies` of it on this machine."""
         return Lake(copies, opened(place, copies)) if "://" in place else Lake(place)
+
+    def shown(self, path: Path) -> str:
+        """Return where a file lies, for people: of a copy of an object, the object."""
+        return self.storage.shown(path) if path.is_relative_to(self.root) else str(path)
 
     def table(self, name: str) -> Table:
         """Return the table of that name, such as "calculator/loss_deltas", published or not."""
@@ -521,16 +397,16 @@ class Lake:
         """Write what this session has published and not written yet; with `due` only what has waited long enough."""
         around = current()
         for held in list(around.held.values()) if around else ():
-            if isinstance(held, Manifest) and held.pending and not (due and time.monotonic() < held.due):
-                held.table.flush()
+            if isinstance(held, Manifest) and held.pending and (held.is_due() or not due):
+                Table(held.storage, held.table).flush(held)
 
     def take(self, news: Iterable[News]) -> None:
         """Publish the parts that a worker has made, and know of the files of rows that it has written."""
         for name, *told in news:
             if len(told) == 1:
-                noted(self.storage, str(name), str(told[0]))
+                RowStore(self.storage, str(name), (), pl.Schema()).note(str(told[0]))
             else:
-                self.table(str(name)).adopt(*told)
+                self.table(str(name)).commit(*told)
 
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import polars as pl
 
-from toolformer_dag.files import plain_name, write_whole
+from toolformer_dag.files import write_whole
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.manifest import SUFFIX
-from toolformer_dag.lake.row_store import IDENTITY, RowStore, parse_row_file
+from toolformer_dag.lake.inventory import inventory, item_of
+from toolformer_dag.lake.object_storage import ObjectStorage
+from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.storage import FOLDER, FolderStorage
 from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
 
 COARSE = 10**9
 """Nanoseconds by which a file's time of change may lag behind the clock."""
-STORE_LEVELS = (2, 3)
-"""How many folders below the lake computed rows lie."""
 VERIFIED = ".verified"
 """The file of the lake that holds up to when it was verified, in nanoseconds since 1970."""
 
@@ -34,22 +32,15 @@ class DamagedFile:
 
 
 def damaged_files(lake: Lake, since: int = 0) -> Iterator[DamagedFile]:
-    """Yield the damaged pointers, published files and computed rows of the lake that changed `since` then.
+    """Yield the damaged manifests, published files and computed rows of the lake that changed `since` then.
 
     Checkpoints, tool indexes, the warehouse and shard files are not covered: they are no rows of the lake.
     """
-    files = {file.path for file in lake.storage.files()}
-    for folder in sorted({path.parent for path in files}):
-        name = folder.relative_to(lake.root)
-        if len(name.parts) in STORE_LEVELS and folder / IDENTITY in files:
-            yield from _computed(lake, name.as_posix(), since)
-    for path in sorted(path for path in files if lake.root / FOLDER in path.parents and path.suffix == SUFFIX):
-        table = lake.table(path.relative_to(lake.root / FOLDER).with_suffix("").as_posix())
-        with session():
-            if (fault := table.fault()) is not None:
-                yield DamagedFile(path, fault)
-            found = [one for part in table.parts() for one in table.damaged(part, since)]
-        yield from (DamagedFile(*one) for one in found if one[0] != path)
+    items = list(inventory(lake.storage))
+    for store in sorted({item.owner for item in items if item.kind == "rows" and item.path.name == IDENTITY}):
+        yield from _computed(lake, store, since)
+    for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):
+        yield from _published(lake, table, since)
 
 
 def set_aside_damaged(lake: Lake) -> list[DamagedFile]:
@@ -62,7 +53,7 @@ def set_aside_damaged(lake: Lake) -> list[DamagedFile]:
     Nothing is read where the lake is an object store: readers compare what they fetch, and the copies that they have,
     with the hash, and `verify` sets aside what it finds.
     """
-    if not (isinstance(lake.storage, FolderStorage) and lake.root.is_dir()):
+    if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
     began, note = time.time_ns() - COARSE, lake.root / VERIFIED
     found = [one for one in damaged_files(lake, _verified_until(note)) if one.path.exists()]
@@ -82,23 +73,32 @@ def _verified_until(note: Path) -> int:
 
 def set_aside_file(lake: Lake, path: Path) -> None:
     """Set one damaged file aside. Of a manifest the parts stay that can be read."""
-    if lake.root / FOLDER in path.parents:
-        lake.table(path.relative_to(lake.root / FOLDER).with_suffix("").as_posix()).mend()
-    elif path.parent.parent.name == "files":
-        table = lake.table(path.parent.parent.parent.relative_to(lake.root).as_posix())
+    item = item_of(lake.storage, path)
+    if item is None:
+        return
+    if item.kind == "manifest":
+        lake.table(item.owner).mend()
+    elif item.kind == "part":
         with suppress(DamagedPart, MissingPart):
-            table.files(plain_name(path.parent.name))
-    elif path.name == IDENTITY or parse_row_file(path.name):
+            lake.table(item.owner).files(item.part)
+    elif item.kind == "rows":
         lake.storage.set_aside(path)
 
 
+def _published(lake: Lake, name: str, since: int) -> list[DamagedFile]:
+    table = lake.table(name)
+    with session():
+        fault = table.damage()
+        found = [DamagedFile(*one) for part in table.parts() for one in table.damaged(part, since)]
+    named = fault and lake.storage.exists(table.path)  # there is none yet where the first run of all was killed
+    return [DamagedFile(table.path, str(fault)), *found] if named else found
+
+
 def _computed(lake: Lake, name: str, since: int) -> Iterator[DamagedFile]:
-    folder = lake.root / name
-    identity = folder / IDENTITY
-    try:
+    identity = lake.root / name / IDENTITY
+    told = ""
+    with suppress(OSError, ValueError, RecursionError):
         told = fingerprint(json.loads(lake.storage.read(identity)[0]))
-    except (OSError, ValueError, RecursionError):
-        told = ""
-    if told != folder.name:
+    if told != identity.parent.name:
         yield DamagedFile(identity, "does not say what its folder is named after")
     yield from (DamagedFile(*found) for found in RowStore(lake.storage, name, (), pl.Schema()).damaged_files(since))

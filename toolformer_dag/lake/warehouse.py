@@ -11,43 +11,43 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
 import duckdb
 import polars as pl
 
-from toolformer_dag.files import ReadError, StorageError, beside, locked, replace_whole, sealed, unsealed, write_whole
+from toolformer_dag.files import ReadError, StorageError, locked, replace_whole, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.queries import OFFLINE, rows
-from toolformer_dag.lake.storage import once
-from toolformer_dag.lake.table import Lake, Pointer, Table
+from toolformer_dag.lake.session import session
+from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse_filling import (
     CURVES,
     DECISIONS,
     DOCUMENTS,
+    FILTER_RULES,
     JUDGED,
+    LANES,
+    OWN_TABLES,
+    REJECTIONS,
     RULE,
+    SOURCES,
     SWAPPED_PLACES,
     VERDICTS,
     VIEWS,
+    WarehouseTable,
     fill,
 )
 from toolformer_dag.settings.sections import PathSettings
 
-REJECTIONS = pl.Schema(
-    {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
-)
-LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64(), "name": pl.String()})
-FILTER_RULES = pl.Schema({"tool": pl.String(), "by_chance": pl.Float64(), "verdict": pl.String()})
 CHOSEN = "chosen"
 """The field of the record of filter_rule that holds a threshold by chance, as a row of chance_thresholds."""
 THRESHOLD = "threshold"
 """The field of the inputs of filtered_calls that holds a threshold by chance: tau_f, by_chance and verdict."""
-SOURCES = pl.Schema({"source": pl.String(), "version": pl.String()})
 CLOSED: dict[str, str | bool | int | float | list[str]] = {"enable_external_access": False, "lock_configuration": True}
 """A query reads the warehouse and nothing else: no file, no address, no extension."""
 QUERIES = ("SELECT", "EXPLAIN", "MULTI")
@@ -58,86 +58,12 @@ STORAGE_VERSIONS = 2**16
 """More than DuckDB will ever have; the number behind the magic bytes would be far larger in a text."""
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
-ROWS = "FROM rows"
 NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
 """Errors of a disk that is full, or of memory that could not be spilled to it."""
 
 
 class WarehouseError(StorageError):
     """No warehouse yet, or SQL that it cannot answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class WarehouseTable:
-    """A table of the warehouse: the rows of lake tables, through `select` (which reads from `rows`).
-
-    `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables; `views`: further
-    statements, run after those of views.sql. `measured`: whether the rows are measurements, which a later job makes
-    anew: until then parts of an earlier release may lack columns, which are null. `by_shard`: whether the parts are
-    shards, which the column `shard` names.
-    """
-
-    name: str
-    comment: str
-    columns: Mapping[str, str]
-    schema: pl.Schema
-    sources: tuple[str, ...]
-    select: str = ROWS
-    views: str = ""
-    measured: bool = False
-    by_shard: bool = False
-
-    def determining(self) -> Mapping[str, object]:
-        """Return what the copy depends on beside the rows."""
-        schema = {name: str(dtype) for name, dtype in self.schema.items()}
-        found = {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
-        return {**found, "views": self.views}
-
-
-OWN_TABLES = (
-    WarehouseTable(
-        "rejections",
-        "What was left out: how many of what, by stage, tool, shard and reason.",
-        {
-            "stage": "the stage that left it out",
-            "tool": "key of the lane; null for raw_shards, augmented_corpus and outcomes",
-            "shard": "name of the shard file; of the benchmark where a question was left out of outcomes",
-            "reason": "short name of the reason",
-            "count": "how many",
-        },
-        REJECTIONS,
-        (),
-    ),
-    WarehouseTable(
-        "lanes",
-        "The tools, each with the tau_f that its filtered_calls were made with.",
-        {
-            "tool": "key of the lane",
-            "tau_f": "the applied threshold; null where there was none yet, or none certified",
-            "name": "name of the tool as it stands in a call: Calculator",
-        },
-        LANES,
-        (),
-    ),
-    WarehouseTable(
-        "filter_rules",
-        "How the tau_f of each tool was chosen: by chance, with what came out, or as a number of the settings.",
-        {
-            "tool": "key of the lane",
-            "by_chance": "the false discovery rate that was asked for; null for a number",
-            "verdict": "certified, or why no threshold was; then the fallback was taken, or nothing was kept",
-        },
-        FILTER_RULES,
-        (),
-    ),
-    WarehouseTable(
-        "sources",
-        "The tables of the lake that were copied, each with the version of its rows, rejections and tau_f.",
-        {"source": "name of the table in the lake", "version": "version that was copied"},
-        SOURCES,
-        (),
-    ),
-)
 
 
 def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> dict[str, object]:
@@ -162,38 +88,47 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]
     the old one stays.
     """
     refuse_other_file(database)
-    with _alone(database), TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        # versions before rows: what is published while these are read makes the file out of date
-        sources, found = _sources(lake, tables, lanes), _pointers(lake, tables)
-        content = _content(found, tables, lanes)
+    with session(), _alone(database), _folder_beside(database) as folder:
+        content = _content(lake, tables, lanes)
         last = _last_content(database)
-        shards = None if last is None else last.changed_shards(content)
-        if shards is None or not _is_whole(database):
-            last, shards = None, None
-        files = _files(folder, lake, tables, found, last, shards)
-        files["sources"] = [_small(folder, "sources", sources)]
-        files["rejections"] = [_small(folder, "rejections", _rejections(found))]
-        applied = _applied(found, lanes)
-        files["lanes"] = [_small(folder, "lanes", pl.DataFrame(applied, LANES))]
-        files["filter_rules"] = [_small(folder, "filter_rules", pl.DataFrame(applied, FILTER_RULES))]
-        with _beside(database, content) as fresh, _spilled(database) as spilled:
-            try:
-                if shards is not None:
-                    shutil.copyfile(database, fresh)
-                return fill(fresh, spilled, (*tables, *OWN_TABLES), files, shards)
-            except duckdb.Error as error:
-                raise WarehouseError(f"cannot write {database}: {_told(error)}") from error
+        shards = last.changed_shards(content) if last else None
+        files = _part_files(lake, tables, last if shards is not None else None, shards or ())
+        for name, frame in _own_rows(lake, tables, lanes, content).items():
+            files.setdefault(name, []).append(str(folder / f"{name}.parquet"))
+            frame.write_parquet(files[name][-1])
+        fresh = folder / "fresh.duckdb"
+        try:
+            if shards is not None:
+                shutil.copyfile(database, fresh)
+            counts = fill(fresh, folder, (*tables, *OWN_TABLES), files, shards)
+        except duckdb.Error as error:
+            raise WarehouseError(f"cannot write {database}: {_reason(error)}") from error
+        made = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
+        replace_whole(fresh, database)
+        write_whole(_seal_path(database), sealed(str(database), made))
+        return counts
+
+
+@contextmanager
+def _folder_beside(database: Path) -> Iterator[Path]:
+    """An empty folder for what is not finished; what a killed build left there is removed. Needs the lock."""
+    folder = database.with_name(f".{database.name}.spilled")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file was built from. `determining`: fingerprint of columns, comments, views and lanes.
+    """What a file is built from. `sources`: lake table, or SETTINGS -> version of what is copied.
 
     `documents`: shard -> version of its documents; `shards`: shard -> fingerprint of its parts in all tables by shard.
     """
 
-    determining: str
+    sources: Mapping[str, str]
     documents: Mapping[str, str]
     shards: Mapping[str, str]
 
@@ -202,44 +137,40 @@ class Content:
 
         Documents keep their places in the file, so none may go or change.
         """
-        if self.determining != now.determining or self.documents.items() - now.documents.items():
+        if self.sources[SETTINGS] != now.sources[SETTINGS] or self.documents.items() - now.documents.items():
             return None
         changed = [name for name in {**self.shards, **now.shards} if self.shards.get(name) != now.shards.get(name)]
         return changed if 2 * len(changed) <= len(now.shards) else None
 
 
-def _content(pointers: "Pointers", tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Content:
+def _content(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Content:
     by_shard: dict[str, list[object]] = {}
     documents = {}
     for table in (table for table in tables if table.by_shard):
         for source in table.sources:
-            for part, pointer in pointers[source].items():
-                by_shard.setdefault(part, []).append([source, _part_version(pointer)])
+            for part, pointer in _pointers(lake.table(source)).items():
+                by_shard.setdefault(part, []).append([source, _shard_version(pointer)])
                 if table.name == DOCUMENTS:
                     documents[part] = pointer.data_version if pointer else ""
     shards = {shard: fingerprint(versions) for shard, versions in by_shard.items()}
-    return Content(fingerprint(warehouse_settings(tables, lanes)), documents, shards)
+    return Content(_sources(lake, tables, lanes), documents, shards)
 
 
 def _last_content(database: Path) -> Content | None:
-    """Return what the file was built from, as its seal says; None without one, or with one of an earlier release."""
-    try:
-        return Content(**unsealed(_seal(database).read_bytes())["content"])
-    except (OSError, ValueError, KeyError, TypeError):
+    """What the file was built from; None where it is damaged, or an earlier release built it."""
+    seal = _seal(database)
+    if seal is None or not database.is_file() or stream_hash(database) != seal["hash"]:
         return None
-
-
-def _is_whole(database: Path) -> bool:
     try:
-        return stream_hash(database) == _sealed_hash(database)
-    except OSError:
-        return False
+        return Content(**seal["content"])
+    except TypeError:
+        return None
 
 
 def warehouse_files(lake: Lake, database: Path) -> LocalOutput:
     """Return the file and its seal, as the lake shares them among machines."""
     return LocalOutput(
-        lake.storage, "warehouse/toolformer_duckdb", database.parent, (database.name, _seal(database).name)
+        lake.storage, "warehouse/toolformer_duckdb", database.parent, (database.name, _seal_path(database).name)
     )
 
 
@@ -249,7 +180,7 @@ def received(paths: PathSettings) -> Path:
     return paths.warehouse
 
 
-def _told(error: duckdb.Error) -> str:
+def _reason(error: duckdb.Error) -> str:
     """Return what DuckDB says, and the remedy."""
     if isinstance(error, NO_SPACE):
         remedy = "free space and run again"
@@ -266,7 +197,7 @@ def refuse_other_file(database: Path) -> None:
 
     A file that was built here, as its seal says, may be damaged beyond recognition and is still replaced.
     """
-    if not database.exists() or (database.is_file() and (_begins_as_duckdb(database) or _sealed_hash(database))):
+    if not database.exists() or (database.is_file() and (_begins_as_duckdb(database) or _seal(database))):
         return
     kind = "a folder" if database.is_dir() else "no DuckDB file and will not be replaced"
     raise WarehouseError(
@@ -317,16 +248,13 @@ def _refuse_all_but_a_query(connection: duckdb.DuckDBPyConnection, sql: str) -> 
 
 
 def out_of_date(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path) -> list[str]:
-    """Return why `database` is missing, cannot be read or differs from the lake; empty where it is up to date."""
+    """Return why `database` is missing, damaged or differs from the lake; empty where it is up to date."""
     if not database.is_file():
         return [f"{database} is gone"]
     if reason := damage(database):
         return [f"{database} {reason}"]
-    try:
-        copied = dict(query(database, "SELECT source, version FROM sources").iter_rows())
-    except WarehouseError as error:
-        return [f"{database} cannot be read: {str(error).splitlines()[0]}"]
-    now = dict(_sources(lake, tables, lanes).iter_rows())
+    copied = (_seal(database) or {"content": {}})["content"].get("sources", {})
+    now = _sources(lake, tables, lanes)
     changed = [name for name in sorted({*copied, *now}) if copied.get(name) != now.get(name)]
     names = ["columns, comments or views" if name == SETTINGS else name for name in changed]
     return [f"{name} changed since it was copied" for name in names]
@@ -335,24 +263,24 @@ def out_of_date(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str
 def damage(database: Path) -> str | None:
     """Read the whole file and return what is wrong with it; None where it is what was built."""
     with _alone(database):  # between the rename and the seal of another build there is a moment
-        sealed_hash = _sealed_hash(database)
-        if sealed_hash is None:
-            return f"cannot be verified: {_seal(database)} is missing or damaged"
+        seal = _seal(database)
+        if seal is None:
+            return f"cannot be verified: {_seal_path(database)} is missing or damaged"
         try:
-            return None if stream_hash(database) == sealed_hash else "is damaged: its content is not what was built"
+            return None if stream_hash(database) == seal["hash"] else "is damaged: its content is not what was built"
         except OSError as error:
             return f"cannot be verified ({error})"
 
 
-def _sealed_hash(database: Path) -> str | None:
-    """The hash of the file that was built last; None without a seal that is whole."""
+def _seal(database: Path) -> dict[str, Any] | None:
+    """The hash of the file that was built last, its bytes and its content; None without a seal that is whole."""
     try:
-        return str(unsealed(_seal(database).read_bytes())["hash"])
-    except (OSError, ValueError, KeyError):
+        return unsealed(_seal_path(database).read_bytes())
+    except (OSError, ValueError):
         return None
 
 
-def _seal(database: Path) -> Path:
+def _seal_path(database: Path) -> Path:
     return database.with_name(f".{database.name}.seal")
 
 
@@ -362,128 +290,97 @@ def _alone(database: Path) -> AbstractContextManager[bool]:
 
 def version(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> str:
     """Return the version of the warehouse that `build` would write now."""
-    return fingerprint(dict(_sources(lake, tables, lanes).iter_rows()))
+    return fingerprint(_sources(lake, tables, lanes))
 
 
-def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> pl.DataFrame:
-    names = [name for table in tables for name in table.sources]
-    versions = [(name, _content_version(lake.table(name))) for name in names]
-    made = (SETTINGS, fingerprint(warehouse_settings(tables, lanes)))
-    return pl.DataFrame([made, *versions], schema=SOURCES, orient="row")
+def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> dict[str, str]:
+    names = (name for table in tables for name in table.sources)
+    versions = {name: _source_version(lake.table(name)) for name in names}
+    return {SETTINGS: fingerprint(warehouse_settings(tables, lanes)), **versions}
 
 
-def _content_version(table: Table) -> str:
-    """Another one when rows, rejections or the applied tau_f change. A damaged part counts by its name alone."""
-
+def _source_version(table: Table) -> str:
     def ask() -> str:
-        found: dict[str, object] = {}
-        for part in table.parts():
-            try:
-                pointer = table.pointer(part)
-            except StorageError:
-                found[part] = None
-                continue
-            found[part] = [pointer.data_version, pointer.record.get("rejections", []), _filter_rule(pointer.record)]
-        return fingerprint(found)
+        return fingerprint({part: _version(pointer) for part, pointer in _pointers(table).items()})
 
-    return once("content", table.storage.shown(table.folder), ask)
+    return table.remembered("version of what is copied", ask)
 
 
-Pointers = Mapping[str, Mapping[str, Pointer | None]]
-"""The pointers of every part, by source; None for a damaged one."""
-
-
-def _pointers(lake: Lake, tables: Sequence[WarehouseTable]) -> Pointers:
-    found: dict[str, dict[str, Pointer | None]] = {}
-    for name in (name for table in tables for name in table.sources):
-        source, found[name] = lake.table(name), {}
-        for part in source.parts():
-            found[name][part] = None
-            with suppress(StorageError):
-                found[name][part] = source.pointer(part)
+def _pointers(table: Table) -> dict[str, Pointer | None]:
+    """The pointer of every part; None for a damaged one."""
+    found: dict[str, Pointer | None] = dict.fromkeys(table.parts())
+    for part in found:
+        with suppress(StorageError):
+            found[part] = table.pointer(part)
     return found
 
 
-def _part_version(pointer: Pointer | None) -> object:
-    """Return what determines a shard's rows in the file: of filtered_calls also what the other shards say."""
+def _version(pointer: Pointer | None) -> list[object] | None:
+    """Another one when rows, rejections or the applied tau_f change. A damaged part counts by its name alone."""
     if pointer is None:
         return None
-    decided = pointer.record["stage"] == "filtered_calls"
-    return [pointer.data_version, *([_filter_rule(pointer.record), pointer.record.get("inputs")] if decided else ())]
+    return [pointer.data_version, pointer.record.get("rejections", []), _filter_rule(pointer.record)]
 
 
-def _files(
-    scratch: Path,
-    lake: Lake,
-    tables: Sequence[WarehouseTable],
-    pointers: Pointers,
-    last: Content | None,
-    shards: Collection[str] | None,
-) -> dict[str, list[str]]:
-    """Return the files of the parts in `pointers`, or of those that `refill` asks for; one without rows at the end."""
-    found = {}
-    for table in tables:
-        parts = [(lake.table(source), part) for source in table.sources for part in pointers[source]]
-        if shards is not None and table.by_shard:
-            parts = [(source, part) for source, part in parts if part in shards]
-        if last is not None and table.name == DOCUMENTS:
-            parts = [(source, part) for source, part in parts if part not in last.documents]
-        empty = _small(scratch, table.name, table.schema.to_frame())
-        found[table.name] = [*(file for source, part in parts for file in source.files(part)), empty]
+def _shard_version(pointer: Pointer | None) -> list[object] | None:
+    """The same; of filtered_calls also what the other shards say, on which verdicts depend."""
+    found = _version(pointer)
+    if found and pointer and pointer.record["stage"] == "filtered_calls":
+        found.append(pointer.record.get("inputs"))
     return found
 
 
-def _rejections(pointers: Pointers) -> pl.DataFrame:
-    counted = []
-    for pointer in (pointer for parts in pointers.values() for pointer in parts.values() if pointer):
-        where = {"stage": pointer.record["stage"], "tool": pointer.record["tool"]}
-        counted += [{**where, **rejected} for rejected in pointer.record.get("rejections", [])]
-    return pl.DataFrame(counted, schema=REJECTIONS)
+def _part_files(
+    lake: Lake, tables: Sequence[WarehouseTable], last: Content | None, shards: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the files of all parts, or of those that the copy of a file with `last` lacks."""
+
+    def lacks(table: WarehouseTable, part: str) -> bool:
+        if last is None or not table.by_shard:
+            return True
+        return part in shards and not (table.name == DOCUMENTS and part in last.documents)
+
+    found: dict[str, list[str]] = {}
+    for table in tables:
+        sources = map(lake.table, table.sources)
+        found[table.name] = [
+            file
+            for source in sources
+            for file in source.all_files([part for part in source.parts() if lacks(table, part)])
+        ]
+    return found
 
 
-def _applied(pointers: Pointers, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return what each lane's calls were filtered with, whatever the settings say by now."""
-    applied = []
-    for lane, name in lanes.items():
-        parts = pointers.get(f"{lane}/filtered_calls", {}).values()
-        rules = (_filter_rule(pointer.record) for pointer in parts if pointer)
-        applied.append({"tool": lane, "name": name, **next(rules, {})})
-    return applied
+def _own_rows(
+    lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], content: Content
+) -> dict[str, pl.DataFrame]:
+    """Return the rows of OWN_TABLES; of the other tables none, for the file at the end that `fill` asks for."""
+
+    def records_of(source: str) -> list[Mapping[str, Any]]:
+        return [pointer.record for pointer in _pointers(lake.table(source)).values() if pointer]
+
+    rejections = [
+        {"stage": record["stage"], "tool": record["tool"], **rejected}
+        for source in content.sources
+        if source != SETTINGS
+        for record in records_of(source)
+        for rejected in record.get("rejections", [])
+    ]
+    # what each lane's calls were filtered with, whatever the settings say by now
+    applied = [
+        {"tool": lane, "name": name, **next(map(_filter_rule, records_of(f"{lane}/filtered_calls")), {})}
+        for lane, name in lanes.items()
+    ]
+    return {
+        **{table.name: table.schema.to_frame() for table in tables},
+        "sources": pl.DataFrame(list(content.sources.items()), SOURCES, orient="row"),
+        "rejections": pl.DataFrame(rejections, REJECTIONS),
+        "lanes": pl.DataFrame(applied, LANES),
+        "filter_rules": pl.DataFrame(applied, FILTER_RULES),
+    }
 
 
 def _filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the threshold of a record of filtered_calls: of the settings, or chosen by chance."""
     by_chance: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
     return by_chance or {"tau_f": record.get("settings", {}).get("tau_f")}
-
-
-def _small(scratch: Path, name: str, frame: pl.DataFrame) -> str:
-    path = scratch / f"{name}.parquet"
-    frame.write_parquet(path)
-    return str(path)
-
-
-@contextmanager
-def _beside(database: Path, content: Content) -> Iterator[Path]:
-    """A path for the new file; renamed over `database` where the block ends well, else removed."""
-    fresh = beside(database, ".duckdb")
-    try:
-        yield fresh
-        made = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
-        seal = sealed(str(database), made)
-        replace_whole(fresh, database)
-        write_whole(_seal(database), seal)
-    finally:
-        fresh.unlink(missing_ok=True)
-        fresh.with_suffix(".duckdb.wal").unlink(missing_ok=True)
-
-
-@contextmanager
-def _spilled(database: Path) -> Iterator[Path]:
-    """A folder for what does not fit into memory; also removes what a killed build left there. Needs the lock."""
-    folder = database.with_name(f".{database.name}.spilled")
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

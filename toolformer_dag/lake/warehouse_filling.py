@@ -6,15 +6,13 @@ verdicts, `swapped_places` and `curves`, is counted again.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
+import polars as pl
 
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_text
-
-if TYPE_CHECKING:
-    from toolformer_dag.lake.warehouse import WarehouseTable
 
 RULE = sql_text(__package__, "rule.sql")
 """Does a call stay? The filter, the warehouse and the page ask this."""
@@ -39,12 +37,94 @@ UNION ALL
 SELECT tool, shard, digest FROM decisions SEMI JOIN (SELECT DISTINCT tool, digest FROM scored) AS judged_documents
 USING (tool, digest)
 """
+ROWS = "FROM rows"
+REJECTIONS = pl.Schema(
+    {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
+)
+LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64(), "name": pl.String()})
+FILTER_RULES = pl.Schema({"tool": pl.String(), "by_chance": pl.Float64(), "verdict": pl.String()})
+SOURCES = pl.Schema({"source": pl.String(), "version": pl.String()})
+
+
+@dataclass(frozen=True, slots=True)
+class WarehouseTable:
+    """A table of the warehouse: the rows of lake tables, through `select` (which reads from `rows`).
+
+    `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables; `views`: further
+    statements, run after those of views.sql. `measured`: whether the rows are measurements, which a later job makes
+    anew: until then parts of an earlier release may lack columns, which are null. `by_shard`: whether the parts are
+    shards, which the column `shard` names.
+    """
+
+    name: str
+    comment: str
+    columns: Mapping[str, str]
+    schema: pl.Schema
+    sources: tuple[str, ...]
+    select: str = ROWS
+    views: str = ""
+    measured: bool = False
+    by_shard: bool = False
+
+    def determining(self) -> Mapping[str, object]:
+        """Return what the copy depends on beside the rows."""
+        schema = {name: str(dtype) for name, dtype in self.schema.items()}
+        found = {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
+        return {**found, "views": self.views}
+
+
+OWN_TABLES = (
+    WarehouseTable(
+        "rejections",
+        "What was left out: how many of what, by stage, tool, shard and reason.",
+        {
+            "stage": "the stage that left it out",
+            "tool": "key of the lane; null for raw_shards, augmented_corpus and outcomes",
+            "shard": "name of the shard file; of the benchmark where a question was left out of outcomes",
+            "reason": "short name of the reason",
+            "count": "how many",
+        },
+        REJECTIONS,
+        (),
+    ),
+    WarehouseTable(
+        "lanes",
+        "The tools, each with the tau_f that its filtered_calls were made with.",
+        {
+            "tool": "key of the lane",
+            "tau_f": "the applied threshold; null where there was none yet, or none certified",
+            "name": "name of the tool as it stands in a call: Calculator",
+        },
+        LANES,
+        (),
+    ),
+    WarehouseTable(
+        "filter_rules",
+        "How the tau_f of each tool was chosen: by chance, with what came out, or as a number of the settings.",
+        {
+            "tool": "key of the lane",
+            "by_chance": "the false discovery rate that was asked for; null for a number",
+            "verdict": "certified, or why no threshold was; then the fallback was taken, or nothing was kept",
+        },
+        FILTER_RULES,
+        (),
+    ),
+    WarehouseTable(
+        "sources",
+        "The tables of the lake that were copied, each with the version of its rows, rejections and tau_f.",
+        {"source": "name of the table in the lake", "version": "version that was copied"},
+        SOURCES,
+        (),
+    ),
+)
+
+
 Files = Mapping[str, list[str]]
 """Part files by table, one without rows at the end: DuckDB estimates all of them by the first."""
 
 
 def fill(
-    file: Path, spilled: Path, tables: Sequence["WarehouseTable"], files: Files, shards: Collection[str] | None
+    file: Path, spilled: Path, tables: Sequence[WarehouseTable], files: Files, shards: Collection[str] | None
 ) -> dict[str, int]:
     """Write tables, comments and views into a new file, or in a copy replace the rows of `shards`; table -> rows.
 
@@ -93,7 +173,7 @@ def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         connection.execute("DETACH warehouse")
 
 
-def _rows_of(table: "WarehouseTable") -> str:
+def _rows_of(table: WarehouseTable) -> str:
     source = f"FROM read_parquet($files, hive_partitioning = false, union_by_name = {table.measured})"
     return f"WITH rows AS ({source}) {table.select}"
 
@@ -110,13 +190,13 @@ def _decide(connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quoted(tool)} ORDER BY delta")
 
 
-def _finished(connection: duckdb.DuckDBPyConnection, tables: Sequence["WarehouseTable"]) -> dict[str, int]:
+def _finished(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> dict[str, int]:
     _comment(connection, tables)
     names = (*(table.name for table in tables), *DERIVED)
     return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
 
 
-def _comment(connection: duckdb.DuckDBPyConnection, tables: Sequence["WarehouseTable"]) -> None:
+def _comment(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> None:
     """Write the declared comments.
 
     A column of a view that has none takes that of its name in loss_deltas, else decisions, else the first table.

@@ -14,10 +14,11 @@ import polars as pl
 
 from toolformer_dag.files import UserError, as_json
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
-from toolformer_dag.lake.table import WHOLE, Pointer, Table, behind
-from toolformer_dag.lake.warehouse import ROWS, WarehouseTable
+from toolformer_dag.lake.table import WHOLE, Table, behind
+from toolformer_dag.lake.warehouse_filling import ROWS, WarehouseTable
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.worker import Worker
 

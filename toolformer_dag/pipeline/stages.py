@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from toolformer_dag.lake.warehouse import WarehouseTable
+from toolformer_dag.lake.warehouse_filling import WarehouseTable
 from toolformer_dag.pipeline import (
     augmented_corpus,
     filtered_calls,

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart, Pointer
+from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart
 from toolformer_dag.pipeline.chunks import Task
 from toolformer_dag.pipeline.stage import (
     BACKENDS,

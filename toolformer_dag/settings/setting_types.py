@@ -120,7 +120,7 @@ def _lane_name(name: str) -> str:
 def _place(value: object) -> object:
     """Take an address of an object store as text, everything else as a path."""
     text = str(value)
-    if "://" not in text:
+    if "://" not in text and not text.startswith(("s3:", "gs:")):
         return Path(text) if isinstance(value, str) else value
     match = OBJECT_PLACE.fullmatch(text)
     if match is None:

@@ -1,0 +1,33 @@
+"""What a lake in an object store costs in requests: it follows what changed, not how many shards there are."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.object_store import S3, s3, s3_running
+from tests.pipeline.conftest import NewLine
+from tests.worlds import write_shard
+
+__all__ = ["s3", "s3_running"]  # fixtures
+
+FIXED = 40
+"""Requests of a run with nothing to do, at most, whatever the number of shards."""
+
+
+@pytest.mark.parametrize("shards", [3, pytest.param(64, marks=pytest.mark.long)])
+def test_requests_follow_what_changed(new_line: NewLine, s3: S3, shards: int) -> None:
+    line = new_line(*(f"s{number}" for number in range(shards)))
+    line.set(paths__lake=f"'{s3.new_place()}'", paths__cache=f"'{line.folder / 'copies'}'")
+
+    def requests(act: Callable[[], object]) -> int:
+        s3.requests.clear()
+        act()
+        return len(s3.requests)
+
+    assert requests(line.run) <= FIXED + 60 * shards
+    assert requests(line.run) <= FIXED
+    line.set(tau_f=0.1)
+    assert requests(line.run) <= FIXED + 4 * shards
+    write_shard(line.web, "t")
+    assert requests(line.run) <= min(400, FIXED + 120)
+    assert requests(line.run) <= FIXED
