@@ -146,12 +146,6 @@ def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(tmp_
     assert stale == {"weather/heuristic_subset"}
 
 
-def test_a_lane_removed_changes_no_stage_of_another_lane():
-    stale = changed("tools.calendar.enabled=false")
-    assert {key.split("/")[0] for key in stale} == {"calendar", "training", "warehouse", "evaluation"}
-    assert "training/augmented_corpus" in stale and "training/finetuned_checkpoint" not in stale
-
-
 @pytest.mark.parametrize(
     ("constant", "value", "names"),
     [

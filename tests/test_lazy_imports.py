@@ -44,13 +44,21 @@ def test_transformers_writes_chats_with_jinja() -> None:
     assert json.loads(written.partition(": ")[2]) == [{"a": 1}]
 
 
-def test_ctranslate2_opens_the_folder_that_its_converter_wrote() -> None:
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    assert "int8" in ctranslate2.get_supported_compute_types("cpu")
-
-
-def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
-    """DuckDB loaded before Dagster also prints what it calls leaks when a run ends."""
-    asked = "import sys, toolformer_dag.cli; print(*{'dagster', 'duckdb', 'torch'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        # DuckDB loaded before Dagster also prints what it calls leaks when a run ends
+        ("import toolformer_dag.cli", {"dagster", "duckdb", "torch"}),
+        ("import toolformer_dag.model.weights, toolformer_dag.model.requests", {"torch", "transformers"}),
+        (
+            "import toolformer_dag.tools.built_in.mcp, toolformer_dag.tools.runner; "
+            "import toolformer_dag.tools.registry as r; r.load_tool('machine_translation', {}).identity()",
+            {"torch", "transformers", "ctranslate2", "mcp"},
+        ),
+    ],
+    ids=["the command line", "plain values of the model", "tools"],
+)
+def test_what_only_some_need_is_not_imported_by_all(code: str, heavy: set[str]) -> None:
+    asked = f"import sys; {code}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -1,6 +1,7 @@
 """Tiny random models of many architectures, and four kinds of tokenizers, made on the spot."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -161,3 +162,10 @@ def tiny_model(architecture: str, tokenizer: PreTrainedTokenizerFast, seed: int 
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
     config = AutoConfig.for_model(kind, vocab_size=len(tokenizer) + len(tokenizer) % 2, **shape, **ends)
     return wrap_language_model(architecture, AutoModelForCausalLM.from_config(config).float(), tokenizer)
+
+
+def save(language_model: LanguageModel, folder: Path) -> str:
+    """Save model and tokenizer in `folder` and return its name."""
+    language_model.model.save_pretrained(folder)
+    language_model.tokenizer.save_pretrained(folder)
+    return str(folder)

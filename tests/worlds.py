@@ -8,8 +8,12 @@ ones too; one random layer makes a loss depend on what stands further back.
 import gzip
 import itertools
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -171,3 +175,29 @@ def copy_world(world: Path, folder: Path) -> Path:
         return shutil.copytree(world, folder)
     except shutil.Error:  # another process looked at it: SQLite's log came and went
         return shutil.copytree(world, folder, dirs_exist_ok=True)
+
+
+@dataclass(frozen=True)
+class WorldFolder:
+    """A folder with toolformer.toml in it."""
+
+    folder: Path
+
+    def edit(self, old: str, new: str, file: str = "toolformer.toml") -> None:
+        """Change a file as a person would."""
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def start(self, *arguments: str, output: int = subprocess.PIPE, **variables: str) -> subprocess.Popen[str]:
+        """Start a command in a session of its own, as a terminal has it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "toolformer_dag.cli", *arguments],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )

@@ -9,19 +9,12 @@ import pytest
 from tests.command_line import Done
 from tests.contract.conftest import REPOSITORY, World
 
-COMMANDS = {"run", "demo", "stale", "sql", "tool", "generate", "score", "clean", "ui", "embedded"}
-
 
 @pytest.fixture
 def here(tmp_path: Path) -> World:
     """A folder with the settings that come with the package."""
     (tmp_path / "toolformer.toml").write_text((REPOSITORY / "toolformer.toml").read_text())
     return World(tmp_path)
-
-
-def test_help_lists_the_commands(here):
-    printed = here.ok("--help")
-    assert set(re.findall(r"^  ([a-z]+)  ", printed, re.MULTILINE)) >= COMMANDS
 
 
 def test_a_tool_answers(here):
@@ -65,12 +58,6 @@ def test_clean_says_what_would_go_and_removes_it_only_when_told(world):
     assert listed(world.cli("clean", "--grace-hours", "0")) == (0, 0)
     assert all(table.equals(world.tables()[name]) for name, table in before.items())
     assert "calculator/filtered_calls" not in world.stale("--set", "tools.calculator.tau_f=0.3")
-
-
-def test_why_tells_old_and_new_value_below_the_stale_asset(made):
-    lines = made.ok("stale", "--why", "--set", "tools.calculator.tau_f=0.3").splitlines()
-    assert lines[0].startswith("calculator/filtered_calls")
-    assert any(line.startswith(" ") and "tau_f" in line and "0.0 -> 0.3" in line for line in lines[1:])
 
 
 def test_the_settings_file_that_is_named_holds_and_set_wins_over_it(world):

@@ -1,11 +1,8 @@
 """What cannot be is refused in a sentence: exit code 1, no traceback, and the key or file that is wrong."""
 
-import gzip
-
 import pytest
 
 from tests.command_line import Done
-from tests.contract.conftest import BY_HAND, World
 
 
 def assert_refused(done: Done, *words: str) -> None:
@@ -60,39 +57,5 @@ def test_what_cannot_be_is_refused_with_its_name(fresh, name):
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(fresh, file, old, new, words):
-    fresh.edit(file, old, new)
+    fresh.edit(old, new, file)
     assert_refused(fresh.cli("stale"), *words)
-
-
-@pytest.fixture
-def cut_short(world: World) -> World:
-    """A world whose warehouse ends after a third."""
-    whole = world.warehouse.read_bytes()
-    world.warehouse.write_bytes(whole[: len(whole) // 3])
-    return world
-
-
-def test_a_warehouse_cut_short_is_told(cut_short):
-    assert_refused(cut_short.cli("sql", "select sum(delta) from loss_deltas"))
-    assert cut_short.stale() == {"warehouse/toolformer_duckdb"}
-
-
-@pytest.mark.long
-def test_a_warehouse_cut_short_is_made_again(cut_short, made):
-    assert cut_short.ok("run") == "1 assets ran; 0 tokens went through the model, 0 tool calls were made.\n"
-    assert cut_short.stale() == set()
-    count = "select count(*) from loss_deltas"
-    assert cut_short.sql(count) == made.sql(count)
-
-
-@pytest.mark.long
-def test_a_malformed_line_is_counted_by_its_reason_and_the_rest_goes_through(world):
-    shard = world.folder / "web" / "two.json.gz"
-    bad = b'not json\n{"url": "https://example.org/", "digest": "sha1:x"}\n'
-    shard.write_bytes(gzip.compress(bad + gzip.decompress(shard.read_bytes())))
-    world.mend()
-    counted = "select sum(count)::bigint from rejections where stage = 'raw_shards' and shard = 'two'"
-    assert world.sql(counted) == [(2,)]
-    assert world.sql(f"{counted} and reason = 'not_json'") == [(1,)]
-    assert world.sql("select shard, count(*) from documents group by shard order by shard") == [("one", 6), ("two", 6)]
-    assert world.stale() <= BY_HAND

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -18,7 +19,7 @@ LANDED = sorted(random.Random(3).sample(range(2, 14), 3))
 
 def kill_after(world: World, landed: int, wait: float, *options: str) -> int:
     """Starts `stale --run`, kills its process group in the middle of something, and returns the exit code."""
-    run = world.start("stale", "--run", *options)
+    run = world.start("stale", "--run", *options, output=subprocess.DEVNULL, **world.environment)
     while run.poll() is None and len(world.materialized()) < landed:
         time.sleep(0.05)
     time.sleep(wait)

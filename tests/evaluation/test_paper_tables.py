@@ -159,10 +159,6 @@ def test_every_cell_of_the_tables_of_benchmarks_is_counted_in_outcomes(database:
         assert row["calls"] == percent(sum(one.called is not None for one in questions) / n)
 
 
-def test_all_stands_where_a_table_has_several_benchmarks_of_the_paper(database: Path) -> None:
-    assert ("All", "Toolformer") in asked(3) and ("All", "Toolformer") not in asked(4)
-
-
 def test_the_table_of_accuracy_is_counted_in_outcomes(database: Path) -> None:
     recounted = """
     select benchmark, condition, count(*) as n, avg(correct::int) as accuracy, count(called) / count(*) as calls

@@ -1,6 +1,6 @@
 """A Ray cluster on a loopback of its own, and a line that computes in it; prints what was found as JSON.
 
-Arguments: what to do (`killed`, `unnoticed`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
+Arguments: what to do (`killed`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
 namespace: Ray listens on every address.
 """
 
@@ -8,15 +8,11 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from tests.pipeline.conftest import Line, crew_of
 from tests.processes import processes_with
 from tests.ray_cluster import HEAD, Machine, cluster, kill
-from toolformer_dag.pipeline import ray_actors
-from toolformer_dag.pipeline.ray_actors import Share
-from toolformer_dag.settings.sections import Settings
 
 ACTOR = "ray::ChunkServer"
 
@@ -46,21 +42,6 @@ def lose_a_machine(line: Line, machines: list[Machine]) -> dict[str, object]:
     tokens = reports["scored_candidates"].work.tokens["positions"]
     engine = line.plan().settings.execution.engine
     return {"lost": len(lost), "tokens": tokens, "actors": until_none(), "engine": engine}
-
-
-def lose_unnoticed(line: Line) -> dict[str, object]:
-    """Run a line whose every stage takes a lost machine for alive at first, as Ray does for some seconds."""
-    share_of = ray_actors.share_of
-
-    def believed(nodes: list[dict[str, float]], settings: Settings) -> Share:
-        found = share_of(nodes, settings)
-        return replace(found, count=found.count + 1)
-
-    ray_actors.share_of = believed  # type: ignore[assignment]
-    line.set(execution__chunk_texts="1")  # so that each of three gets a chunk at once
-    for stage in line.outputs():
-        line.update(stage, crews=crew_of)
-    return {"actors": until_none()}
 
 
 def cancel(line: Line) -> dict[str, object]:
@@ -99,7 +80,7 @@ def main(what: str, line: Line) -> dict[str, object]:
         return (
             lose_a_machine(line, machines)
             if what == "killed"
-            else {"unnoticed": lose_unnoticed, "cancelled": cancel, "orphaned": orphan}[what](line)
+            else {"cancelled": cancel, "orphaned": orphan}[what](line)
         )
 
 

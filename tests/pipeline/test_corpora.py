@@ -72,7 +72,7 @@ def expected(new_line: NewLine) -> tuple[list[Record], dict[str, pl.DataFrame]]:
     """The records of a few shards, and the tables that they give as CCNet's lines."""
     records = pages(new_line("a", "b", "c", "d"))
     line = in_form(new_line, records, "ccnet")
-    line.run()
+    line.update()
     return records, results(line)
 
 
@@ -82,7 +82,7 @@ def test_the_same_texts_in_any_form_give_the_same_tables(
 ) -> None:
     records, tables = expected
     line = in_form(new_line, records, form)
-    line.run()
+    line.update()
     found = results(line)
     assert found.keys() == tables.keys()
     for name, frame in found.items():

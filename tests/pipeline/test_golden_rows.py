@@ -281,8 +281,8 @@ def told(name: str, folder: Path, model: Path) -> tuple[str | None, Rows]:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_rows_change_only_with_their_version(name: str, tmp_path: Path, model_folder: Path) -> None:
-    wrong, _ = told(name, tmp_path, model_folder)
+def test_rows_change_only_with_their_version(name: str, tmp_path: Path, model: Path) -> None:
+    wrong, _ = told(name, tmp_path, model)
     assert wrong is None, wrong
 
 

@@ -135,7 +135,7 @@ def test_a_damaged_part_is_made_again_from_stored_rows(finished: NewLine, damage
         table.path.write_bytes(content)
     with pytest.raises(DamagedPart, match=r"calculator/scored_candidates, shard 'one': .*stale --run"):
         line.update("tool_results")
-    reports = line.run()
+    reports = line.update()
     [reason] = reports["scored_candidates"].differences.lines
     assert "one" in reason
     assert [name for name, report in reports.items() if not report.unchanged] == ["scored_candidates"]

@@ -200,18 +200,6 @@ def test_loss_of_a_swapped_result_against_the_engine_itself(finished: NewLine) -
         assert row["delta"] == pytest.approx(losses.delta, abs=1e-4)
 
 
-def test_more_texts_add_rows_and_leave_the_others_and_the_true_ones_as_they_are(finished: NewLine) -> None:
-    line = finished("one")
-    true, before = line.read("loss_deltas"), line.read(SWAPPED)
-    line.set(evaluation__swapped_texts=6)
-    report = line.update("loss_deltas", SWAPPED)
-    assert report["loss_deltas"].unchanged and report[SWAPPED].computed > 0
-    after = line.read(SWAPPED)
-    assert after.height > before.height
-    assert_frame_equal(after.join(before.select(KEY), on=KEY, how="semi"), before)
-    assert_frame_equal(line.read("loss_deltas"), true)
-
-
 def test_more_swaps_add_rows_and_leave_the_others_as_they_are(finished: NewLine) -> None:
     line = finished("one")
     before = line.read(SWAPPED)

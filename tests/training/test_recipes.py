@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 from tests.language_model.conftest import tiny
 from tests.processes import processes_with, wait_until_ended
+from tests.tiny_models import save
 from tests.training.test_finetune import HELDOUT, TEXTS
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
@@ -31,8 +32,7 @@ def saved(architecture: str, folder: Path) -> ModelSettings:
     if architecture.startswith("tied "):
         made.model.config.tie_word_embeddings = True
         made.model.tie_weights()
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
+    save(made, folder)
     return ModelSettings(name=str(folder))
 
 
