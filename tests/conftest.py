@@ -2,7 +2,6 @@
 
 import fcntl
 import gc
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -185,52 +184,30 @@ def make_tiny_model(
 
 def make_tiny_tokenizer(one_token_start: bool, bos: bool) -> "PreTrainedTokenizerFast":
     """A byte-level BPE of at most 400 tokens whose digits stand alone."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import processors
+
+    from tests.tokenizers import byte_level
 
     alone = r"\d" if one_token_start else r"[\d\[\]]"
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(alone), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    texts = ["Ada had 17 apples and got 25 more, so there were [Calculator(17 + 25) -> 42] 42 apples."] * 4
-    texts += [
-        'The river of Oslo is [QA("Which river?") -> Akerselva] long. Today is [Calendar() -> Monday] Monday.'
-    ] * 4
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(texts, trainer)
+    texts = [
+        "Ada had 17 apples and got 25 more, so there were [Calculator(17 + 25) -> 42] 42 apples.",
+        'The river of Oslo is [QA("Which river?") -> Akerselva] long. Today is [Calendar() -> Monday] Monday.',
+    ]
+    tokenizer = byte_level([text for text in texts for _ in range(4)], 400, "<end>", alone)
     if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<end>", eos_token="<end>")
+        begun = processors.TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+        tokenizer.backend_tokenizer.post_processor = begun
+    return tokenizer
 
 
 @pytest.fixture(scope="session")
 def llama_tokenizer() -> "Callable[[str], PreTrainedTokenizerFast]":
-    """Like Llama's, which puts "▁" before a text and drops it when decoding: by "prepend" (Llama-2) or by "first"."""
+    """Like Llama's, which puts "▁" before a text and drops it when decoding: by "prepended" (Llama-2) or by "first"."""
     return make_llama_tokenizer
 
 
 def make_llama_tokenizer(kind: str) -> "PreTrainedTokenizerFast":
-    """ "prepend" also puts it before a text that begins with a space; " [", "▁QA" and "▁Cal" are one token each."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
+    """ "prepended" also puts it before a text that begins with a space; " [", "▁QA" and "▁Cal" are one token each."""
+    from tests.tokenizers import metaspace
 
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    special = ["<unk>", "<s>", "</s>"]
-    all_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=340, show_progress=False, special_tokens=[*special, *all_bytes])
-    tokenizer.train_from_iterator(["I have [ [ [ two QA QA Cal Cal and Calendar [ ] ( ) Wiki 1 2"] * 5, trainer)
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = content["added_tokens"][: len(special)]
-    content["pre_tokenizer"] = None
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    if kind == "first":
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    else:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    space = decoders.Replace("▁", " ")
-    tokenizer.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return metaspace(["I have [ [ [ two QA QA Cal Cal and Calendar [ ] ( ) Wiki 1 2"] * 5, 340, kind)

@@ -5,7 +5,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+import psutil
 
 
 def started_by_a_killed(arguments: list[str], ready: Callable[[], bool]) -> list[int]:
@@ -14,7 +15,7 @@ def started_by_a_killed(arguments: list[str], ready: Callable[[], bool]) -> list
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while parent.poll() is None and not ready():
         time.sleep(0.01)
-    workers = _children(parent.pid)
+    workers = [child.pid for child in psutil.Process(parent.pid).children()]
     parent.kill()
     parent.wait()
     wait_until_ended(workers)
@@ -27,24 +28,18 @@ def wait_until_ended(processes: list[int]) -> None:
         time.sleep(0.01)
 
 
-def _children(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
 def at_work(process: int) -> bool:
     """Return whether a process exists and has not ended."""
-    return Path(f"/proc/{process}").exists() and "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def processes_with(text: str) -> list[int]:
     """Return the other processes at work in whose command line or folder `text` stands."""
-    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return [one for one in found if one != os.getpid() and text in _told(one) and at_work(one)]
-
-
-def _told(process: int) -> str:
-    place = Path(f"/proc/{process}")
-    try:
-        return (place / "cmdline").read_text(errors="replace") + str((place / "cwd").readlink())
-    except OSError:
-        return ""
+    told = {
+        one.pid: f"{' '.join(one.info['cmdline'] or ())} {one.info['cwd']}"
+        for one in psutil.process_iter(["cmdline", "cwd"])
+    }
+    return [pid for pid, words in told.items() if pid != os.getpid() and text in words and at_work(pid)]

@@ -3,17 +3,18 @@
 import fcntl
 import logging
 import os
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import psutil
 
 SPACE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Runs a command in a network of its own, and ends what it leaves behind."""
@@ -58,14 +59,10 @@ def cluster(machines: int) -> Iterator[list[Machine]]:
 
 def kill(machine: Machine) -> None:
     """Kill every process of a machine, as a loss of power would."""
-    sessions = (path for path in Path("/proc").glob("[0-9]*/stat"))
-    for path in sessions:
-        try:
-            pid, session = int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[3])
-        except (OSError, ValueError):
-            continue
-        if session == machine.pid:
-            os.kill(pid, signal.SIGKILL)
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):  # it has just ended
+            if os.getsid(process.pid) == machine.pid:
+                process.kill()
     machine.wait()
 
 

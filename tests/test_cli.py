@@ -93,14 +93,6 @@ def test_what_cannot_be_is_refused_with_its_reason(tmp_path, monkeypatch, databa
     assert not list(tmp_path.glob("rows.*")) and not list(tmp_path.glob(".tmp-*"))
 
 
-def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch):
-    (tmp_path / "taken").touch()
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "taken"))
-    done = cli("stale")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"error: {tmp_path / 'taken'} is a file; set DAGSTER_HOME to a folder" in done.stderr
-
-
 def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from toolformer_dag.cli import app"

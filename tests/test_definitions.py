@@ -137,22 +137,6 @@ def test_setting_changes_the_code_version_of_the_stage_that_applies_it(override,
     assert changed(override) == stale
 
 
-def test_sampling_and_dtype_change_what_depends_on_them():
-    assert {key.split("/")[1] for key in changed("sampling.seed=9")} == {"scored_candidates"}
-    longer = changed("sampling.max_call_tokens=9")
-    assert {key.split("/")[1] for key in longer} == {"heuristic_subset", "scored_candidates", "accuracy"}
-    stages = {key.split("/")[1] for key in changed("model.dtype=bfloat16")}
-    assert {"heuristic_subset", "scored_candidates", "loss_deltas", "finetuned_checkpoint"} <= stages
-    assert {"accuracy", "perplexity"} <= stages  # what is measured is loaded with that dtype
-    assert not stages & {"tool_results", "filtered_calls", "raw_shards"}
-
-
-def test_another_tool_is_asked_anew_and_changes_the_accuracy_with_it():
-    stale = changed("tools.wiki_search.snippet_characters=50")
-    assert {"wiki_search/tool_results", "evaluation/accuracy"} <= stale
-    assert {key.split("/")[0] for key in stale} == {"wiki_search", "evaluation"}
-
-
 def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(tmp_path):
     (tmp_path / "weather.txt").write_text("Call.\nInput: Sun in Rome.\nOutput: [Weather(Rome)] Sun in Rome.\n")
     server = {"use": "mcp", "name": "Weather", "prompt": "weather.txt", "url": "http://localhost/mcp", "tool": "sky"}
@@ -162,18 +146,9 @@ def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(tmp_
     assert stale == {"weather/heuristic_subset"}
 
 
-def test_a_lane_removed_changes_no_stage_of_another_lane():
-    stale = changed("tools.calendar.enabled=false")
-    assert {key.split("/")[0] for key in stale} == {"calendar", "training", "warehouse", "evaluation"}
-    assert "training/augmented_corpus" in stale and "training/finetuned_checkpoint" not in stale
-
-
 @pytest.mark.parametrize(
     ("constant", "value", "names"),
     [
-        ("pipeline.losses.WINDOW_WEIGHTS", (1.0, 0.5), "loss_deltas swapped_results"),
-        ("pipeline.filtered_calls.SQL", "SELECT 1", "filtered_calls"),
-        ("pipeline.augmented_corpus.HELDOUT_SHARE", 0.3, "augmented_corpus"),
         ("lake.warehouse.VIEWS", "CREATE VIEW one AS SELECT 1;", "warehouse/toolformer_duckdb"),
         (
             "tools.built_in.calculator.Calculator.version",
@@ -185,15 +160,6 @@ def test_a_lane_removed_changes_no_stage_of_another_lane():
 def test_a_constant_of_the_method_changes_the_assets_that_use_it(monkeypatch, constant, value, names):
     monkeypatch.setattr(f"toolformer_dag.{constant}", value)
     assert changed() == set().union(*(lanes(name) or {name} for name in names.split()))
-
-
-def test_another_prompt_changes_the_samples_of_its_lane_and_the_room_that_it_leaves_for_texts(tmp_path):
-    for name in ("one", "two"):
-        text = f"Call {name}.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [Calculator(1+2)] 3 .\n"
-        (tmp_path / f"{name}.txt").write_text(text)
-    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\nprompt = 'one.txt'\n[tools.calendar]\n")
-    stale = changed("tools.calculator.prompt='two.txt'", file=tmp_path / "toolformer.toml")
-    assert stale == {"calculator/heuristic_subset", "calculator/scored_candidates"}
 
 
 if __name__ == "__main__":

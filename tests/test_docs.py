@@ -25,7 +25,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-README_LINES = 150
 
 
 def blocks(*languages: str) -> Iterator[tuple[str, str]]:
@@ -104,6 +103,8 @@ def test_a_command_parses(arguments: list[str]) -> None:
 
 def test_commands_within_sentences_exist() -> None:
     for page in PAGES:
+        if page.name == "CHANGELOG.md":  # it names commands that were removed
+            continue
         for found in INLINE.finditer(FENCE.sub("", page.read_text("utf-8"))):
             if found[1].startswith(f"{NAME} ") and "COMMAND" not in found[1]:
                 command, rest = command_of(words(found[1])[1:])
@@ -150,10 +151,6 @@ def test_links_resolve(page: Path) -> None:
 def test_generated_pages_are_up_to_date() -> None:
     for name, text in generator().pages().items():
         assert (ROOT / "docs" / "reference" / name).read_text("utf-8") == text, "run `python docs/generate.py`"
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= README_LINES
 
 
 def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:

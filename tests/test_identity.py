@@ -230,12 +230,3 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, monkeyp
     large = tmp_path / "large"
     large.write_bytes(b"a" * LARGE)
     assert len(file_hash(large)) == 16
-
-
-def test_a_file_that_is_gone_raises(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"a" * LARGE)
-    file_hash(file)
-    file.unlink()
-    with pytest.raises(FileNotFoundError):
-        file_hash(file)

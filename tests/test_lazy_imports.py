@@ -1,7 +1,7 @@
 """Libraries that another one imports at first use, and so may be missing without a word: each is used once.
 
-Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), accelerate (test_finetune.py), vl_convert
-(test_plots.py).
+Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), fastText (test_machine_translation.py), accelerate
+(test_finetune.py), vl_convert (test_plots.py).
 """
 
 import json
@@ -11,11 +11,8 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-import polars as pl
 import pytest
 from packaging.requirements import Requirement
-
-from toolformer_dag.tools.foreign_text import Identifier
 
 USED_BY_OTHERS = ("protobuf", "sentencepiece", "accelerate", "vl-convert-python", "pyarrow", "huggingface_hub")
 
@@ -35,17 +32,6 @@ def test_sentencepiece_and_protobuf_are_of_one_generation() -> None:
     assert sentencepiece_model_pb2.ModelProto().ByteSize() == 0
 
 
-def test_fasttext_identifies_with_whichever_package_provides_it() -> None:
-    texts = ["Der kleine Hund schläft heute.", "The small dog sleeps.", "", "Le chat noir mange une pomme."]
-    assert [found.label for found in Identifier(None).identify(texts)] == ["de", "en", "en", "fr"]
-
-
-def test_transformers_trains_with_accelerate() -> None:
-    from transformers import TrainingArguments
-
-    assert TrainingArguments("out", use_cpu=True, report_to=[]).device.type == "cpu"
-
-
 def test_transformers_writes_chats_with_jinja() -> None:
     from transformers import AutoTokenizer
 
@@ -58,21 +44,21 @@ def test_transformers_writes_chats_with_jinja() -> None:
     assert json.loads(written.partition(": ")[2]) == [{"a": 1}]
 
 
-def test_polars_and_duckdb_hand_rows_over_with_pyarrow() -> None:
-    import duckdb
-
-    rows = pl.DataFrame({"a": [1, 2]})
-    assert rows.to_arrow().num_rows == 2
-    assert duckdb.sql("FROM rows").pl().equals(rows)
-
-
-def test_ctranslate2_opens_the_folder_that_its_converter_wrote() -> None:
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    assert "int8" in ctranslate2.get_supported_compute_types("cpu")
-
-
-def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
-    """DuckDB loaded before Dagster also prints what it calls leaks when a run ends."""
-    asked = "import sys, toolformer_dag.cli; print(*{'dagster', 'duckdb', 'torch'} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        # DuckDB loaded before Dagster also prints what it calls leaks when a run ends
+        ("import toolformer_dag.cli", {"dagster", "duckdb", "torch"}),
+        ("import toolformer_dag.model.weights, toolformer_dag.model.requests", {"torch", "transformers"}),
+        (
+            "import toolformer_dag.tools.built_in.mcp, toolformer_dag.tools.runner; "
+            "import toolformer_dag.tools.registry as r; r.load_tool('machine_translation', {}).identity()",
+            {"torch", "transformers", "ctranslate2", "mcp"},
+        ),
+    ],
+    ids=["the command line", "plain values of the model", "tools"],
+)
+def test_what_only_some_need_is_not_imported_by_all(code: str, heavy: set[str]) -> None:
+    asked = f"import sys; {code}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -46,33 +46,65 @@ def refusal(file, **given):
     return str(error.value)
 
 
-def test_later_sources_win(file):
-    plain = load_settings(file, environment={})
-    assert (plain.tools["calculator"].tau_f, plain.tools["calculator"].k) == (0.5, 2)
-    assert (plain.training.max_steps, plain.training.seed) == (7, 5)
-    environment = {"TOOLFORMER__TOOLS__CALCULATOR__TAU_F": "0.6", "TOOLFORMER__MODEL__NAME": "gpt2"}
-    assert load_settings(file, environment=environment).tools["calculator"].tau_f == 0.6
-    assert load_settings(file, environment=environment).model.name == "gpt2"
-    overridden = load_settings(file, environment=environment, overrides=["tools.calculator.tau_f=0.8"])
-    assert overridden.tools["calculator"].tau_f == 0.8
+CAPITALS = 'profile = "Fast"\n[tools.Sums]\nk = 1\n[tools.calendar]\n[profiles.Fast.sampling]\nseed = 1\n'
+BY_CHANCE = "[tools.calculator]\ntau_f = { by_chance = 0.05 }\n[tools.calendar]\ntau_f = 0.7\n"
+TAU_F, OF_CALENDAR = "TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "TOOLFORMER__TOOLS__CALENDAR__TAU_F"
+LOADED = [
+    # later sources win: the file over its profile, variables over the file, the command line over all
+    (FILE, {}, {"tools.calculator.tau_f": 0.5, "tools.calculator.k": 2, "training.max_steps": 7, "training.seed": 5}),
+    (FILE, {TAU_F: "0.6", "TOOLFORMER__MODEL__NAME": "gpt2"}, {"tools.calculator.tau_f": 0.6, "model.name": "gpt2"}),
+    (FILE, {TAU_F: "0.6", "--set": "tools.calculator.tau_f=0.8"}, {"tools.calculator.tau_f": 0.8}),
+    (CAPITALS, {"TOOLFORMER__TOOLS__SUMS__K": "3"}, {"tools.Sums.k": 3}),
+    (CAPITALS, {OF_CALENDAR: "0.4"}, {"tools.calendar.tau_f": 0.4}),
+    (CAPITALS, {"TOOLFORMER__PROFILES__FAST__SAMPLING__SEED": "2"}, {"sampling.seed": 2}),
+    # a threshold is a number or a table, and the later source wins whole
+    (BY_CHANCE, {}, {"tools.calculator.tau_f": ChanceThreshold(by_chance=0.05)}),
+    (BY_CHANCE, {"--set": "tools.calculator.tau_f=0.3"}, {"tools.calculator.tau_f": 0.3}),
+    (
+        BY_CHANCE,
+        {"--set": "tools.calculator.tau_f.fallback=1.5"},
+        {"tools.calculator.tau_f": ChanceThreshold(by_chance=0.05, fallback=1.5)},
+    ),
+    (
+        BY_CHANCE,
+        {"--set": "tools.calendar.tau_f={by_chance=0.1}"},
+        {"tools.calendar.tau_f": ChanceThreshold(by_chance=0.1)},
+    ),
+    (
+        BY_CHANCE,
+        {f"{OF_CALENDAR}__BY_CHANCE": "0.2"},
+        {"tools.calendar.tau_f": ChanceThreshold(by_chance=0.2)},
+    ),
+    # a name that is no folder is a model's, a list may go over lines, a byte order mark is no part of the file
+    *((FILE, {"--set": f"model.name={name}"}, {"model.name": name}) for name in ("gpt2", "x" * 5000)),
+    (FILE, {"--set": "corpus.shards=[\n'a',\n'b',\n]\n"}, {"corpus.shards": ("a", "b")}),
+    ("\ufeff" + FILE, {}, {"training.max_steps": 7}),
+]
 
 
-def test_a_variable_reaches_names_with_capitals(tmp_path):
-    file = tmp_path / "toolformer.toml"
-    file.write_text('profile = "Fast"\n[tools.Sums]\nk = 1\n[tools.calendar]\n[profiles.Fast.sampling]\nseed = 1\n')
-    environment = {"TOOLFORMER__TOOLS__SUMS__K": "3", "TOOLFORMER__PROFILES__FAST__SAMPLING__SEED": "2"}
-    found = load_settings(file, environment=environment | {"TOOLFORMER__TOOLS__CALENDAR__K": "4"})
-    assert {key: lane.k for key, lane in found.tools.items()} == {"Sums": 3, "calendar": 4}
-    assert found.sampling.seed == 2
+@pytest.mark.parametrize(("text", "sources", "values"), LOADED, ids=range(len(LOADED)))
+def test_a_value_is_that_of_the_last_source_that_gives_it(file, text, sources, values):
+    file.write_text(text, "utf-8")
+    environment = {name: value for name, value in sources.items() if name != "--set"}
+    overrides = [value for name, value in sources.items() if name == "--set"]
+    found = load_settings(file, environment=environment, overrides=overrides)
+    for path, value in values.items():
+        section, *names, last = path.split(".")
+        assert getattr(found.tools[names[0]] if names else getattr(found, section), last) == value, path
 
 
-def test_profile_gives_values_and_adds_no_lane(file):
-    assert list(load_settings(file, environment={}).tools) == ["calculator", "calendar"]
-
-
-def test_without_a_file_the_five_tools_stand(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert tuple(load_settings(environment={}).tools) == BUILT_IN_TOOLS
+@pytest.mark.parametrize(
+    ("text", "given", "lanes"),
+    [
+        (FILE, {}, ["calculator", "calendar"]),  # a profile gives values, and no lane
+        (FILE, {"overrides": ["tools.wiki_search.enabled=true"]}, ["calculator", "calendar", "wiki_search"]),
+        ("[tools.calendar]\n[tools.calculator]\n", {}, ["calendar", "calculator"]),
+        ("", {}, list(BUILT_IN_TOOLS)),
+    ],
+)
+def test_the_lanes_are_those_of_the_file_and_of_the_command_line(file, text, given, lanes):
+    file.write_text(text)
+    assert list(load_settings(file, environment={}, **given).tools) == lanes
 
 
 @pytest.mark.parametrize(
@@ -87,15 +119,6 @@ def test_a_value_for_one_tool_takes_no_other_away(tmp_path, monkeypatch, source)
     plain, tools = load_settings(environment={}).tools, load_settings(**source).tools
     assert tuple(tools) == BUILT_IN_TOOLS
     assert {key: section.tau_f for key, section in tools.items() if section != plain[key]} == {"calculator": 0.8}
-
-
-def test_a_lane_of_the_command_line_stands_beside_those_of_the_file(file):
-    tools = load_settings(file, environment={}, overrides=["tools.wiki_search.enabled=true"]).tools
-    assert (set(tools), tools["wiki_search"].k) == ({"calculator", "calendar", "wiki_search"}, 9)
-
-
-def test_shards_are_taken_as_they_are(file):
-    assert load_settings(file, environment={}, shards=["/tmp/o'b/*.gz"]).corpus.shards == ("/tmp/o'b/*.gz",)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +137,6 @@ def test_paths_count_from_the_folder_of_the_file(file, monkeypatch, pairs, key, 
     section, _, name = key.partition(".")
     found = getattr(getattr(load_settings(file, environment={}, overrides=pairs), section), name)
     assert Path(found) == file.parent / value
-
-
-@pytest.mark.parametrize("name", ["gpt2", "x" * 5000])
-def test_a_name_that_is_no_folder_is_a_model_s(file, name):
-    assert load_settings(file, environment={}, overrides=[f"model.name={name}"]).model.name == name
 
 
 @pytest.mark.parametrize(
@@ -165,6 +183,10 @@ def test_a_name_that_is_no_folder_is_a_model_s(file, name):
         ("paths.warehouse=s3://bucket/w", ["paths.warehouse: s3://bucket/w", "only local folders are supported"]),
         ("paths.lake=~nobody_of_that_name/lake", ["paths.lake: ~nobody_of_that_name/lake", "Write the whole path"]),
         ("profile=nowhere", ["'nowhere'", "known profiles", "embedded"]),
+        (
+            "tools={calculator={enabled=false}, calendar={enabled=false}}",
+            ["no tool is enabled; write `enabled"],
+        ),
     ],
 )
 def test_mistakes_are_named(file, pair, words):
@@ -182,34 +204,19 @@ def test_mistakes_are_named(file, pair, words):
         ({"environment": {VARIABLE: "3"}, "overrides": ["tools.calculator=3"]}, "--set tools.calculator"),
         ({"profile": "nowhere"}, "--profile"),
         ({"environment": {"TOOLFORMER__PROFILE": "nowhere"}}, "$TOOLFORMER__PROFILE"),
+        ({"shards": ["caf\udce9/*.gz"]}, "--shards: corpus.shards.0: the text is not UTF-8"),
+        ({"profile": "caf\udce9"}, "--profile"),
+        ({"overrides": ["caf\udce9=1"]}, "--set caf\\udce9"),
     ],
 )
 def test_a_mistake_is_blamed_on_where_it_was_made(file, given, origin):
-    assert refusal(file, **given).startswith(f"{origin}: ")
+    assert refusal(file, **given).startswith(origin)
 
 
 def test_a_mistake_in_the_file_is_not_blamed_on_a_variable_beside_it(file):
     file.write_text(file.read_text() + "[sampling]\ntop_p = 2\n")
     for environment in ({VARIABLE: "3"}, {"TOOLFORMER__SAMPLING": "{seed = 1}"}):
         assert refusal(file, environment=environment).startswith(f"{file}: ")
-
-
-def test_broken_and_missing_files_are_named(tmp_path):
-    broken = tmp_path / "toolformer.toml"
-    broken.write_text("[tools\n")
-    assert "not TOML" in refusal(broken)
-    assert "no such file" in refusal(tmp_path / "other.toml")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_file(file):
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert load_settings(file, environment={}).training.max_steps == 7
-
-
-def test_no_enabled_tool_is_refused(file):
-    pairs = ["tools.calculator.enabled=false", "tools.calendar.enabled=false"]
-    with pytest.raises(SettingsError, match=r"no tool is enabled; write `enabled = true` under \[tools.calculator\]"):
-        load_settings(file, environment={}, overrides=pairs)
 
 
 def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
@@ -222,21 +229,6 @@ def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
 def test_only_the_paper_s_profiles_let_calls_look_ahead(profile, look_ahead):
     settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile=profile, environment={})
     assert {lane.look_ahead for lane in lanes(settings)} == {look_ahead}
-
-
-def test_a_threshold_is_a_number_or_a_table_and_the_later_source_wins_whole(tmp_path):
-    file = tmp_path / "toolformer.toml"
-    file.write_text("[tools.calculator]\ntau_f = { by_chance = 0.05 }\n[tools.calendar]\ntau_f = 0.7\n")
-
-    def tau_f(*overrides, lane="calculator", **environment):
-        return load_settings(file, environment=environment, overrides=overrides).tools[lane].tau_f
-
-    assert tau_f() == ChanceThreshold(by_chance=0.05)
-    assert tau_f("tools.calculator.tau_f=0.3") == 0.3
-    assert tau_f("tools.calculator.tau_f.fallback=1.5") == ChanceThreshold(by_chance=0.05, fallback=1.5)
-    assert tau_f("tools.calendar.tau_f={by_chance=0.1}", lane="calendar") == ChanceThreshold(by_chance=0.1)
-    variable = {"TOOLFORMER__TOOLS__CALENDAR__TAU_F__BY_CHANCE": "0.2"}
-    assert tau_f(lane="calendar", **variable) == ChanceThreshold(by_chance=0.2)
 
 
 LEVELS = 1000
@@ -297,22 +289,22 @@ def test_an_override_and_a_variable_of_that_kind_are_refused(file, key, value, w
     assert all(word.lower() in message.lower() for word in words), message
 
 
-def test_a_value_of_several_lines_is_read_where_it_is_one_value(file):
-    lists = load_settings(file, environment={}, overrides=["corpus.shards=[\n'a',\n'b',\n]\n"]).corpus.shards
-    assert lists == ("a", "b")
-
-
-def test_names_that_are_not_utf_8_are_refused(tmp_path):
-    odd = tmp_path / "caf\udce9"
-    odd.mkdir()
-    (odd / "toolformer.toml").write_text("[tools.calculator]\n")
-    assert "caf\\udce9/toolformer.toml: the path is not UTF-8" in refusal(odd / "toolformer.toml")
-    assert "not UTF-8" in refusal(None, environment={"TOOLFORMER_CONFIG": str(odd / "toolformer.toml")})
-    file = tmp_path / "toolformer.toml"
-    file.write_text("[tools.calculator]\n")
-    assert refusal(file, shards=["caf\udce9/*.gz"]).startswith("--shards: corpus.shards.0: the text is not UTF-8")
-    assert "profile" in refusal(file, profile="caf\udce9")
-    assert "--set caf\\udce9" in refusal(file, overrides=["caf\udce9=1"])
+@pytest.mark.parametrize(
+    ("path", "text", "words"),
+    [
+        ("toolformer.toml", "[tools\n", "not TOML"),
+        ("other.toml", None, "no such file"),
+        ("caf\udce9/toolformer.toml", "[tools.calculator]\n", "caf\\udce9/toolformer.toml: the path is not UTF-8"),
+        *((name, None, "name") for name in ("x" * 5000, "a\0b", ".")),
+    ],
+    ids=["no TOML", "missing", "not UTF-8", "long", "NUL", "folder"],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, path, text, words):
+    if text is not None:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+        assert words in refusal(None, environment={"TOOLFORMER_CONFIG": str(tmp_path / path)})
+    assert words in refusal(tmp_path / path)
 
 
 def test_a_shard_whose_name_is_not_utf_8_is_named(file, tmp_path):
@@ -321,17 +313,6 @@ def test_a_shard_whose_name_is_not_utf_8_is_named(file, tmp_path):
     with pytest.raises(SettingsError, match=r"caf\\udce9.*not UTF-8.*rename") as error:
         shard_files(settings)
     str(error.value).encode()
-
-
-@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "."])
-def test_a_path_that_is_no_file_is_named(name):
-    assert "name" in refusal(Path(name))
-
-
-def test_lanes_keep_the_order_of_the_file(tmp_path):
-    file = tmp_path / "toolformer.toml"
-    file.write_text("[tools.calendar]\n[tools.calculator]\n")
-    assert list(load_settings(file, environment={}).tools) == ["calendar", "calculator"]
 
 
 def described(table: type[SettingsTable]):

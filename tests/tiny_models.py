@@ -1,13 +1,13 @@
 """Tiny random models of many architectures, and four kinds of tokenizers, made on the spot."""
 
-import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from tests.tokenizers import byte_level, metaspace
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 
 PROMPT = "Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is [Calculator(1 + 2)] 3.\n"
@@ -25,44 +25,11 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
 
     " [" is one token but in `bytes`, where it is two. `prepended` puts a space before every text (Llama-2).
     """
-    return _byte_level(320 if kind == "merged" else 257) if kind in ("merged", "bytes") else _metaspace(kind)
+    sizes = {"merged": 320, "bytes": 257}
+    return byte_level(CORPUS, sizes[kind]) if kind in sizes else metaspace(CORPUS, 330, kind)
 
 
 TOKENIZERS = ("merged", "bytes", "bos", "prepended")
-
-
-def _byte_level(vocabulary: int) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>")
-
-
-def _metaspace(kind: str) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=kind == "prepended")
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, show_progress=False, special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))]
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = content["added_tokens"][: len(special)]
-    if kind == "prepended":
-        content["pre_tokenizer"] = None
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if kind == "prepended":
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        parts.append(decoders.Strip(" ", 1, 0))
-    tokenizer.decoder = decoders.Sequence(parts)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 WIDE = {"initializer_range": 0.3}
@@ -195,3 +162,10 @@ def tiny_model(architecture: str, tokenizer: PreTrainedTokenizerFast, seed: int 
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
     config = AutoConfig.for_model(kind, vocab_size=len(tokenizer) + len(tokenizer) % 2, **shape, **ends)
     return wrap_language_model(architecture, AutoModelForCausalLM.from_config(config).float(), tokenizer)
+
+
+def save(language_model: LanguageModel, folder: Path) -> str:
+    """Save model and tokenizer in `folder` and return its name."""
+    language_model.model.save_pretrained(folder)
+    language_model.tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -8,13 +8,18 @@ ones too; one random layer makes a loss depend on what stands further back.
 import gzip
 import itertools
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from tests.tokenizers import byte_level
 
 torch.set_num_threads(1)  # models this small only wait for each other on more
 CONTEXT = 192
@@ -66,7 +71,6 @@ from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
 
 class SumsOptions(ToolOptions):
     edition: int = 1
-    shortest: int = 0
 
 
 class Sums(Tool):
@@ -74,9 +78,6 @@ class Sums(Tool):
     version = "1"
     defaults = ToolDefaults(0.1, 2, 6, 0.0)
     Options = SumsOptions
-
-    def keeps(self, text, offset, input):
-        return len(input) >= self.options.shortest
 
     def run(self, calls):
         return [ToolResult(str(self.options.edition * sum(map(int, re.findall("[0-9]+", c.input))))) for c in calls]
@@ -98,21 +99,6 @@ def lines(generator: random.Random) -> list[str]:
     ]
 
 
-def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train a byte-level tokenizer, so that any text has tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=310,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>")
-
-
 def followers(tokenizer: PreTrainedTokenizerFast, texts: list[str], size: int) -> torch.Tensor:
     """Return [size, size]: row a holds the log-probabilities of the token after a."""
     counts = torch.full((size, size), 1e-4)
@@ -126,7 +112,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     """Save model and tokenizer in `folder` and return it; another seed is another model."""
     torch.manual_seed(seed)
     texts = lines(random.Random(seed))
-    tokenizer = tokenizer_of(texts)
+    tokenizer = byte_level(texts, 310)
     size = len(tokenizer) + len(tokenizer) % 2
     config = GPT2Config(
         vocab_size=size,
@@ -189,3 +175,29 @@ def copy_world(world: Path, folder: Path) -> Path:
         return shutil.copytree(world, folder)
     except shutil.Error:  # another process looked at it: SQLite's log came and went
         return shutil.copytree(world, folder, dirs_exist_ok=True)
+
+
+@dataclass(frozen=True)
+class WorldFolder:
+    """A folder with toolformer.toml in it."""
+
+    folder: Path
+
+    def edit(self, old: str, new: str, file: str = "toolformer.toml") -> None:
+        """Change a file as a person would."""
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def start(self, *arguments: str, output: int = subprocess.PIPE, **variables: str) -> subprocess.Popen[str]:
+        """Start a command in a session of its own, as a terminal has it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "toolformer_dag.cli", *arguments],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )

@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import OtherSite
-from tests.runs.conftest import new_world
+from tests.runs.conftest import World
 from tests.ui_server import served
-from tests.worlds import make_model
+from tests.worlds import lay_out
 
 pytestmark = pytest.mark.long
 
@@ -26,10 +26,10 @@ HOSTILE = (
 
 
 @pytest.fixture
-def address(tmp_path: Path, other_site: OtherSite, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def address(tmp_path: Path, model: Path, other_site: OtherSite, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The UI over a project whose documents, titles and shard names are hostile."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / ".dagster"))
-    world = new_world(tmp_path, make_model(tmp_path / "made"))
+    world = World(lay_out(tmp_path, model))
     for number, hostile in enumerate(text.format(port=other_site.port) for text in HOSTILE):
         record = {
             "url": f"https://example.org/{hostile}",

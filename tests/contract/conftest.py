@@ -12,7 +12,6 @@ change, with
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ from polars.testing import assert_frame_equal
 
 from tests.command_line import Done, cli
 from tests.conftest import Once
-from tests.worlds import copy_world, lay_out, make_model
+from tests.worlds import WorldFolder, copy_world, lay_out, make_model
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -76,10 +75,8 @@ NOTHING = Spent(0, 0)
 
 
 @dataclass(frozen=True)
-class World:
-    """A folder with toolformer.toml in it."""
-
-    folder: Path
+class World(WorldFolder):
+    """A world that is asked as a user asks."""
 
     @property
     def warehouse(self) -> Path:
@@ -100,17 +97,6 @@ class World:
         done = self.cli(*arguments, stdin=stdin)
         assert done.returncode == 0, done.stderr
         return done.stdout
-
-    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Starts a command in a process group of its own."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "toolformer_dag.cli", *arguments],
-            cwd=self.folder,
-            env=os.environ | self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
 
     def stale(self, *options: str) -> set[str]:
         """Names the stale assets, without partitions."""
@@ -153,13 +139,6 @@ class World:
         """Reads every public table, without what measures time, in an order that does not depend on the last bits."""
         with duckdb.connect(self.warehouse, read_only=True) as connection:
             return {name: _ordered(connection.table(name).pl()) for name in PUBLIC}
-
-    def edit(self, file: str, old: str, new: str) -> None:
-        """Changes a file as a person would."""
-        path = self.folder / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
 
 
 @contextmanager

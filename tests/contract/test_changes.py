@@ -33,7 +33,7 @@ def changed_prompt(world: World) -> None:
 
 
 def changed_version(world: World) -> None:
-    world.edit("sums_tool.py", 'version = "1"', 'version = "second"')
+    world.edit('version = "1"', 'version = "second"', "sums_tool.py")
 
 
 def added_shard(world: World) -> None:
@@ -155,17 +155,6 @@ def test_another_model_pays_for_everything_anew(world, other_model):
     assert {"training/finetuned_checkpoint", "training/baseline_checkpoint"} <= stale <= EVERYTHING
     check_cost("another model", world.mend())
     assert world.stale() <= BY_HAND
-
-
-def test_a_threshold_that_keeps_the_same_calls_keeps_the_same_corpus(world, made):
-    [(smallest,)] = made.sql("select min(delta) from filtered_calls where tool = 'calculator'")
-    assert smallest > 2e-7
-    change = ("--set", f"tools.calculator.tau_f={smallest / 2}")
-    assert world.mend(*change) == NOTHING
-    assert world.sql("select tau_f from lanes where tool = 'calculator'") == [(smallest / 2,)]
-    before, after = made.tables(), world.tables()
-    assert_same({"c": before["augmented_corpus"]}, {"c": after["augmented_corpus"]})
-    assert world.stale(*change) == set()
 
 
 def test_a_second_run_does_nothing_and_a_new_threshold_runs_the_checkpoints(world):

@@ -9,26 +9,12 @@ import pytest
 from tests.command_line import Done
 from tests.contract.conftest import REPOSITORY, World
 
-COMMANDS = {"run", "demo", "stale", "sql", "tool", "generate", "score", "clean", "ui", "embedded"}
-LINE = '{"text": "The total is 117.", "offset": 12, "tool": "Calculator", "input": "94 + 23", "result": "117"}'
-ADA = "Ada had 17 apples and got 25 more, so in total there were"
-
 
 @pytest.fixture
 def here(tmp_path: Path) -> World:
     """A folder with the settings that come with the package."""
     (tmp_path / "toolformer.toml").write_text((REPOSITORY / "toolformer.toml").read_text())
     return World(tmp_path)
-
-
-def test_help_lists_the_commands(here):
-    printed = here.ok("--help")
-    assert set(re.findall(r"^  ([a-z]+)  ", printed, re.MULTILINE)) >= COMMANDS
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS - {"embedded"}))
-def test_every_command_says_what_it_does_with_an_example(here, name):
-    assert "Example" in here.ok(name, "--help") or name == "ui"
 
 
 def test_a_tool_answers(here):
@@ -46,22 +32,6 @@ def test_a_tool_answers_line_by_line(here):
     answers = [json.loads(line) for line in here.ok("tool", "calculator", "-", stdin="1+1\nwords\n").splitlines()]
     assert [answer["result"] for answer in answers] == ["2", None]
     assert answers[0]["input"] == "1+1" and answers[1]["reason"]
-
-
-def test_the_readmes_line_is_scored(here):
-    done = here.cli("score", "-", stdin=LINE + "\n")
-    assert done.returncode == 0, done.stderr
-    [scored] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert json.loads(LINE).items() <= scored.items()
-    assert scored["loss_minus"] == pytest.approx(min(scored["loss_empty"], scored["loss_call"]))
-    assert scored["loss_plus"] == pytest.approx(scored["loss_result"])
-    assert scored["delta"] == pytest.approx(scored["loss_minus"] - scored["loss_plus"])
-    assert scored["delta"] > 0
-
-
-def test_generate_goes_on_from_the_text_and_calls_nothing_where_that_is_disabled(here):
-    printed = here.ok("generate", ADA, "--disabled", "--max-new-tokens", "6")
-    assert printed.startswith(ADA) and "[" not in printed
 
 
 def test_generate_takes_the_finetuned_checkpoint(made):
@@ -88,12 +58,6 @@ def test_clean_says_what_would_go_and_removes_it_only_when_told(world):
     assert listed(world.cli("clean", "--grace-hours", "0")) == (0, 0)
     assert all(table.equals(world.tables()[name]) for name, table in before.items())
     assert "calculator/filtered_calls" not in world.stale("--set", "tools.calculator.tau_f=0.3")
-
-
-def test_why_tells_old_and_new_value_below_the_stale_asset(made):
-    lines = made.ok("stale", "--why", "--set", "tools.calculator.tau_f=0.3").splitlines()
-    assert lines[0].startswith("calculator/filtered_calls")
-    assert any(line.startswith(" ") and "tau_f" in line and "0.0 -> 0.3" in line for line in lines[1:])
 
 
 def test_the_settings_file_that_is_named_holds_and_set_wins_over_it(world):

@@ -87,20 +87,9 @@ def test_the_demo_gives_the_figures_that_it_gave(demo, name):
         assert one == (pytest.approx(other, rel=1e-4) if isinstance(other, float) else other)
 
 
-def test_every_lane_of_the_demo_scores_calls(demo):
-    assert {tool for (tool,) in demo.sql("select distinct tool from loss_deltas")} == set(LANES)
-
-
 def test_the_delta_is_what_the_losses_make_it(demo):
     wrong = "abs(delta - (least(loss_empty, loss_call) - loss_result)) > 1e-4 or loss_plus <> loss_result"
     assert demo.sql(f"select count(*) from loss_deltas where {wrong}") == [(0,)]
-
-
-def test_what_is_kept_follows_from_the_deltas_and_the_thresholds(demo):
-    key = "tool, digest, segment, position, sample"
-    for tool, tau_f in demo.sql("select tool, tau_f from lanes"):
-        kept = demo.sql(f"select {key} from filtered_calls where tool = '{tool}' order by all")
-        assert kept == demo.sql(f"select {key} from kept_at({tau_f}) where tool = '{tool}' order by all")
 
 
 def test_a_second_run_of_the_demo_does_nothing(demo):

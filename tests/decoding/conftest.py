@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_models import tiny_model, tokenizer_of
+from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.model.loading import LanguageModel, load_language_model
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
@@ -21,8 +21,7 @@ TAUGHT = {
 
 def teach(model: LanguageModel, scripts: Mapping[str, str], steps: int, folder: Path) -> LanguageModel:
     """Finetune a model until it knows what follows each prompt by heart."""
-    model.model.save_pretrained(folder / "base")
-    model.tokenizer.save_pretrained(folder / "base")
+    save(model, folder / "base")
     texts = [prompt + script for prompt, script in scripts.items()]
     settings = TrainingSettings(
         batch_size=len(texts), device_batch_size=len(texts), learning_rate=1e-2, max_steps=steps, eval_steps=steps

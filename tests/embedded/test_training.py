@@ -15,6 +15,7 @@ from embedded_model.export import mean_model
 from embedded_model.network import SHAPES, EmbeddedTraining, ModelShape
 from embedded_model.train import PretrainingProgress, train
 from tests.processes import started_by_a_killed
+from tests.training.test_finetune import same_weights, weights
 from toolformer_dag.files import UserError
 from toolformer_dag.synthetic import SMALL_MODEL
 
@@ -36,15 +37,6 @@ def begun(run: Run, folder: Path) -> Path:
     """A folder with the tokenizer of the whole run, which takes longest to make."""
     shutil.copytree(run[0] / "training", folder / "training", ignore=shutil.ignore_patterns("c*", "m*"))
     return folder
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    first, second = weights(one), weights(other)
-    return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 @pytest.mark.long

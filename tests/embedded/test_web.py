@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,11 +77,6 @@ def test_no_page_holds_a_call(pages: list[dict]) -> None:
     )
 
 
-def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
-    one, two, other = (write_shards(tmp_path / str(n), 2, 50, seed)[0].read_bytes() for n, seed in enumerate((1, 1, 2)))
-    assert one == two != other
-
-
 def test_bytes_are_the_same_on_every_machine() -> None:
     # changes with every change of the world's names or wordings: the number is to be replaced then, on purpose
     texts = "".join(json.dumps(page, ensure_ascii=False) for page in records(0, "corpus", 200))
@@ -92,9 +86,3 @@ def test_bytes_are_the_same_on_every_machine() -> None:
 @given(st.binary(max_size=500), st.integers(0, 300))
 def test_stored_gzip_is_gzip(data: bytes, times: int) -> None:
     assert gzip.decompress(stored_gzip(data * times)) == data * times
-
-
-def test_two_writers_of_one_folder_are_in_nobodys_way(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: write_shards(tmp_path, 2, 4, 1), range(20)))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["en_head_0000.json.gz", "en_head_0001.json.gz"]

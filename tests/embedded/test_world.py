@@ -66,11 +66,6 @@ def test_facts_stay_in_their_part(world: World, part: WorldPart) -> None:
         assert town.facts["river"] in rivers
 
 
-def test_the_same_seed_makes_the_same_world() -> None:
-    assert World(4).all_entities() == World(4).all_entities()
-    assert World(4).all_entities() != World(5).all_entities()
-
-
 @pytest.mark.parametrize("part", ["pretraining", "corpus"])
 def test_pages_hold_no_name_of_evaluation(world: World, part: WorldPart) -> None:
     found = {word for one in records(0, part, 2000) for word in one["raw_content"].replace("\n", " ").split(" ")}

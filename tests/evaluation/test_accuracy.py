@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
+from tests.decoding.conftest import teach
 from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
@@ -31,13 +31,11 @@ from toolformer_dag.settings.sections import (
     PathSettings,
     SamplingSettings,
     Settings,
-    TrainingSettings,
 )
 from toolformer_dag.settings.tool_settings import ToolLimits, ToolSettings
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
-from toolformer_dag.training.finetune import finetune
 
 CALCULATOR = load_tool("calculator", {})
 CALENDAR = load_tool("calendar", {})
@@ -49,14 +47,10 @@ Ask = Callable[..., list[QuestionOutcome]]
 @pytest.fixture(scope="module")
 def adder(tiny_model: Callable[..., LanguageModel], tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     """Knows by heart which call each prompt needs, and calls the calendar for the last."""
+    scripts = {f"Bo had {a} and {b}, so": f" [Calculator({a} + {b}) -> {a + b}] {a + b} in all." for a, b in SUMS}
+    scripts["Bo had 8 and 3, so"] = " [Calendar() -> Monday] 99 in all."
     folder = tmp_path_factory.mktemp("adder")
-    tiny = tiny_model("gptj", width=64)
-    tiny.model.save_pretrained(folder / "base")
-    tiny.tokenizer.save_pretrained(folder / "base")
-    texts = [f"Bo had {a} and {b}, so [Calculator({a} + {b}) -> {a + b}] {a + b} in all." for a, b in SUMS[:-1]]
-    texts += [f"Bo had {a} and {b}, so [Calendar() -> Monday] 99 in all." for a, b in SUMS[-1:]]
-    settings = TrainingSettings(batch_size=6, device_batch_size=6, learning_rate=1e-2, max_steps=120, eval_steps=60)
-    finetune(ModelSettings(name=str(folder / "base")), texts, texts, settings, folder / "out")
+    teach(tiny_model("gptj", width=64), scripts, 120, folder)
     return load_identified(ModelSettings(name=str(folder / "out"), device="cpu"))
 
 
@@ -210,11 +204,6 @@ def test_lost_calls_are_an_accident_once_in_a_hundred_and_an_outage_beyond(ask: 
     check_outage([right] * 199 + [lost] * 2)
     with pytest.raises(ToolDown, match="no answer to 3 of 202 questions"):
         check_outage([right] * 199 + [lost] * 3)
-
-
-def test_markdown_keeps_cells_apart() -> None:
-    frame = pl.DataFrame({"a|b": ["x|y", None]}, schema={"a|b": pl.String})
-    assert markdown(frame).splitlines()[2:] == ["| x\\|y |", "|  |"]
 
 
 @pytest.mark.parametrize("tool", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])

@@ -31,10 +31,10 @@ RULES = {
 }
 
 
-def lines(file: Path, *records: Any) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return file
+def write(folder: Path, files: dict[str, str]) -> None:
+    for file, content in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(content, encoding="utf-8")
 
 
 def of_mlqa(language: str, version: str = "1.0", **asked: str) -> dict[str, str]:
@@ -49,11 +49,13 @@ def mlqa_asked(question: str) -> tuple[str, tuple[str, ...]]:
     return MLQA.format("It is Bo.", question), ("Bo",)
 
 
+RELATION = {"relation": "P19", "template": "[X] was born in [Y] ."}
+
+
 def of_lama(**files: list[Any]) -> dict[str, str]:
     """Return LAMA's files with the records of some, by folder."""
-    known = {"relation": "P19", "template": "[X] was born in [Y] ."}
     named = {f"{folder}/a.jsonl": "\n".join(map(json.dumps, records)) for folder, records in files.items()}
-    return {"relations.jsonl": json.dumps(known), **named}
+    return {"relations.jsonl": json.dumps(RELATION), **named}
 
 
 BORN = {"pred": "/people/person/place_of_birth", "sub_label": "Ada", "obj_label": "London"}
@@ -225,9 +227,7 @@ READ: list[tuple[str, dict[str, str], list[tuple[str, list[tuple[str, tuple[str,
 def test_a_benchmark_is_read_in_each_form_it_is_passed_on_in(
     tmp_path: Path, name: str, files: dict[str, str], expected: list[Any]
 ) -> None:
-    for file, content in files.items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(content, encoding="utf-8")
+    write(tmp_path, files)
     found = read_benchmark(name, tmp_path if name in FOLDERS else tmp_path / next(iter(files)))
     told = [(one.name, [(each.prompt, each.answers) for each in one.questions], one.left_out) for one in found]
     assert told == expected
@@ -236,142 +236,151 @@ def test_a_benchmark_is_read_in_each_form_it_is_passed_on_in(
         assert {each.context for each in one.questions} == {"2012-01-01" if name == "templama" else ""}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"), [({"answer": {"name": None}}, "no attribute 'strip'"), ({"date": "2010-05-01"}, "2010-05-01")]
-)
-def test_a_record_of_templama_of_another_shape_is_refused(tmp_path: Path, wrong: dict[str, Any], reason: str) -> None:
-    lines(tmp_path / "t.jsonl", TEMPLAMA, {**TEMPLAMA, **wrong})
-    with pytest.raises(BenchmarkError, match=rf"t\.jsonl, record 2 has an unexpected shape \(.*{reason}"):
-        read_benchmark("templama", tmp_path / "t.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("nq.jsonl", '{"prompt": "who", "label": "Bo"}', "fields prompt, label; known: question or qText with a list"),
-        ("svamp.csv", "Question,Answer\nHow many?,3\n", "fields Question, Answer; known: Body, Question and Answer"),
-        ("svamp.json", '{"examples": []}', "holds no list; .*it has the fields examples"),
-        ("nq.csv", "question,answers\nwho,['Bo'],3\n", r"row 2 has 3 cells and not 2 \(question, answers\)"),
-        ("nq.csv", 'question,answers\n"who"s,Bo\n', "is not readable CSV"),
-    ],
-)
-def test_a_wrong_file_is_named_with_what_was_found_and_what_is_known(
-    tmp_path: Path, name: str, content: str, message: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(BenchmarkError, match=f"{name}.*{message}"):
-        read_benchmark(name.partition(".")[0], tmp_path / name)
-
-
-def test_mlqa_asks_in_one_file_per_language(tmp_path: Path) -> None:
-    for name in ("dev-context-en-question-de.json", "test-context-en-question-de.json"):
-        (tmp_path / name).write_text('{"data": []}')
-    with pytest.raises(BenchmarkError, match=r"dev-.*-de\.json and test-.*-de\.json have the same language; keep one"):
-        read_benchmark("mlqa", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({}, "holds no list 'data'"),
-        ({"data": None}, "holds no list 'data'"),
-        ({"data": {}}, "holds no list 'data'"),
-        (
-            {"data": [{"paragraphs": []}, {"context": "", "question": ""}]},
-            "article 2 has an unexpected .*'paragraphs'",
-        ),
-        ({"data": [{"paragraphs": [{"qas": [{}]}]}]}, "article 1 has an unexpected shape .*'context'"),
-        ({"data": [{"paragraphs": [{"context": ""}]}]}, "article 1 has an unexpected shape .*'qas'"),
-        ({"data": [{"paragraphs": [{"context": "", "qas": [{}]}]}]}, "record 1 has an unexpected shape .*'answers'"),
-    ],
-)
-def test_what_is_not_of_mlqa_s_shape_is_refused(tmp_path: Path, content: Any, message: str) -> None:
-    lines(tmp_path / "test-context-en-question-de.json", content)
-    with pytest.raises(BenchmarkError, match=rf"question-de\.json,? {message}.*; give the benchmark's own file"):
-        read_benchmark("mlqa", tmp_path)
-
-
-@pytest.mark.parametrize("record", [{"relation": "P1"}, [1], {"relation": "P1", "template": None}])
-def test_a_relation_of_lama_without_its_template_is_refused(tmp_path: Path, record: Any) -> None:
-    lines(tmp_path / "relations.jsonl", {"relation": "P19", "template": "[X] was born in [Y] ."}, record)
-    with pytest.raises(BenchmarkError, match=r"relations\.jsonl, record 2 has an unexpected shape .*; give the"):
-        read_benchmark("lama", tmp_path)
-
-
-def test_the_file_of_a_folder_is_named(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.jsonl"):
-        lines(
-            tmp_path / name, {"input": "2 and 2", "target": 4}, *([{"input": "2 and 3"}] if name == "b.jsonl" else [])
+GERMAN, OF_MLQA = "test-context-en-question-de.json", r"question-de\.json,? {}.*; give the benchmark's own file"
+REFUSED: list[tuple[str, dict[str, str], str]] = [
+    *(
+        ("templama", {"t.jsonl": json.dumps(TEMPLAMA) + "\n" + json.dumps({**TEMPLAMA, **wrong})}, reason)
+        for wrong, reason in (
+            ({"answer": {"name": None}}, r"t\.jsonl, record 2 has an unexpected shape \(.*no attribute 'strip'"),
+            ({"date": "2010-05-01"}, r"t\.jsonl, record 2 has an unexpected shape \(.*2010-05-01"),
         )
-    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 2 has an unexpected shape \(KeyError: 'target'\)"):
-        read_benchmark("mawps", tmp_path)
-    lines(tmp_path / "relations.jsonl")
-    for subset, records in (("a", []), ("b", [{"masked_sentences": ["It is [MASK]."], "obj_label": None}])):
-        lines(tmp_path / "Squad" / f"{subset}.jsonl", *records)
-    with pytest.raises(BenchmarkError, match=r"b\.jsonl, record 1 has an unexpected shape"):
-        read_benchmark("lama", tmp_path)
+    ),
+    (
+        "nq",
+        {"nq.jsonl": '{"prompt": "who", "label": "Bo"}'},
+        "nq.jsonl.*fields prompt, label; known: question or qText with a list",
+    ),
+    (
+        "svamp",
+        {"svamp.csv": "Question,Answer\nHow many?,3\n"},
+        "svamp.csv.*fields Question, Answer; known: Body, Question and Answer",
+    ),
+    ("svamp", {"svamp.json": '{"examples": []}'}, "svamp.json.*holds no list; .*it has the fields examples"),
+    (
+        "nq",
+        {"nq.csv": "question,answers\nwho,['Bo'],3\n"},
+        r"nq.csv.*row 2 has 3 cells and not 2 \(question, answers\)",
+    ),
+    ("nq", {"nq.csv": 'question,answers\n"who"s,Bo\n'}, "nq.csv.*is not readable CSV"),
+    (
+        "mlqa",
+        {f"{part}-context-en-question-de.json": '{"data": []}' for part in ("dev", "test")},
+        r"dev-.*-de\.json and test-.*-de\.json have the same language; keep one",
+    ),
+    *(
+        ("mlqa", {GERMAN: json.dumps(content)}, OF_MLQA.format(reason))
+        for content, reason in (
+            ({}, "holds no list 'data'"),
+            ({"data": None}, "holds no list 'data'"),
+            ({"data": {}}, "holds no list 'data'"),
+            (
+                {"data": [{"paragraphs": []}, {"context": "", "question": ""}]},
+                "article 2 has an unexpected .*'paragraphs'",
+            ),
+            ({"data": [{"paragraphs": [{"qas": [{}]}]}]}, "article 1 has an unexpected shape .*'context'"),
+            ({"data": [{"paragraphs": [{"context": ""}]}]}, "article 1 has an unexpected shape .*'qas'"),
+            (
+                {"data": [{"paragraphs": [{"context": "", "qas": [{}]}]}]},
+                "record 1 has an unexpected shape .*'answers'",
+            ),
+        )
+    ),
+    *(
+        (
+            "lama",
+            {"relations.jsonl": json.dumps(RELATION) + "\n" + json.dumps(record)},
+            r"relations\.jsonl, record 2 has an unexpected shape .*; give the",
+        )
+        for record in ({"relation": "P1"}, [1], {"relation": "P1", "template": None})
+    ),
+    (
+        "lama",
+        {
+            "relations.jsonl": "",
+            "Squad/a.jsonl": "",
+            "Squad/b.jsonl": json.dumps({"masked_sentences": ["It is [MASK]."], "obj_label": None}),
+        },
+        r"b\.jsonl, record 1 has an unexpected shape",
+    ),
+    (
+        "mawps",
+        {
+            "a.jsonl": json.dumps({"input": "2 and 2", "target": 4}),
+            "b.jsonl": json.dumps({"input": "2 and 2", "target": 4}) + "\n" + json.dumps({"input": "2 and 3"}),
+        },
+        r"b\.jsonl, record 2 has an unexpected shape \(KeyError: 'target'\)",
+    ),
+    *(
+        (name, {"file": content}, message)
+        for name, content, message in (
+            ("svamp", "{", "is not readable JSON"),
+            ("nq", '{"question": "who"}\n', "record 1 has an unexpected shape"),
+            ("svamp", f"[{'1' * 5000}]", "is not readable JSON .*; give the benchmark's own file"),
+            ("nq", "[" * 100_000, "line 1 is not readable JSON .*; give the benchmark's own file"),
+            ("asdiv", "<A>", "is not ASDiv.xml"),
+            ("asdiv", '<?xml version="1.0" encoding="foo"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
+            (
+                "asdiv",
+                '<?xml version="1.0" encoding="big5"?><A/>',
+                "is not ASDiv.xml .*; give the benchmark's own file",
+            ),
+            ("webquestions", '[{"qText": "who", "answers": "Bo"}]', "record 1 has an unexpected shape"),
+            ("nq", '{"question": "who", "answer": "Bo"}', "record 1 has an unexpected shape"),
+            ("triviaqa", '{"context": "Who?", "answer": "Bo", "aliases": "Bob"}', "record 1 has an unexpected shape"),
+            ("svamp", "7", "holds no list"),
+            ("webquestions", '{"qText": "who"}', "holds no list"),
+        )
+    ),
+    *(
+        ("triviaqa", {"t.json": content}, "holds no list 'Data'; give the benchmark's own file")
+        for content in ("[]", "{}", '{"Data": {}}')
+    ),
+    *(
+        (name, {}, message)
+        for name, message in (("webquestions", "cannot be read"), ("mawps", "holds no"), ("mmlu", "known: lama"))
+    ),
+]
 
 
-def test_the_byte_order_mark_of_wikitext_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "w.txt").write_text(" \n = One = \n \n Text . \n", encoding="utf-8-sig")
-    assert wikitext(tmp_path / "w.txt") == [" = One = \n \n Text . \n"]
+@pytest.mark.parametrize(("name", "files", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_no_benchmark_is_refused_with_its_file_and_what_is_wrong(
+    tmp_path: Path, name: str, files: dict[str, str], message: str
+) -> None:
+    write(tmp_path, files)
+    with pytest.raises(BenchmarkError, match=message):
+        read_benchmark(name, tmp_path if name in FOLDERS else tmp_path / next(iter(files), "file"))
 
 
-def test_wikitext_without_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "w.txt").write_text(" \n\n")
-    with pytest.raises(BenchmarkError, match="holds no text; give wiki"):
-        wikitext(tmp_path / "w.txt")
-
-
-def test_wikitext_is_cut_at_titles(tmp_path: Path) -> None:
-    text = " \n = One = \n \n Text . \n = = Part = = \n More . \n = 1 + a = \n said so . \n \n = Two = \n \n End . \n"
-    (tmp_path / "w.txt").write_text(text)
-    articles = wikitext(tmp_path / "w.txt")
-    assert [article.split("\n")[0] for article in articles] == [" = One = ", " = Two = "]
-    assert "".join(articles) == text.removeprefix(" \n")
+ARTICLES = [
+    " = One = \n \n Text . \n = = Part = = \n More . \n = 1 + a = \n said so . \n \n",
+    " = Two = \n \n End . \n",
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("content", "articles"),
     [
-        ("svamp", "{", "is not readable JSON"),
-        ("nq", '{"question": "who"}\n', "record 1 has an unexpected shape"),
-        ("svamp", f"[{'1' * 5000}]", "is not readable JSON .*; give the benchmark's own file"),
-        ("nq", "[" * 100_000, "line 1 is not readable JSON .*; give the benchmark's own file"),
-        ("asdiv", "<A>", "is not ASDiv.xml"),
-        ("asdiv", '<?xml version="1.0" encoding="foo"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
-        ("asdiv", '<?xml version="1.0" encoding="big5"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
-        ("webquestions", None, "cannot be read"),
-        ("webquestions", '[{"qText": "who", "answers": "Bo"}]', "record 1 has an unexpected shape"),
-        ("nq", '{"question": "who", "answer": "Bo"}', "record 1 has an unexpected shape"),
-        ("triviaqa", '{"context": "Who?", "answer": "Bo", "aliases": "Bob"}', "record 1 has an unexpected shape"),
-        ("mawps", None, "holds no"),
-        ("svamp", "7", "holds no list"),
-        ("webquestions", '{"qText": "who"}', "holds no list"),
-        ("mmlu", None, "known: lama"),
+        ("\ufeff \n = One = \n \n Text . \n", [" = One = \n \n Text . \n"]),
+        (" \n" + "".join(ARTICLES), ARTICLES),
+        (" \n\n", None),
     ],
+    ids=["byte order mark", "cut at titles", "nothing"],
 )
-def test_what_is_no_benchmark_is_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:
-    file = tmp_path / "file"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(BenchmarkError, match=message):
-        read_benchmark(name, file)
-
-
-def test_a_table_without_its_list_is_refused(tmp_path: Path) -> None:
-    for content in ("[]", "{}", '{"Data": {}}'):
-        (tmp_path / "t.json").write_text(content)
-        with pytest.raises(BenchmarkError, match="holds no list 'Data'; give the benchmark's own file"):
-            read_benchmark("triviaqa", tmp_path / "t.json")
+def test_wikitext_is_a_list_of_articles_or_refused(tmp_path: Path, content: str, articles: list[str] | None) -> None:
+    (tmp_path / "w.txt").write_text(content, encoding="utf-8")
+    if articles is None:
+        with pytest.raises(BenchmarkError, match="holds no text; give wiki"):
+            wikitext(tmp_path / "w.txt")
+    else:
+        assert wikitext(tmp_path / "w.txt") == articles
 
 
 def test_the_identity_of_a_benchmark_is_what_its_files_hold(tmp_path: Path) -> None:
-    lines(tmp_path / "a" / "one.jsonl", {"input": "2 and 2", "target": 4})
+    write(tmp_path, {"a/one.jsonl": json.dumps({"input": "2 and 2", "target": 4})})
     before = benchmark_identity("mawps", tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
     assert benchmark_identity("mawps", tmp_path / "b") == before
-    lines(tmp_path / "b" / "two.jsonl")
+    write(tmp_path, {"b/two.jsonl": ""})
     assert benchmark_identity("mawps", tmp_path / "b") != before
     assert benchmark_identity("dateset", tmp_path / "nothing") == "made"
     with pytest.raises(BenchmarkError, match="cannot be read"):

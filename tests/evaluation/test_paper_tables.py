@@ -15,7 +15,7 @@ from assets.plots import PLOTS
 from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
-from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
+from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS, publish
 from toolformer_dag.evaluation.paper_tables import (
     PAPER_TABLES,
@@ -27,7 +27,6 @@ from toolformer_dag.evaluation.paper_tables import (
 )
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.evaluation.scores import (
-    OUTCOME_SCHEMA,
     Condition,
     QuestionOutcome,
     judge,
@@ -158,10 +157,6 @@ def test_every_cell_of_the_tables_of_benchmarks_is_counted_in_outcomes(database:
         assert row["accuracy"] == percent(right / n)
         assert (row["low"], row["high"]) == tuple(map(percent, wilson(right, n)))
         assert row["calls"] == percent(sum(one.called is not None for one in questions) / n)
-
-
-def test_all_stands_where_a_table_has_several_benchmarks_of_the_paper(database: Path) -> None:
-    assert ("All", "Toolformer") in asked(3) and ("All", "Toolformer") not in asked(4)
 
 
 def test_the_table_of_accuracy_is_counted_in_outcomes(database: Path) -> None:
@@ -351,15 +346,6 @@ def test_the_papers_figures_are_whole() -> None:
     for number, *_ in paper_figures():
         counts[number] += 1
     assert counts == {2: 15, 3: 18 + 3, 4: 18 + 1, 5: 18 + 1, 6: 48 + 1, 7: 12 + 2, 8: 6, 9: 32 - 3}
-
-
-def test_a_damaged_measurement_is_left_out_of_the_warehouse_until_it_is_made_again(plan: Plan, tmp_path: Path) -> None:
-    other = Plan.of(load_settings(None, environment={}, overrides=[f"paths.lake='{tmp_path / 'lake'}'"]))
-    publish(other.lake, OUTCOMES, pl.DataFrame(schema=OUTCOME_SCHEMA), {}, {})
-    manifest = other.lake.table(OUTCOMES).path
-    manifest.write_bytes(manifest.read_bytes().replace(b"outcomes", b"outcome_"))
-    assert list(withdraw_damaged(other.lake)) == [f"{OUTCOMES} all"]
-    assert withdraw_damaged(other.lake) == {} and not other.lake.table(OUTCOMES).has("all")
 
 
 def test_measurements_of_an_earlier_release_stand_in_the_warehouse_until_they_are_made_anew(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from tests.conftest import Once
 from tests.explorer.hand_made_calls import made_up_warehouse
-from tests.pipeline.conftest import finished, model_folder, new_line
+from tests.pipeline.conftest import finished, new_line
 
-__all__ = ["database", "finished", "model_folder", "new_line"]
+__all__ = ["database", "finished", "new_line"]
 
 
 @pytest.fixture(scope="session")

@@ -51,14 +51,6 @@ def test_the_curve_is_swapped_statistics_and_table_2_at_every_hundredth(
         assert found == {name: row[name] for name in found}, (row["tool"], row["tau_f"])
 
 
-def test_the_curve_counts_what_kept_at_keeps_at_every_hundredth(database: Path, reader: WarehouseReader) -> None:
-    tools = {tool["tool"]: tool for tool in overview(reader)["tools"]}
-    for hundredth in range(-250, 350):
-        kept = dict(query(database, f"SELECT tool, count(*) FROM kept_at({hundredth / 100}) GROUP BY tool").iter_rows())
-        for name, tool in tools.items():
-            assert at(tool, hundredth)["calls"] == kept.get(name, 0), (name, hundredth)
-
-
 def test_decisions_agree_with_the_filter_and_its_counts(database: Path) -> None:
     kept = query(database, "SELECT tool, digest, position, sample FROM decisions WHERE kept ORDER BY ALL")
     assert (

@@ -7,20 +7,19 @@ import pytest
 
 import assets.plots
 from tests.conftest import Once
-from tests.runs.conftest import DOT, World, new_world, undrawn
-from tests.worlds import make_model, write_shard
+from tests.runs.conftest import DOT, World, undrawn
+from tests.worlds import lay_out, write_shard
 from toolformer_dag.pipeline.plan import Plan
 
 __all__ = ["undrawn"]
 
 
 @pytest.fixture(scope="session")
-def exported_world(once: Once, tmp_path_factory: pytest.TempPathFactory) -> World:
+def exported_world(once: Once, model: Path) -> World:
     """A world in which everything ran once, training and evaluation too. Not to be changed."""
 
     def run(folder: Path) -> None:
-        folder.mkdir()
-        world = new_world(folder, make_model(tmp_path_factory.mktemp("model") / "a"))
+        world = World(lay_out(folder, model))
         world.edit("[training]", '[export]\nmodel_license = "apache-2.0"\n[training]')
         for number in range(2):
             write_shard(folder / "web", f"more_{number}")

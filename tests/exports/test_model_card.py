@@ -93,8 +93,3 @@ def test_a_card_that_was_changed_is_written_anew_and_nothing_is_trained(trained:
     card.unlink()
     assert trained.stale() == [f"training/{NAMES[0]}"]
     assert trained.run(training=True).ran == [] and card.read_text() == before
-
-
-def test_a_folder_without_a_card_is_left_alone(tmp_path: Path) -> None:
-    add_evaluation(tmp_path, None, None)
-    assert list(tmp_path.iterdir()) == []

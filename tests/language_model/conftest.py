@@ -1,6 +1,5 @@
 """Tiny random models with tokenizers made on the spot, and a slow, obvious reference for what the engine computes."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -19,10 +17,10 @@ from transformers import (
     GPTJConfig,
     LlamaConfig,
     MistralConfig,
-    PreTrainedTokenizerFast,
     RecurrentGemmaConfig,
 )
 
+from tests.tokenizers import byte_level, metaspace
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 from toolformer_dag.model.requests import uniforms
@@ -37,35 +35,6 @@ TEXTS = (
     " leading space, and a\nnew line",
 )
 CORPUS = [PROMPT, *TEXTS[:1], "so [Add(1)] and [Add(2)] are (3)] or [4]", " [ [ [ )] )] )] pens have more bought"] * 3
-
-
-def byte_level(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Like GPT-2's. With merges, " [" and ")]" are one token each; with a vocabulary of bytes " [" is two."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>")
-
-
-def metaspace() -> PreTrainedTokenizerFast:
-    """Like Llama's: "▁" for spaces, unknown characters as bytes, and a BOS before every text."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = content["added_tokens"][:3]
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -118,7 +87,8 @@ SHORT = ("gpt2_bytes", "llama")
 
 def tiny(name: str) -> LanguageModel:
     torch.manual_seed(1)
-    tokenizer = byte_level({"gpt2_bytes": 257}.get(name, 320)) if name.startswith("gpt") else metaspace()
+    size = 257 if name == "gpt2_bytes" else 320
+    tokenizer = byte_level(CORPUS, size) if name.startswith("gpt") else metaspace(CORPUS, 300, "bos")
     model = AutoModelForCausalLM.from_config(ARCHITECTURES[name](len(tokenizer)))
     return wrap_language_model(name, model.float(), tokenizer)
 

@@ -1,17 +1,15 @@
 """Every architecture against the naive backend: proposals, losses, decoding, finetuning, and what it costs."""
 
-import logging
 from pathlib import Path
 
 import pytest
 
 from benchmarks.architectures import MOST_ERROR, MOST_TOKENS, compared, largest_error, samples
 from benchmarks.naive import NaiveBackend
-from tests.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, tiny_model, tokenizer_of
+from tests.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, save, tiny_model, tokenizer_of
 from tests.tiny_models import TEXTS as SOME
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model import sharing
-from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, load_language_model
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.tools.registry import load_tool
@@ -69,8 +67,7 @@ def test_every_architecture_gives_the_naive_numbers_with_the_tokens_of_llama(nam
 def test_the_whole_line_runs_with_every_kind_of_tokenizer(name: str, kind: str, tmp_path: Path) -> None:
     model = tiny_model(name, tokenizer_of(kind))
     check(model)
-    model.model.save_pretrained(tmp_path / "base")
-    model.tokenizer.save_pretrained(tmp_path / "base")
+    save(model, tmp_path / "base")
     base = ModelSettings(name=str(tmp_path / "base"), device="cpu")
     assert finetune(base, TEXTS, TEXTS[:2], SETTINGS, tmp_path / "out").steps == 4
     tools = {"Calculator": load_tool("calculator", {})}
@@ -78,15 +75,3 @@ def test_the_whole_line_runs_with_every_kind_of_tokenizer(name: str, kind: str, 
         options = {"k": 20, "max_new_tokens": 12, "max_call_tokens": 8}
         written = generate(trained, PROMPTS, tools, **options)
         assert written == generate(trained, PROMPTS, tools, **options, backend=NaiveBackend(trained))
-
-
-def test_the_way_is_logged_once_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, sharing.__name__)
-    for name in ("Llama", "Bloom", "RWKV", "RecurrentGemma"):
-        Engine(tiny_model(name, tokenizer_of("bos")))
-    llama, bloom, rwkv, recurrent = [record for record in caplog.records if record.name == sharing.__name__]
-    assert (llama.levelname, bloom.levelname) == ("INFO", "WARNING")
-    assert "stored once for all samples" in llama.getMessage() and "'Llama' (LlamaForCausalLM)" in llama.getMessage()
-    assert "no token is computed twice, but every sample holds a copy" in bloom.getMessage()
-    assert "few samples run together" in rwkv.getMessage()
-    assert "recomputed for every token of every sample" in recurrent.getMessage()

@@ -133,8 +133,3 @@ def test_a_long_text_beside_a_long_call_keeps_to_the_positions(case: Any) -> Non
 def test_a_position_outside_the_text_is_an_error(gpt2: Any) -> None:
     with pytest.raises(ValueError, match="position 99 is not in a text of 1 tokens"):
         gpt2.engine().losses([LossRequest("a", 99, "Add", "1", "2")])
-
-
-def test_nothing_asked_nothing_run(gpt2: Any) -> None:
-    engine = gpt2.engine()
-    assert engine.losses([]) == [] and engine.counts.passes == 0

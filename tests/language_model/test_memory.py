@@ -47,14 +47,6 @@ def test_a_real_allocation_that_fails_is_recognised() -> None:
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_one_sequence_too_many_is_an_error_with_a_remedy() -> None:
-    def work(batch: list[int]) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(ModelError, match="a single sequence of 70 tokens; lower segment_tokens or k, or use"):
-        TokenBudget(100).run([70], work, lower="segment_tokens or k")
-
-
 def test_other_errors_are_not_swallowed() -> None:
     def work(batch: list[int]) -> None:
         raise RuntimeError("something else")

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from tests.worlds import make_model, write_shard
+from tests.worlds import write_shard
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.chunks import Here, OneProcess, Task, WorkerError
@@ -179,10 +179,6 @@ class Line:
         finally:
             workers.close()
 
-    def run(self) -> Reports:
-        """Bring everything up to date."""
-        return self.update()
-
     @property
     def engines(self) -> int:
         """Return how often the last update asked for an engine."""
@@ -272,27 +268,15 @@ def warehouse(outputs: Mapping[str, TableOutput], name: str = "w") -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the model once."""
-    return make_model(tmp_path_factory.mktemp("model") / "a")
-
-
-@pytest.fixture(scope="session")
-def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make another model once."""
-    return make_model(tmp_path_factory.mktemp("model") / "b", seed=1)
-
-
 NewLine = Callable[..., Line]
 
 
 @pytest.fixture(scope="session")
-def new_line(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> NewLine:
+def new_line(tmp_path_factory: pytest.TempPathFactory, model: Path) -> NewLine:
     """Return what makes lines in which nothing ran, over the shards named, the same every time."""
 
     def make(*shards: str) -> Line:
-        return Line.new(tmp_path_factory.mktemp("line"), model_folder, shards or ("one",))
+        return Line.new(tmp_path_factory.mktemp("line"), model, shards or ("one",))
 
     return make
 
@@ -306,7 +290,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, new_line: NewLine) -> New
         names = shards or ("one",)
         if names not in made:
             made[names] = new_line(*names)
-            made[names].run()
+            made[names].update()
         folder = tmp_path_factory.mktemp("copy") / "line"
         shutil.copytree(made[names].folder, folder)
         return Line(folder)

@@ -1,6 +1,6 @@
 """A Ray cluster on a loopback of its own, and a line that computes in it; prints what was found as JSON.
 
-Arguments: what to do (`killed`, `unnoticed`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
+Arguments: what to do (`killed`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
 namespace: Ray listens on every address.
 """
 
@@ -8,33 +8,22 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from tests.pipeline.conftest import Line, crew_of
+from tests.processes import processes_with
 from tests.ray_cluster import HEAD, Machine, cluster, kill
-from toolformer_dag.pipeline import ray_actors
-from toolformer_dag.pipeline.ray_actors import Share
-from toolformer_dag.settings.sections import Settings
+
+ACTOR = "ray::ChunkServer"
 
 
-def alive() -> int:
-    """Count the actors' processes of this machine."""
-    found = 0
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            found += command.read_bytes().startswith(b"ray::ChunkServer")
-    return found
-
-
-def until(count: int) -> int:
-    """Wait until at most so many actors live, half a minute long; return how many do."""
+def until_none() -> int:
+    """Wait until no actor lives, half a minute long; return how many do."""
     for _ in range(300):
-        if (found := alive()) <= count:
-            return found
+        if not processes_with(ACTOR):
+            break
         time.sleep(0.1)
-    return alive()
+    return len(processes_with(ACTOR))
 
 
 def lose_a_machine(line: Line, machines: list[Machine]) -> dict[str, object]:
@@ -51,22 +40,8 @@ def lose_a_machine(line: Line, machines: list[Machine]) -> dict[str, object]:
     for stage in line.outputs():
         line.update(stage, crews=crew_of)
     tokens = reports["scored_candidates"].work.tokens["positions"]
-    return {"lost": len(lost), "tokens": tokens, "actors": until(0), "engine": line.plan().settings.execution.engine}
-
-
-def lose_unnoticed(line: Line) -> dict[str, object]:
-    """Run a line whose every stage takes a lost machine for alive at first, as Ray does for some seconds."""
-    share_of = ray_actors.share_of
-
-    def believed(nodes: list[dict[str, float]], settings: Settings) -> Share:
-        found = share_of(nodes, settings)
-        return replace(found, count=found.count + 1)
-
-    ray_actors.share_of = believed  # type: ignore[assignment]
-    line.set(execution__chunk_texts="1")  # so that each of three gets a chunk at once
-    for stage in line.outputs():
-        line.update(stage, crews=crew_of)
-    return {"actors": until(0)}
+    engine = line.plan().settings.execution.engine
+    return {"lost": len(lost), "tokens": tokens, "actors": until_none(), "engine": engine}
 
 
 def cancel(line: Line) -> dict[str, object]:
@@ -80,7 +55,7 @@ def cancel(line: Line) -> dict[str, object]:
     try:
         line.update("scored_candidates", crews=crew_of, progress=interrupt)
     except KeyboardInterrupt:
-        return {"cancelled": True, "actors": until(0)}
+        return {"cancelled": True, "actors": until_none()}
     return {"cancelled": False}
 
 
@@ -90,9 +65,9 @@ def orphan(line: Line) -> dict[str, object]:
     command = [sys.executable, "-m", "tests.pipeline.ray_child", "run", str(line.folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
-        started = any(alive() for _ in run.stdout)  # its first line may come before the first actor
+        started = any(processes_with(ACTOR) for _ in run.stdout)  # its first line may come before the first actor
         run.kill()
-    return {"started": started, "actors": until(0)}
+    return {"started": started, "actors": until_none()}
 
 
 def main(what: str, line: Line) -> dict[str, object]:
@@ -105,7 +80,7 @@ def main(what: str, line: Line) -> dict[str, object]:
         return (
             lose_a_machine(line, machines)
             if what == "killed"
-            else {"unnoticed": lose_unnoticed, "cancelled": cancel, "orphaned": orphan}[what](line)
+            else {"cancelled": cancel, "orphaned": orphan}[what](line)
         )
 
 

@@ -17,17 +17,14 @@ from tests.pipeline.conftest import (
     publish,
     update_one,
     warehouse,
-    warehouse_tables,
 )
-from toolformer_dag.lake.warehouse import out_of_date, query
-from toolformer_dag.lake.warehouse_filling import fill
+from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches, corpus_rows
 from toolformer_dag.pipeline.merging import text_order
 
 LANES = ("calculator", "calendar")
 RAW, CORPUS = "ccnet/raw_shards", "training/augmented_corpus"
 JUDGED = (*(f"{lane}/filtered_calls" for lane in LANES), CORPUS)
-NAMES = ("one", "two", "three", "four")
 WORDS = "It is Friday and two and two are four."
 Call = dict[str, Any]
 Shard = tuple[str, list[Call]]
@@ -110,14 +107,14 @@ def assert_equal(outputs: dict[str, TableOutput], fresh: dict[str, TableOutput])
 @settings(max_examples=8, deadline=None)
 @given(st.lists(changes, min_size=2, max_size=4))
 def test_whatever_came_and_went_the_rows_are_those_of_a_lake_made_from_nothing(
-    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, steps: list[tuple[str, Shard | None, float, int]]
+    tmp_path_factory: pytest.TempPathFactory, model: Path, steps: list[tuple[str, Shard | None, float, int]]
 ) -> None:
     folder, held = tmp_path_factory.mktemp("lake"), dict[str, Shard]()
     for number, (shard, holds, tau_f, examples) in enumerate(steps):
         held = {name: one for name, one in {**held, shard: holds}.items() if one is not None} or {"none": ("", [])}
-        outputs = lake(folder, model_folder, held, tau_f, examples)
+        outputs = lake(folder, model, held, tau_f, examples)
         reports = judged(outputs)
-        fresh = lake(folder / f"fresh {number}", model_folder, held, tau_f, examples)
+        fresh = lake(folder / f"fresh {number}", model, held, tau_f, examples)
         judged(fresh)
         assert_equal(outputs, fresh)
         assert not any(count for report in reports.values() for count in report.violations.values())
@@ -131,36 +128,26 @@ def updated(reports: dict[str, TableReport]) -> dict[str, tuple[str, ...]]:
     return {name: report.updated for name, report in reports.items() if report.updated}
 
 
-def test_an_added_shard_leaves_the_parts_of_the_others_as_they_are(tmp_path: Path, model_folder: Path) -> None:
-    one, two = (
-        ("", [call("calculator", "a", "two"), call("calendar", "b", "four")]),
-        ("", [call("calculator", "c", "two")]),
-    )
-    judged(lake(tmp_path, model_folder, {"one": one}))
-    reports = judged(lake(tmp_path, model_folder, {"one": one, "two": two}))
-    assert updated(reports) == dict.fromkeys(JUDGED, ("two",))
-
-
 def test_a_shard_that_takes_a_place_among_the_examples_changes_the_one_that_lost_it(
-    tmp_path: Path, model_folder: Path
+    tmp_path: Path, model: Path
 ) -> None:
     held: dict[str, Shard] = {
         "one": ("", [call("calculator", "a", "two")]),
         "two": ("", [call("calculator", "d", "two")]),
     }
-    judged(lake(tmp_path, model_folder, held, examples=2))
+    judged(lake(tmp_path, model, held, examples=2))
     held["three"] = ("", [call("calculator", "b", "two")])
-    reports = judged(lake(tmp_path, model_folder, held, examples=2))
+    reports = judged(lake(tmp_path, model, held, examples=2))
     assert set(reports["calculator/filtered_calls"].updated) == {"two", "three"}
     assert reports["calculator/filtered_calls"].rejections == {"beyond_examples": 1}
 
 
-def test_a_threshold_by_chance_that_stays_judges_the_added_shard_alone(tmp_path: Path, model_folder: Path) -> None:
+def test_a_threshold_by_chance_that_stays_judges_the_added_shard_alone(tmp_path: Path, model: Path) -> None:
     by_chance = {"by_chance": 0.05, "fallback": 0.6}  # no control: the fallback is taken
     held: dict[str, Shard] = {}
     for shard, digest in (("one", "a"), ("two", "b")):
         held[shard] = ("", [call("calculator", digest, "two")])
-        outputs = lake(tmp_path, model_folder, held, by_chance)
+        outputs = lake(tmp_path, model, held, by_chance)
         for each in held:
             outputs["calculator/swapped_results"].table.remove(each)
             publish(outputs["calculator/swapped_results"], each, [])
@@ -171,11 +158,11 @@ def test_a_threshold_by_chance_that_stays_judges_the_added_shard_alone(tmp_path:
 
 
 def test_c_star_is_read_in_the_order_of_its_texts_hashes_whatever_shard_they_lie_in(
-    tmp_path: Path, model_folder: Path
+    tmp_path: Path, model: Path
 ) -> None:
     held: dict[str, Shard] = {"one": ("", [call("calculator", one, "two") for one in "ad"])}
     held["two"] = (" Indeed.", [call("calculator", one, "two") for one in "bc"])
-    outputs = lake(tmp_path, model_folder, held)
+    outputs = lake(tmp_path, model, held)
     judged(outputs)
     found = corpus_rows(outputs[CORPUS].plan.lake, ["text", "digest"]).collect()
     assert found["digest"].sort().to_list() == list("abcd")
@@ -209,7 +196,7 @@ def assert_same_file(one: Path, other: Path) -> None:
 @given(st.lists(shards, min_size=4, max_size=4), st.lists(changes, min_size=2, max_size=3))
 def test_a_warehouse_that_took_in_changes_answers_as_one_built_from_nothing(
     tmp_path_factory: pytest.TempPathFactory,
-    model_folder: Path,
+    model: Path,
     first: list[Shard],
     steps: list[tuple[str, Shard | None, float, int]],
 ) -> None:
@@ -217,50 +204,7 @@ def test_a_warehouse_that_took_in_changes_answers_as_one_built_from_nothing(
     held = dict(zip(("four", "five", "six", "seven"), first, strict=True))
     for number, (shard, holds, tau_f, examples) in enumerate([("one", None, 0.6, 1000), *steps]):
         held = {name: one for name, one in {**held, shard: holds}.items() if one is not None}
-        outputs = lake(folder, model_folder, held, tau_f, examples)
+        outputs = lake(folder, model, held, tau_f, examples)
         judged(outputs)
         database = warehouse(outputs)
         assert_same_file(database, warehouse(outputs, f"{number}"))
-
-
-CHANGES: dict[str, tuple[dict[str, Shard], list[set[str]]]] = {
-    "other documents": ({"one": (" Indeed.", [])}, []),
-    "a shard more": ({"zero": ("", [call("calculator", "c", "two")])}, [{"zero"}]),
-    "other calls of the same documents": ({"one": (" Indeed.", [call("calculator", "a", "four")])}, [{"one"}]),
-    "a document that another shard has by now": ({"0": ("", [call("calculator", "d", "two")])}, [{"0", "four"}]),
-}
-"""What is published, and the shards whose rows are replaced; for the first the file is built from nothing."""
-
-
-def test_the_rows_of_changed_shards_alone_are_replaced_and_a_damaged_file_is_built_from_nothing(
-    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = {shard: ("", [call("calculator", digest, "two")]) for shard, digest in zip(NAMES, "abcd", strict=True)}
-    replaced: list[set[str]] = []
-
-    def spied(*arguments: Any) -> dict[str, int]:
-        replaced.extend(set(shards) for shards in arguments[-1:] if shards is not None)
-        return fill(*arguments)
-
-    def taken_in(change: dict[str, Shard]) -> dict[str, TableOutput]:
-        """Publish a change and bring the warehouse up to date with it."""
-        held.update(change)
-        replaced.clear()
-        outputs = lake(tmp_path, model_folder, held)
-        judged(outputs)
-        plan, database = outputs[RAW].plan, warehouse(outputs)
-        assert out_of_date(plan.lake, warehouse_tables(list(outputs.values())), plan.lane_names, database) == []
-        return outputs
-
-    monkeypatch.setattr("toolformer_dag.lake.warehouse.fill", spied)
-    taken_in({})
-    for what, (change, shards) in CHANGES.items():
-        outputs = taken_in(change)
-        assert replaced == shards, what
-    database = tmp_path / "w.duckdb"
-    assert_same_file(database, warehouse(outputs, "fresh"))
-    content = bytearray(database.read_bytes())
-    content[len(content) // 2] ^= 1
-    database.write_bytes(content)
-    taken_in({"five": ("", [])})
-    assert replaced == []

@@ -84,8 +84,8 @@ def publish_kept(output: TableOutput, shard: str, word: str, result: str, segmen
     publish(output, shard, [place | call])
 
 
-def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path, model_folder: Path) -> None:
-    outputs = corpus_of(tmp_path, model_folder, {"one": TEXT})
+def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path, model: Path) -> None:
+    outputs = corpus_of(tmp_path, model, {"one": TEXT})
     publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4", segment=3)
     publish_kept(outputs["calendar/filtered_calls"], "one", "Friday", "Friday")
     report = update_one(outputs, CORPUS)
@@ -101,9 +101,9 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
 
 @pytest.mark.parametrize(("copy", "calls"), [(TEXT, 2), ("It is Friday.", 1)])
 def test_calls_that_lanes_found_in_copies_of_a_document_meet(
-    tmp_path: Path, model_folder: Path, copy: str, calls: int
+    tmp_path: Path, model: Path, copy: str, calls: int
 ) -> None:
-    outputs = corpus_of(tmp_path, model_folder, {"one": TEXT, "two": copy})
+    outputs = corpus_of(tmp_path, model, {"one": TEXT, "two": copy})
     publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4")
     publish_kept(outputs["calendar/filtered_calls"], "two", "Friday", "Friday")
     publish(outputs["calculator/filtered_calls"], "two", [])
@@ -114,8 +114,8 @@ def test_calls_that_lanes_found_in_copies_of_a_document_meet(
     assert report.rejections == ({} if calls == 2 else {"duplicate_document": 1})
 
 
-def test_calls_of_a_document_that_is_gone_are_refused(tmp_path: Path, model_folder: Path) -> None:
-    outputs = corpus_of(tmp_path, model_folder, {"one": TEXT})
+def test_calls_of_a_document_that_is_gone_are_refused(tmp_path: Path, model: Path) -> None:
+    outputs = corpus_of(tmp_path, model, {"one": TEXT})
     publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4")
     publish_kept(outputs["calendar/filtered_calls"], "one", "Friday", "Friday")
     outputs[RAW].table.remove("one")

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import groupby
-from math import ceil, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one, warehouse
 from toolformer_dag.cli.run import CHANCE
 from toolformer_dag.lake.warehouse import CHOSEN, query
-from toolformer_dag.pipeline.chance import chance_tables, chance_threshold, threshold_told
+from toolformer_dag.pipeline.chance import chance_tables, threshold_told
 
 Row = dict[str, Any]
 Outputs = dict[str, TableOutput]
@@ -133,7 +133,7 @@ def at_least(deltas: Sequence[float], tau_f: float) -> int:
 drawn = st.tuples(calls, rate, st.sampled_from([None, 0.0, 0.9]))
 
 
-# a failing example is shown as it was drawn: to shrink five lanes takes minutes
+@pytest.mark.long  # a failing example is shown as it was drawn: to shrink five lanes takes minutes
 @settings(max_examples=WORLDS, phases=set(Phase) - {Phase.shrink, Phase.explain})
 @given(st.fixed_dictionaries(dict.fromkeys(LANES, drawn)))
 def test_statistics_thresholds_and_the_filter_agree_with_plain_loops(
@@ -225,11 +225,31 @@ def spread(places: int, own: float, swapped: float | None, tool: str = "a") -> l
     return [{**place, "position": position, "delta": own, "swapped": told} for position in range(places)]
 
 
-def test_twenty_places_of_which_none_is_kept_by_chance_certify_five_per_cent(tmp_path: Path) -> None:
-    outputs = lake(tmp_path, spread(20, 1.0, -1.0))
-    plan, lane = outputs["calculator/loss_deltas"].plan, outputs["calculator/loss_deltas"].lane
-    assert chance_threshold(plan, lane, 0.05)["tau_f"] == 1.0
-    assert chance_threshold(plan, lane, 0.049)["swaps_needed"] == ceil(1 / 0.049)
+def bounded(rows: Sequence[Row]) -> list[Row]:
+    """The calls, with a delta that is only an upper bound: below a floor, L(c) is not computed."""
+    return [{**row, "loss_empty": row["delta"], "delta_is_bound": True} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "level"),
+    [
+        (spread(20, 1.0, -1.0), (1.0, 20, "certified", None)),
+        (spread(19, 1.0, -1.0), (None, 0, "too few swaps", 20)),
+        ([{**row, "swapped": 10 * [-1.0]} for row in spread(19, 1.0, -1.0)], (None, 0, "too few swaps", 20)),
+        ([], (None, 0, "no calls", None)),
+        # above every bound as without a floor
+        ([*spread(40, 1.2, -1.0), *bounded(spread(20, 0.9, -1.0, "b"))], (1.2, 40, "certified", None)),
+        # a swap whose delta is a bound keeps thresholds out too
+        (
+            [*spread(40, 0.9, -1.0), *bounded(spread(20, 0.1, 0.95, "b"))],
+            (None, 0, "not computed below the floor", None),
+        ),
+    ],
+    ids=["just enough", "one too few", "more swaps of the same places", "no calls", "above bounds", "bounded swap"],
+)
+def test_the_threshold_at_five_per_cent(tmp_path: Path, rows: list[Row], level: tuple[object, ...]) -> None:
+    found = query(warehouse(lake(tmp_path, rows)), "FROM chance_thresholds WHERE by_chance = 0.05")
+    assert found.select("tau_f", "kept", "verdict", "swaps_needed").rows() == [level]
 
 
 def test_too_few_swaps_are_told_with_the_number_that_would_do(tmp_path: Path) -> None:
@@ -250,14 +270,6 @@ def test_a_place_counts_once_however_often_it_is_swapped(tmp_path: Path) -> None
     assert (row["fdr"], row["fdr_high"]) == (single["fdr"], single["fdr_high"])
 
 
-def test_more_swaps_of_the_same_places_do_not_certify_what_more_places_do(tmp_path: Path) -> None:
-    rows = [{**row, "swapped": 10 * [-1.0]} for row in spread(19, 1.0, -1.0)]
-    outputs = lake(tmp_path, rows)
-    plan, lane = outputs["calculator/loss_deltas"].plan, outputs["calculator/loss_deltas"].lane
-    chosen = chance_threshold(plan, lane, 0.05)
-    assert (chosen["verdict"], chosen["swaps_needed"], chosen["swapped"]) == ("too few swaps", 20, 19)
-
-
 def test_a_place_that_lacks_its_first_swap_is_swapped_all_the_same(tmp_path: Path) -> None:
     outputs = lake(tmp_path, spread(20, 1.0, -1.0))
     control = outputs["calculator/swapped_results"]
@@ -276,11 +288,6 @@ def test_a_control_without_swaps_says_what_to_set(tmp_path: Path) -> None:
     )
 
 
-def bounded(rows: Sequence[Row]) -> list[Row]:
-    """The calls, with a delta that is only an upper bound: below a floor, L(c) is not computed."""
-    return [{**row, "loss_empty": row["delta"], "delta_is_bound": True} for row in rows]
-
-
 def test_upper_bounds_below_a_floor_are_never_counted(tmp_path: Path) -> None:
     rows = [*spread(5, 1.2, -1.0), *bounded(spread(55, 0.9, -1.0, "b"))]
     outputs = lake(tmp_path, rows)
@@ -295,28 +302,6 @@ def test_upper_bounds_below_a_floor_are_never_counted(tmp_path: Path) -> None:
     assert query(database, "FROM funnel WHERE what = 'calls that help'").is_empty()
     offsets = query(database, "SELECT places, delta, kept FROM offset_statistics")
     assert offsets.rows() == [(60, None, 5)]
-
-
-def test_a_threshold_above_every_bound_is_certified_as_without_a_floor(tmp_path: Path) -> None:
-    rows = [*spread(40, 1.2, -1.0), *bounded(spread(20, 0.9, -1.0, "b"))]
-    level = query(warehouse(lake(tmp_path, rows)), "FROM chance_thresholds WHERE by_chance = 0.05")
-    assert level.select("tau_f", "kept", "verdict", "swaps_needed").rows() == [(1.2, 40, "certified", None)]
-
-
-def test_a_swap_whose_delta_is_a_bound_keeps_thresholds_out_too(tmp_path: Path) -> None:
-    rows = [*spread(40, 0.9, -1.0), *bounded(spread(20, 0.1, 0.95, "b"))]
-    database = warehouse(lake(tmp_path, rows))
-    assert query(database, "FROM chance_rates").is_empty()
-    assert query(database, "SELECT DISTINCT verdict FROM chance_thresholds").rows() == [
-        ("not computed below the floor",)
-    ]
-
-
-def test_a_lane_without_calls_has_none_to_choose_from(tmp_path: Path) -> None:
-    outputs = lake(tmp_path, [], tau_f={"by_chance": 0.05})
-    assert update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]["verdict"] == "no calls"
-    rule = query(warehouse(outputs), "SELECT tool, by_chance, verdict, tau_f FROM filter_rules JOIN lanes USING (tool)")
-    assert rule.rows() == [("calculator", 0.05, "no calls", None)]
 
 
 def test_a_changed_control_filters_anew_only_where_it_chooses_the_threshold(tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ import itertools
 from collections.abc import Sequence
 from unittest.mock import Mock
 
-import polars as pl
 import pytest
 
 from tests.pipeline.conftest import Line, NewLine, Worker
-from toolformer_dag.lake import parquet
-from toolformer_dag.pipeline import document_cuts, raw_shards
+from toolformer_dag.pipeline import document_cuts
 from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts
 from toolformer_dag.texts.segments import segments
 
@@ -31,19 +29,6 @@ def test_stored_cuts_are_those_of_segments_and_no_token_is_counted_twice(new_lin
         assert list(DocumentCuts(worker, Cut(most, count)).of(DOCUMENTS)) == expected
         assert list(DocumentCuts(worker, Cut(most, Mock(side_effect=AssertionError))).of(DOCUMENTS)) == expected
     assert list(DocumentCuts(worker, Cut(30, Mock(side_effect=AssertionError))).of([])) == []
-
-
-def test_a_place_counts_the_rows_of_a_shard_however_many_files_hold_them(new_line, monkeypatch) -> None:
-    line = new_line("one")
-    line.update("raw_shards")
-    table, batch = line.output("raw_shards").table, raw_shards.BATCH
-    rows = table.read("one")
-    many = pl.concat([rows] * (3 * batch // rows.height))
-    monkeypatch.setattr(parquet, "pieces", lambda frames: frames)  # a file for each of them
-    table.publish("one", [many[:7], many[7 : batch + 7], many[batch + 7 :]], lambda: table.record("one"))
-    assert len(table.files("one")) == 3
-    places = pl.concat(raw_shards.documents(line.plan(), "one"))["place"].to_list()
-    assert places == [f"one/{number // batch}" for number in range(many.height)] and many.height > 2 * batch
 
 
 def test_a_changed_rule_cuts_nothing_again(finished: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The forecast of a run beside what the run then spends."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,13 +32,14 @@ def filled(new_line: NewLine, *documents: int) -> Line:
 def assert_forecast(line: Line, found: LaneForecast, storage: float = 0.15) -> None:
     """Annotate, and compare tokens with the forecast to 15 %, and storage to what is promised of it."""
     before = stored_bytes(line.folder / "lake" / "calculator")
-    spent = tokens(line.run())
+    spent = tokens(line.update())
     grown = stored_bytes(line.folder / "lake" / "calculator") - before
     assert found.tokens.value == pytest.approx(spent, rel=0.15)
     assert found.bytes.value == pytest.approx(grown, rel=storage)
     assert found.tokens.low < found.tokens.value < found.tokens.high and found.seconds.value > 0
 
 
+@pytest.mark.long
 def test_a_forecast_is_within_15_percent_of_what_the_run_spends_and_its_sample_is_reused(new_line: NewLine) -> None:
     line = filled(new_line, 120, 120)
     first = forecast(line)
@@ -50,39 +52,30 @@ def test_a_forecast_is_within_15_percent_of_what_the_run_spends_and_its_sample_i
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("documents", "settings", "storage"),
+    ("documents", "settings", "storage", "later"),
     [
-        ([260, 3, 30, 3, 10, 3], {}, 0.25),
-        ([4] * 60, {}, 0.35),  # a shard takes more than its rows: the files of the parts and of the row stores
-        ([300, 300], {"tau_s": 0.9}, 0.25),
-        ([150, 150], {"control__swaps": 8}, 0.15),
+        ([260, 3, 30, 3, 10, 3], {}, 0.25, []),
+        ([4] * 60, {}, 0.35, []),  # a shard takes more than its rows: the files of the parts and of the row stores
+        ([300, 300], {"tau_s": 0.9}, 0.25, []),
+        ([150, 150], {"control__swaps": 8}, 0.15, []),
+        *(([150, 50], {"corpus__deduplicate": value}, 0.15, ["copy", "another copy"]) for value in ("false", "true")),
+        ([120], {}, 0.15, ["1", "2"]),
     ],
 )
-def test_so_it_is_in_shards_of_other_sizes_and_lanes_with_few_calls_or_many_swaps_but_for_storage(
-    new_line: NewLine, documents: list[int], settings: dict[str, object], storage: float
+def test_so_it_is_in_shards_of_other_sizes_copies_or_kinds_but_for_storage(
+    new_line: NewLine, documents: list[int], settings: dict[str, object], storage: float, later: list[str]
 ) -> None:
+    """`later`: copies of the first shard, or shards that come when the first one is done."""
     line = filled(new_line, *documents)
     line.set(**settings)
+    if len(documents) == 1:
+        line.update()
+    for name in later:
+        if "copy" in name:
+            shutil.copy(line.web / "0.json.gz", line.web / f"{name}.json.gz")
+        else:
+            write_shard(line.web, name, documents[0])
     assert_forecast(line, forecast(line), storage)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("deduplicate", ["false", "true"])
-def test_so_it_is_where_texts_stand_in_several_shards(new_line: NewLine, deduplicate: str) -> None:
-    line = filled(new_line, 150, 50)
-    for name in ("copy", "another copy"):
-        (line.web / f"{name}.json.gz").write_bytes((line.web / "0.json.gz").read_bytes())
-    line.set(corpus__deduplicate=deduplicate)
-    assert_forecast(line, forecast(line))
-
-
-@pytest.mark.long
-def test_so_it_is_where_some_shards_are_done(new_line: NewLine) -> None:
-    line = filled(new_line, 120)
-    line.run()
-    for name in ("1", "2"):
-        write_shard(line.web, name, 120)
-    assert_forecast(line, forecast(line))
 
 
 def test_documents_that_are_removed_are_not_forecast(new_line: NewLine) -> None:

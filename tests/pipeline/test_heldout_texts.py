@@ -38,30 +38,28 @@ def drawn(tables: Tables) -> HeldoutTexts:
     return heldout_texts(tables[TEXTS].plan)
 
 
-def test_they_come_from_c_by_hash_whatever_the_order_and_cut_of_its_shards(tmp_path: Path, model_folder: Path) -> None:
-    one = drawn(tables_of(tmp_path / "one", model_folder, {"a": PAGES}, choose=5, measure=9))
-    other = drawn(
-        tables_of(tmp_path / "other", model_folder, {"z": PAGES[:300], "b": PAGES[:290:-1]}, choose=5, measure=9)
-    )
+def test_they_come_from_c_by_hash_whatever_the_order_and_cut_of_its_shards(tmp_path: Path, model: Path) -> None:
+    one = drawn(tables_of(tmp_path / "one", model, {"a": PAGES}, choose=5, measure=9))
+    other = drawn(tables_of(tmp_path / "other", model, {"z": PAGES[:300], "b": PAGES[:290:-1]}, choose=5, measure=9))
     assert one == other == HeldoutTexts(HELD[:5], HELD[-9:])
 
 
-def test_a_small_corpus_gives_half_to_each_and_no_text_to_both(tmp_path: Path, model_folder: Path) -> None:
-    found = drawn(tables_of(tmp_path, model_folder, {"a": PAGES}))
+def test_a_small_corpus_gives_half_to_each_and_no_text_to_both(tmp_path: Path, model: Path) -> None:
+    found = drawn(tables_of(tmp_path, model, {"a": PAGES}))
     assert len(found.choosing) == len(HELD) // 2 and found.choosing + found.measuring == HELD
 
 
-def test_a_number_changes_its_own_texts_alone(tmp_path: Path, model_folder: Path) -> None:
+def test_a_number_changes_its_own_texts_alone(tmp_path: Path, model: Path) -> None:
     counts = ((3, 4), (5, 4), (3, 6))
     few, more_choose, more_measure = (
-        drawn(tables_of(tmp_path / str(at), model_folder, {"a": PAGES}, *pair)) for at, pair in enumerate(counts)
+        drawn(tables_of(tmp_path / str(at), model, {"a": PAGES}, *pair)) for at, pair in enumerate(counts)
     )
     assert more_choose.measuring == few.measuring and more_choose.choosing[:3] == few.choosing
     assert more_measure.choosing == few.choosing and more_measure.measuring[2:] == few.measuring
 
 
-def test_a_text_that_is_trained_on_in_another_document_is_not_drawn(tmp_path: Path, model_folder: Path) -> None:
-    tables = tables_of(tmp_path, model_folder, {"a": PAGES})
+def test_a_text_that_is_trained_on_in_another_document_is_not_drawn(tmp_path: Path, model: Path) -> None:
+    tables = tables_of(tmp_path, model, {"a": PAGES})
     row = {"digest": "d", "segment": 0, "shard": "a", "offset": 0, "text_with_calls": "", "tools": [], "calls": 1}
     publish(
         tables[CORPUS], "one", [{**row, "text": HELD[0], "split": "train"}, {**row, "text": HELD[1], "split": HELDOUT}]
@@ -70,21 +68,19 @@ def test_a_text_that_is_trained_on_in_another_document_is_not_drawn(tmp_path: Pa
     assert found.choosing + found.measuring == HELD[1:]
 
 
-def test_one_text_alone_does_both_and_a_missing_table_is_named(tmp_path: Path, model_folder: Path) -> None:
-    assert drawn(tables_of(tmp_path, model_folder, {"a": [HELD[0], HELD[0], PAGES[0]]})) == HeldoutTexts(
-        [HELD[0]], [HELD[0]]
-    )
+def test_one_text_alone_does_both_and_a_missing_table_is_named(tmp_path: Path, model: Path) -> None:
+    assert drawn(tables_of(tmp_path, model, {"a": [HELD[0], HELD[0], PAGES[0]]})) == HeldoutTexts([HELD[0]], [HELD[0]])
     with pytest.raises(MissingPart, match=r"ccnet/heldout_texts was not materialized yet"):
-        drawn(hand_made(tmp_path / "none", "calculator", model=model_folder))
+        drawn(hand_made(tmp_path / "none", "calculator", model=model))
 
 
-def test_a_long_document_is_cut_as_c_star_is(tmp_path: Path, model_folder: Path) -> None:
+def test_a_long_document_is_cut_as_c_star_is(tmp_path: Path, model: Path) -> None:
     long = next(
         page
         for page in ("\n".join(f"{n} and {at} make {n + at}." for n in range(400)) for at in range(999))
         if split_of(page) == HELDOUT
     )
-    tables = tables_of(tmp_path, model_folder, {"a": [long]})
+    tables = tables_of(tmp_path, model, {"a": [long]})
     rows = tables[TEXTS].table.read("a")
     assert rows.height > 1 and rows["digest"].n_unique() == 1
     assert all(long[offset:].startswith(text) for offset, text in rows.select("offset", "text").iter_rows())

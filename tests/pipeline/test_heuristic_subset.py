@@ -54,13 +54,6 @@ def test_a_prompt_that_leaves_no_room_is_refused() -> None:
         text_budget(segment_tokens=100, context_length=512, prompt_tokens=450, max_call_tokens=32)
 
 
-def test_a_prompt_of_the_settings_that_leaves_no_room_stops_the_stage(new_line: NewLine) -> None:
-    line = new_line("one")
-    line.set(sampling__max_call_tokens=160)
-    with pytest.raises(UserError, match=r"leaves .* for the text; shorten the prompt, lower sampling\.max_call_tokens"):
-        line.update("raw_shards", SUBSET)
-
-
 def test_a_larger_cap_adds_texts_and_drops_none(new_line: NewLine) -> None:
     line = new_line("one")
     chosen = []

@@ -41,7 +41,7 @@ def undisturbed(new_line: NewLine) -> Line:
     """Run a line in chunks of two."""
     line = new_line("one")
     line.set(**SMALL)
-    line.run()
+    line.update()
     return line
 
 
@@ -59,19 +59,7 @@ def test_a_killed_stage_goes_on_where_it_was(
     report = line.update(stage)[stage]
     computed, reused = report.work.counts[KINDS[stage]]
     assert reused >= chunks and computed > 0
-    line.run()
+    line.update()
     rows, others = line.tables(), undisturbed.tables()
     assert rows.keys() == others.keys()
     assert all(rows[name].equals(others[name]) for name in others)
-
-
-def test_two_processes_at_the_same_shard_give_what_one_gives(new_line: NewLine, undisturbed: Line) -> None:
-    line = new_line("one")
-    line.update("raw_shards", "heuristic_subset")
-    children = [start(line, "scored_candidates") for _ in range(2)]
-    assert [child.wait() for child in children] == [0, 0]
-    for child in children:
-        child.communicate()
-    line.set(**SMALL)
-    assert line.update("scored_candidates")["scored_candidates"].unchanged
-    assert line.read("scored_candidates").equals(undisturbed.read("scored_candidates"))

@@ -13,7 +13,7 @@ SCORED = "loss_deltas"
 def test_calls_that_look_ahead_are_counted_and_not_scored(new_line: NewLine, finished: NewLine) -> None:
     plain, line = finished("one"), new_line("one")
     line.set(look_ahead="true")
-    reports = line.run()
+    reports = line.update()
     every, table = plain.read(SCORED), line.read(SCORED)
     ahead = table.filter(reason="looks_ahead")
     assert 0 < ahead.height < table.height == every.height
@@ -46,7 +46,7 @@ def test_the_rule_costs_nothing_where_the_losses_are_there_and_only_what_lacks_w
     assert_frame_equal(line.read(SCORED), every)
     late = new_line("one")
     late.set(look_ahead="true")
-    late.run()
+    late.update()
     late.set(look_ahead="false")
     made, reused = cost({SCORED: late.update(SCORED)[SCORED]}, "losses")
     assert made > 0 and reused > 0

@@ -16,24 +16,24 @@ def test_a_floor_saves_tokens_and_keeps_the_same_calls(new_line: NewLine) -> Non
     """Whatever was computed before: without a floor, or with a higher one; and without it all is as if never set."""
     whole, fewer, line = new_line("one"), new_line("one"), new_line("one")
     fewer.set(filtering__loss_floor=FLOOR)
-    every, spent = tokens(whole.run()), tokens(fewer.run())
+    every, spent = tokens(whole.update()), tokens(fewer.update())
     assert 0 < spent < every
     for stage in ("filtered_calls", "augmented_corpus"):
         assert_frame_equal(fewer.read(stage), whole.read(stage), rel_tol=0, abs_tol=1e-5)
     for stage in SCORED:
         assert_bounded(whole.read(stage), fewer.read(stage))
     line.set(tau_f=0.5, filtering__loss_floor=0.5)
-    line.run()
+    line.update()
     line.set(tau_f=FLOOR, filtering__loss_floor=FLOOR)
-    assert 0 < tokens(line.run()) < spent
+    assert 0 < tokens(line.update()) < spent
     exact = {stage: whole.read(stage) for stage in SCORED}
     whole.set(filtering__loss_floor=FLOOR)
-    assert tokens(whole.run()) == 0
+    assert tokens(whole.update()) == 0
     for stage in SCORED:
         for other in (line, whole):
             assert_frame_equal(other.read(stage), fewer.read(stage), rel_tol=0, abs_tol=1e-5)
     del fewer.values["filtering.loss_floor"]
-    fewer.run()
+    fewer.update()
     for stage, rows in exact.items():
         assert_frame_equal(fewer.read(stage), rows, rel_tol=0, abs_tol=1e-5)
 

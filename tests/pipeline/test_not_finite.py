@@ -22,11 +22,11 @@ def test_texts_whose_positions_are_not_finite_are_counted_and_computed_once(new_
     line = new_line("one")
     overflowing(line.folder / "model", line.folder / "overflowing")
     line.set(model__name="overflowing", model__dtype="float16")
-    first = line.run()
+    first = line.update()
     texts = first["heuristic_subset"].rows["one"]
     assert texts and first["scored_candidates"].rejections == {"not_finite": texts}
     assert (first["scored_candidates"].rows["one"], first["filtered_calls"].rows["one"]) == (0, 0)
     line.set(k=4)  # the part is made anew; nothing of the texts is computed again
-    again = line.run()
+    again = line.update()
     assert again["scored_candidates"].updated == ("one",)
     assert (computed(again), line.engines) == (0, 0)

@@ -5,10 +5,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import polars as pl
 import pytest
 
-from tests.pipeline.conftest import Lane, Line, NewLine, cost
+from tests.pipeline.conftest import Lane, Line, NewLine
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.built_in.calculator import Calculator
@@ -24,25 +23,6 @@ def with_tool(line: Line, made: Callable[[Lane], Calculator]) -> None:
 
 def odd(kind: type[Calculator]) -> Callable[[Lane], Calculator]:
     return lambda lane: kind(lane.tool.key, lane.tool.options, lane.tool.prompt)
-
-
-class Odd(Calculator):
-    """Answers every third call with fields of other types."""
-
-    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        answers: list[ToolResult] = [ToolResult("1", cost=0.5), ToolResult(b"x", cost="$0.25"), ToolResult(2, cost=[])]
-        return [answers[number % 3] for number in range(len(calls))]
-
-
-def test_odd_answers_are_stored_with_what_can_be_read_of_them(new_line: NewLine) -> None:
-    line = new_line("one")
-    with_tool(line, odd(Odd))
-    report = line.update(*BEFORE, "tool_results")["tool_results"]
-    assert report.work.counts["calls"][0] > 3 and report.rejections["not_a_text"] > 0
-    table = line.output("tool_results").table
-    found = set(pl.concat([table.read(part) for part in table.parts()]).select("result", "reason", "cost").rows())
-    assert found == {("1", None, 0.5), (None, "not_a_text", 0.25), ("2", None, None)}
-    assert cost(line.update("tool_results"), "calls") == (0, 0)
 
 
 class RunsOut(Calculator):

@@ -100,13 +100,6 @@ def test_a_shard_that_can_be_read_again_is_read_and_nothing_else_is(line: Line) 
     assert line.update(RAW)[RAW].unchanged
 
 
-def test_no_document_of_a_file_that_breaks_off_is_used(line: Line) -> None:
-    path = write_shard(line.web, "short", documents=50)
-    path.write_bytes(path.read_bytes()[:-200])
-    report = line.update(RAW)[RAW]
-    assert report.rows["short"] == 0 and report.rejections == {"truncated_gzip": 1}
-
-
 def test_documents_before_a_fault_leave_no_file_and_no_other_rejection(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

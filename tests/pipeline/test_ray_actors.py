@@ -38,13 +38,6 @@ def test_two_machines_of_which_one_is_lost_give_the_rows_of_one_process(new_line
 
 
 @pytest.mark.long
-def test_a_chunk_of_an_actor_that_finds_no_machine_goes_to_another(new_line: NewLine, finished: NewLine) -> None:
-    line = new_line("one", "two")
-    assert in_cluster("unnoticed", line) == {"actors": 0}
-    assert_same(line, finished("one", "two"))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "expected"),
     [("cancelled", {"cancelled": True, "actors": 0}), ("orphaned", {"started": True, "actors": 0})],

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
 import polars as pl
 import pytest
 
@@ -51,32 +50,6 @@ def test_stored_rows_that_are_cut_short_are_reported_and_computed_again(
     withdrawn(line, stage)
     third = line.update(stage)[stage]
     assert (third.computed, third.work.damaged, third.data_version) == (0, (), report.data_version)
-
-
-def test_results_whose_pages_are_damaged_are_run_again_and_none_is_missing(finished: NewLine) -> None:
-    line = finished("one")
-    before = line.output("tool_results").table.pointer("one")
-    file = min((line.folder / "lake/calculator/results").rglob("*.parquet"))
-    flip(file, "result")
-    withdrawn(line, "tool_results")
-    report = line.update("tool_results")["tool_results"]
-    [damaged] = report.work.damaged
-    assert file.name in damaged
-    after = line.output("tool_results").table.pointer("one")
-    assert (after.rows, after.data_version) == (before.rows, before.data_version)
-    assert 0 < report.computed < before.rows
-    assert line.update("loss_deltas")["loss_deltas"].unchanged
-
-
-def flip(file: Path, column: str) -> None:
-    """Turn every bit of a column's pages; the keys and the footer stay readable."""
-    metadata = duckdb.from_query("SELECT * FROM parquet_metadata(?)", params=[str(file)])
-    where = f"path_in_schema = '{column}'"
-    found = metadata.filter(where).select("least(data_page_offset, dictionary_page_offset), total_compressed_size")
-    [(begin, size)] = found.fetchall()
-    content = bytearray(file.read_bytes())
-    content[begin : begin + size] = bytes(byte ^ 0xFF for byte in content[begin : begin + size])
-    file.write_bytes(content)
 
 
 class Raced(Calculator):
@@ -162,7 +135,7 @@ def test_a_damaged_part_is_made_again_from_stored_rows(finished: NewLine, damage
         table.path.write_bytes(content)
     with pytest.raises(DamagedPart, match=r"calculator/scored_candidates, shard 'one': .*stale --run"):
         line.update("tool_results")
-    reports = line.run()
+    reports = line.update()
     [reason] = reports["scored_candidates"].differences.lines
     assert "one" in reason
     assert [name for name, report in reports.items() if not report.unchanged] == ["scored_candidates"]

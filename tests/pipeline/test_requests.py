@@ -24,10 +24,10 @@ def test_requests_follow_what_changed(new_line: NewLine, s3: S3, shards: int) ->
         act()
         return len(s3.requests)
 
-    assert requests(line.run) <= FIXED + 60 * shards
-    assert requests(line.run) <= FIXED
+    assert requests(line.update) <= FIXED + 60 * shards
+    assert requests(line.update) <= FIXED
     line.set(tau_f=0.1)
-    assert requests(line.run) <= FIXED + 4 * shards
+    assert requests(line.update) <= FIXED + 4 * shards
     write_shard(line.web, "t")
-    assert requests(line.run) <= min(400, FIXED + 120)
-    assert requests(line.run) <= FIXED
+    assert requests(line.update) <= min(400, FIXED + 120)
+    assert requests(line.update) <= FIXED

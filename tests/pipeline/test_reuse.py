@@ -1,12 +1,8 @@
 """Nothing is computed twice, and what is reused equals what would be computed anew."""
 
-import shutil
-from pathlib import Path
-from shutil import copytree
-
 import pytest
 
-from tests.pipeline.conftest import Lane, Line, NewLine, Reports, StaleInput, assert_same, computed, cost, tokens
+from tests.pipeline.conftest import NewLine, Reports, StaleInput, assert_same, computed, cost, tokens
 
 
 def changed(reports: Reports) -> list[str]:
@@ -16,12 +12,12 @@ def changed(reports: Reports) -> list[str]:
 
 def test_a_second_run_computes_nothing_and_loads_no_model(new_line: NewLine) -> None:
     line = new_line("one", "two")
-    first = line.run()
+    first = line.update()
     assert cost(first, "samples")[0] > 50 and cost(first, "losses")[0] > 20
     spent = {name: {kind for kind, n in report.work.tokens.items() if n} for name, report in first.items()}
     assert {name for name, kinds in spent.items() if kinds} == {"scored_candidates", "loss_deltas", "swapped_results"}
     assert {"positions", "samples"} <= spent["scored_candidates"]
-    second = line.run()
+    second = line.update()
     assert (changed(second), line.engines, tokens(second), computed(second)) == ([], 0, 0, 0)
     assert {k: r.data_version for k, r in first.items()} == {k: r.data_version for k, r in second.items()}
     assert {k: (r.rows, r.rejections) for k, r in first.items()} == {
@@ -33,10 +29,10 @@ def test_a_threshold_of_the_filter_costs_no_token_and_no_call(finished: NewLine,
     line, fresh = finished("one"), new_line("one")
     for one in (line, fresh):
         one.set(tau_f=0.1)
-    reports = line.run()
+    reports = line.update()
     assert (tokens(reports), computed(reports), line.engines) == (0, 0, 0)
     assert changed(reports) == ["filtered_calls", "augmented_corpus"]
-    fresh.run()
+    fresh.update()
     assert_same(line, fresh)
 
 
@@ -54,11 +50,11 @@ def test_more_samples_cost_exactly_the_difference(
 ) -> None:
     line, fresh = new_line("one"), new_line("one")
     line.set(**old)
-    stored = cost(line.run(), "samples")
+    stored = cost(line.update(), "samples")
     line.set(**new)
-    reports = line.run()
+    reports = line.update()
     fresh.set(**new)
-    whole = cost(fresh.run(), "samples")
+    whole = cost(fresh.update(), "samples")
     found = cost(reports, "samples")
     assert sum(found) == sum(whole)
     assert cost(reports, "texts")[0] == 0 and reports["scored_candidates"].work.tokens["positions"] == 0
@@ -74,92 +70,18 @@ def test_fewer_samples_cost_nothing_and_as_many_again_give_the_first_rows_back(
     finished: NewLine, new_line: NewLine, fewer: dict[str, object]
 ) -> None:
     line, fresh = finished("one"), new_line("one")
-    before = line.run()
+    before = line.update()
     for one in (line, fresh):
         one.set(**fewer)
-    reports = line.run()
+    reports = line.update()
     assert (line.engines, computed(reports)) == (0, 0)
     assert "scored_candidates" in changed(reports)
-    fresh.run()
+    fresh.update()
     assert_same(line, fresh)
     line.set(k=3, m=4, tau_s=0.1)
-    again = line.run()
+    again = line.update()
     assert (line.engines, computed(again)) == (0, 0)
     assert [report.data_version for report in again.values()] == [report.data_version for report in before.values()]
-
-
-def test_another_chunk_size_or_path_of_the_model_or_of_the_project_makes_nothing_out_of_date(
-    finished: NewLine, tmp_path: Path
-) -> None:
-    line = Line(copytree(finished("one").folder, tmp_path / "project"))
-    moved = copytree(line.folder / "model", tmp_path / "moved")
-    line.set(model__name=moved, execution__chunk_texts=1, execution__chunk_calls=1, model__token_budget=256)
-    assert changed(line.run()) == []
-
-
-@pytest.mark.parametrize("what", ["model", pytest.param("dtype", marks=pytest.mark.long)])
-def test_another_model_shares_no_row(finished: NewLine, new_line: NewLine, other_model_folder: Path, what: str) -> None:
-    line, fresh = finished("one"), new_line("one")
-    for one in (line, fresh):
-        one.set(**({"model__name": other_model_folder} if what == "model" else {"model__dtype": "bfloat16"}))
-    reports, whole = line.run(), fresh.run()
-    for kind in ("texts", "samples", "losses"):
-        assert cost(reports, kind) == cost(whole, kind) and cost(reports, kind)[1] == 0
-    assert_same(line, fresh)
-
-
-def test_another_prompt_samples_anew_but_losses_of_the_same_calls_stay(finished: NewLine, new_line: NewLine) -> None:
-    line, fresh = finished("one"), new_line("one")
-    for one in (line, fresh):
-        prompt = one.folder / "calculator.txt"
-        prompt.write_text(prompt.read_text().replace("Call.", "Say."))
-    reports = line.run()
-    assert cost(reports, "texts")[1] == 0 and cost(reports, "samples")[1] == 0
-    assert cost(reports, "losses")[1] > 0
-    fresh.run()
-    assert_same(line, fresh)
-
-
-def test_another_version_of_the_tool_runs_its_calls_again_and_nothing_else(
-    finished: NewLine, new_line: NewLine
-) -> None:
-    line = finished("one")
-
-    def renewed(lane: Lane) -> Lane:
-        lane.tool.version = "another"
-        return lane
-
-    line.adapt = renewed
-    reports = line.run()
-    assert cost(reports, "calls")[1] == 0 and cost(reports, "calls")[0] == line.read("tool_results").height
-    assert tokens(reports) == 0 and cost(reports, "samples")[0] == cost(reports, "losses")[0] == 0
-    assert set(line.read("tool_results")["tool_version"]) == {"another"}
-
-
-def test_another_length_of_results_runs_the_calls_again_and_scores_only_other_results(finished: NewLine) -> None:
-    line = finished("one")
-    line.set(tools__calculator__limits__max_result_characters=399)
-    reports = line.run()
-    assert cost(reports, "calls")[1] == 0 < cost(reports, "calls")[0]
-    assert reports["loss_deltas"].unchanged and tokens(reports) == 0  # no result is that long
-
-
-def test_another_way_of_sampling_keeps_the_positions(finished: NewLine) -> None:
-    line = finished("one")
-    line.set(sampling__seed=1)
-    reports = line.run()
-    assert cost(reports, "texts")[0] == 0
-    assert cost(reports, "samples")[1] == 0
-
-
-def test_texts_and_calls_of_other_shards_are_shared(finished: NewLine) -> None:
-    line = finished("one")
-    shutil.copy(line.web / "one.json.gz", line.web / "copy.json.gz")
-    reports = line.run()
-    swapped = reports["swapped_results"].work.counts["losses"][0]  # which texts are swapped depends on the shard
-    assert computed(reports) == swapped
-    assert reports["filtered_calls"].rejections["duplicate_document"] == reports["loss_deltas"].rows["copy"]
-    assert reports["augmented_corpus"].rows["copy"] > 0
 
 
 def test_calls_of_texts_that_were_cut_anew_are_refused(finished: NewLine) -> None:
@@ -172,7 +94,7 @@ def test_calls_of_texts_that_were_cut_anew_are_refused(finished: NewLine) -> Non
         with pytest.raises(StaleInput, match=made_from):
             line.update(stage)
         assert line.output(stage).table.has("one")
-    reports = line.run()
+    reports = line.update()
     assert all(reports[stage].rows["one"] for stage in stages)
     line.set(m=5)
     line.update("scored_candidates")

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from tests.pipeline.conftest import TEXT_KEY, Line, NewLine, StaleInput, TableReport, engine_of, tokens
-from toolformer_dag.lake.table import MissingPart
+from tests.pipeline.conftest import TEXT_KEY, NewLine, engine_of, tokens
 from toolformer_dag.pipeline.swapped_results import STAGE, exchange, likeliest_places
 
 Row = dict[str, Any]
@@ -167,12 +166,6 @@ def test_results_of_a_shard_go_round():
 
 
 SWAPPED = "swapped_results"
-LANE = ("scored_candidates", "tool_results", "loss_deltas", SWAPPED)
-
-
-def rerun(line: Line) -> TableReport:
-    """Bring the lane up to date from its candidates on; return the control's report."""
-    return line.update(*LANE)[SWAPPED]
 
 
 def test_losses_are_those_of_the_engine_and_are_computed_once(finished: NewLine) -> None:
@@ -194,29 +187,6 @@ def test_losses_are_those_of_the_engine_and_are_computed_once(finished: NewLine)
         assert pairs[loss].to_list() == pytest.approx(pairs[f"{loss}_right"].to_list(), abs=1e-4)
 
 
-LONG = [pytest.param(change, marks=pytest.mark.long) for change in ({"k": 2}, {"m": 2}, {"tau_s": 0.3})]
-
-
-@pytest.mark.parametrize("change", [{"k": 2, "m": 2, "tau_s": 0.2}, *LONG])
-def test_fewer_candidates_cost_nothing_and_more_cost_what_is_missing(
-    new_line: NewLine, finished: NewLine, change: dict[str, object]
-) -> None:
-    line = finished("one")
-    rows, wide = line.read(SWAPPED), {"k": 3, "m": 4, "tau_s": 0.1}
-    line.set(**change)
-    fewer = rerun(line)
-    assert tokens({SWAPPED: fewer}) == 0 and 0 < fewer.rows["one"] < rows.height
-    narrow = new_line("one")
-    narrow.set(**change)
-    narrow.update("raw_shards", "heuristic_subset")
-    alone = rerun(narrow)
-    assert_frame_equal(line.read(SWAPPED), narrow.read(SWAPPED), abs_tol=1e-5)
-    narrow.set(**wide)
-    distinct = rows.select(*KEY[:-1], "input", "result").n_unique()
-    assert rerun(narrow).computed == distinct - alone.computed
-    assert_frame_equal(narrow.read(SWAPPED), rows, abs_tol=1e-5)
-
-
 def test_loss_of_a_swapped_result_against_the_engine_itself(finished: NewLine) -> None:
     from toolformer_dag.model.requests import LossRequest
 
@@ -228,28 +198,6 @@ def test_loss_of_a_swapped_result_against_the_engine_itself(finished: NewLine) -
         [losses] = engine.losses([request])
         assert row["loss_plus"] == pytest.approx(losses.loss_plus, abs=1e-4)
         assert row["delta"] == pytest.approx(losses.delta, abs=1e-4)
-
-
-def test_more_texts_add_rows_and_leave_the_others_and_the_true_ones_as_they_are(finished: NewLine) -> None:
-    line = finished("one")
-    true, before = line.read("loss_deltas"), line.read(SWAPPED)
-    line.set(evaluation__swapped_texts=6)
-    report = line.update("loss_deltas", SWAPPED)
-    assert report["loss_deltas"].unchanged and report[SWAPPED].computed > 0
-    after = line.read(SWAPPED)
-    assert after.height > before.height
-    assert_frame_equal(after.join(before.select(KEY), on=KEY, how="semi"), before)
-    assert_frame_equal(line.read("loss_deltas"), true)
-
-
-def test_inputs_that_are_missing_or_do_not_fit_are_named(new_line: NewLine, finished: NewLine) -> None:
-    with pytest.raises(MissingPart, match="calculator/heuristic_subset"):
-        new_line("one").update(SWAPPED)
-    line = finished("one")
-    line.set(corpus__texts_per_shard=1)
-    line.update("heuristic_subset")
-    with pytest.raises(StaleInput, match="made from other rows of calculator/heuristic_subset"):
-        line.update(SWAPPED)
 
 
 def test_more_swaps_add_rows_and_leave_the_others_as_they_are(finished: NewLine) -> None:

@@ -1,13 +1,11 @@
 """What an update computes when shard files come, go and change, and what it says is out of date."""
 
-import os
 import shutil
 
 import pytest
 import transformers
 
 from tests.pipeline.conftest import (
-    NEVER_MADE,
     NewLine,
     Reports,
     assert_same,
@@ -42,7 +40,7 @@ def test_a_new_shard_file_computes_that_shard_alone_in_every_table(finished: New
     before = {stage: line.output(stage).table.pointer("one") for stage in SHARDED}
     write_shard(line.web, "two")
     assert all(differences(line.output(stage)).lines == ("without rows: two",) for stage in SHARDED)
-    reports = line.run()
+    reports = line.update()
     assert updated(reports) == dict.fromkeys(SHARDED, ("two",))
     assert {stage: line.output(stage).table.pointer("one") for stage in SHARDED} == before
     assert_same(line, finished("one", "two"))
@@ -53,43 +51,23 @@ def test_a_removed_file_s_parts_leave_every_table_and_come_back_with_it_without_
     content = (line.web / "two.json.gz").read_bytes()
     (line.web / "two.json.gz").unlink()
     assert differences(line.output("loss_deltas")).lines == ("removed: two",)
-    reports = line.run()
+    reports = line.update()
     assert all(set(reports[stage].rows) == {"one"} for stage in SHARDED)
     assert updated(reports) == dict.fromkeys(SHARDED, ())
     assert (computed(reports), tokens(reports)) == (0, 0)
     assert line.lake.table("ccnet/rejected_lines").parts() == ["one"]
     assert set(line.read("filtered_calls")["shard"]) == {"one"}
-    assert updated(line.run()) == {}
+    assert updated(line.update()) == {}
     (line.web / "two.json.gz").write_bytes(content)
-    reports = line.run()
+    reports = line.update()
     assert reports["loss_deltas"].updated == ("two",)
     assert (computed(reports), line.engines) == (0, 0)
-
-
-def test_a_touched_file_is_read_again_and_nothing_else_is_out_of_date(finished: NewLine) -> None:
-    line = finished("one", "two")
-    os.utime(line.web / "two.json.gz", (0, 0))
-    [line_told] = differences(line.output("raw_shards")).lines
-    assert line_told.startswith("inputs.mtime_ns: ")
-    reports = line.run()
-    assert updated(reports) == {"raw_shards": ("two",)}
-    assert (computed(reports), line.engines) == (0, 0)
-
-
-def test_a_changed_file_computes_its_new_texts_alone(finished: NewLine) -> None:
-    line = finished("one", "two")
-    write_shard(line.web, "two", documents=7)
-    reports = line.run()
-    assert updated(reports) == dict.fromkeys(SHARDED, ("two",))
-    assert reports["raw_shards"].rows == {"one": 6, "two": 7}
-    new, known = cost(reports, "texts")
-    assert 0 < new <= 2 and new + known == 14  # one document has two texts
 
 
 def test_equal_texts_in_two_shards_are_computed_once(new_line: NewLine) -> None:
     line, alone = new_line("one"), new_line("one")
     shutil.copy(line.web / "one.json.gz", line.web / "two.json.gz")
-    once, both = alone.run(), line.run()
+    once, both = alone.update(), line.update()
     for kind in ("texts", "samples", "calls"):
         assert cost(both, kind)[0] == cost(once, kind)[0]
     assert both["loss_deltas"].computed == once["loss_deltas"].computed
@@ -103,14 +81,14 @@ def test_the_first_shards_are_taken_and_the_next_update_goes_on_with_the_rest(
 ) -> None:
     line = new_line("one", "two")
     line.set(corpus__first=1)
-    first = line.run()
+    first = line.update()
     assert all(set(first[stage].rows) == {"one"} for stage in SHARDED)
     del line.values["corpus.first"]
-    rest = line.run()
+    rest = line.update()
     assert all(rest[stage].updated == ("two",) for stage in SHARDED)
     assert_same(line, finished("one", "two"))
     line.set(corpus__first=1)
-    assert updated(line.run()) == {}  # shards that were read before stay
+    assert updated(line.update()) == {}  # shards that were read before stay
 
 
 def test_a_withdrawn_shard_is_made_anew_from_stored_rows(finished: NewLine) -> None:
@@ -119,18 +97,10 @@ def test_a_withdrawn_shard_is_made_anew_from_stored_rows(finished: NewLine) -> N
     before = line.tables()
     assert withdraw(outputs, "two") == len(SHARDED)
     assert withdraw(outputs, "two") == 0
-    reports = line.run()
+    reports = line.update()
     assert updated(reports) == dict.fromkeys(SHARDED, ("two",))  # the same rows again: nothing after them changes
     assert (computed(reports), line.engines) == (0, 0)
     assert {name: frame.equals(before[name]) for name, frame in line.tables().items()} == dict.fromkeys(before, True)
-
-
-def test_nothing_that_was_never_made_is_called_changed(new_line: NewLine) -> None:
-    line = new_line("one", "two")
-    for stage in SHARDED:
-        found = differences(line.output(stage))
-        assert found and found.parts == {"one": [NEVER_MADE], "two": [NEVER_MADE]}
-        assert found.lines == ("without rows: one, two",)
 
 
 def test_a_changed_setting_is_named_once_for_all_shards(finished: NewLine) -> None:
@@ -174,7 +144,7 @@ def test_a_table_that_grows_while_it_is_read_is_out_of_date_afterwards(finished:
 
 def test_every_table_keeps_its_promises_and_its_record_says_what_computed_the_rows(finished: NewLine) -> None:
     line = finished("one", "two")
-    reports = line.run()
+    reports = line.update()
     assert all(not any(report.violations.values()) for report in reports.values())
     assert all("unique_keys" in report.violations for report in reports.values())
     for stage in ("scored_candidates", "loss_deltas"):

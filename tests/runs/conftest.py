@@ -6,7 +6,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small only wait for
 
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,14 @@ from polars.testing import assert_frame_equal
 
 import assets.plots
 from assets.outputs import BY_HAND
-from tests.worlds import copy_world, lay_out
+from tests.worlds import WorldFolder, copy_world, lay_out
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -34,10 +33,8 @@ DOT = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
-class World:
-    """A folder with toolformer.toml in it."""
-
-    folder: Path
+class World(WorldFolder):
+    """A world whose inside is asked too."""
 
     @property
     def lake(self) -> Lake:
@@ -67,21 +64,9 @@ class World:
         plan = self.project(*overrides).plan
         tables = {output.name: output for output in table_outputs(plan)}
         worker = Worker(plan)
-        lent = InProcess(worker, tables)
+        lent = Workers(worker, tables, in_process)
         reports = [update(worker, lent, output, lambda done, total: None) for output in tables.values()]
         return {report.name: report for report in reports if not report.unchanged}
-
-    def start(self, *arguments: str, output: int = subprocess.PIPE, **variables: str) -> subprocess.Popen[str]:
-        """Start a command in a session of its own, as a terminal has it; `ended` reads what it prints."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "toolformer_dag.cli", *arguments],
-            cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
-            stdout=output,
-            stderr=output,
-            text=True,
-            start_new_session=True,
-        )
 
     def sql(self, sql: str) -> list[tuple[object, ...]]:
         return query(self.folder / "lake" / "toolformer.duckdb", sql).rows()
@@ -94,13 +79,6 @@ class World:
             for output in found
             for part in output.table.parts()
         }
-
-    def edit(self, old: str, new: str) -> None:
-        """Change toolformer.toml as a person would."""
-        file = self.folder / "toolformer.toml"
-        text = file.read_text()
-        assert old in text
-        file.write_text(text.replace(old, new))
 
     def last(self, name: str) -> dg.AssetMaterialization:
         """Return an asset's last materialization."""
@@ -153,11 +131,6 @@ def assert_same(one: Mapping[str, pl.DataFrame], other: Mapping[str, pl.DataFram
         assert_frame_equal(table, other[name], rel_tol=1e-4, abs_tol=1e-5)
 
 
-def new_world(folder: Path, model: Path) -> World:
-    """Lay out a world in which nothing ran yet."""
-    return World(lay_out(folder, model))
-
-
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots of the runs here are one dot: `made` has them drawn, and tests/test_plots.py looks at each."""
@@ -181,4 +154,4 @@ def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World
 def fresh(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in which nothing ran yet. Asked for after `world`, its instance is the one in use."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "fresh" / ".dagster"))
-    return new_world(tmp_path / "fresh", model)
+    return World(lay_out(tmp_path / "fresh", model))

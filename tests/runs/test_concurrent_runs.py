@@ -5,9 +5,8 @@ import time
 import dagster as dg
 import pytest
 
-from assets import JOB, TRAINING_JOB
+from assets import JOB
 from tests.runs.conftest import BY_LANES, assert_same, ended, spent
-from tests.ui_server import launched, served
 
 pytestmark = pytest.mark.long
 
@@ -34,22 +33,5 @@ def test_a_second_run_says_that_it_waits_and_together_they_spend_what_one_does_a
     [undisturbed] = made.sql(BY_LANES)
     assert tuple(map(sum, zip(spent(one), spent(other), strict=True))) == undisturbed
     assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
-    assert_same(fresh.tables(), made.tables())
-    assert fresh.stale() == []
-
-
-def test_a_run_beside_one_of_the_ui_waits_and_together_they_spend_what_one_does(fresh, made):
-    instance = fresh.project().instance
-    with served(fresh.folder) as address:
-        run_id = launched(address, JOB)
-        while instance.get_run_by_id(run_id).status is not dg.DagsterRunStatus.STARTED:
-            time.sleep(0.1)
-        _, told = ended(fresh.start("run"))
-        assert f"{JOB} {WAITS}" in told
-        while not instance.get_run_by_id(run_id).is_finished:
-            time.sleep(0.1)
-    assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
-    assert {run.job_name for run in instance.get_runs()} == {JOB, TRAINING_JOB}
-    assert fresh.sql(BY_LANES) == made.sql(BY_LANES)
     assert_same(fresh.tables(), made.tables())
     assert fresh.stale() == []

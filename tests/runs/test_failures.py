@@ -103,22 +103,6 @@ def test_lost_calls_and_an_unreadable_shard_fail_nothing_and_only_a_person_s_run
     assert world.lake.table("sums/tool_results").scan().filter(pl.col("reason") == "lost:OSError").collect().is_empty()
 
 
-def test_files_cut_short_or_removed_are_found_and_made_again_at_no_token(world, made):
-    [part] = world.lake.table("calculator/loss_deltas").files("one")
-    with open(part, "r+b") as stream:  # noqa: PTH123
-        stream.truncate(100)
-    cut_short = world.folder / "lake/table-manifests/sums/scored_candidates.jsonl"
-    cut_short.write_bytes(cut_short.read_bytes()[:-10])
-    told = world.reasons()
-    assert {"calculator/loss_deltas", "sums/scored_candidates"} <= set(told)
-    assert part.rpartition("/")[2] in told["calculator/loss_deltas"][0]
-    reports = world.update()
-    assert set(reports) == {"calculator/loss_deltas", "sums/scored_candidates"}
-    assert not any(sum(report.work.tokens.values()) for report in reports.values())
-    assert all(table.equals(made.tables()[name]) for name, table in world.tables().items())
-    assert world.stale() == []
-
-
 @pytest.mark.parametrize("table", [ACCURACY, "evaluation/outcomes", PERPLEXITY])
 def test_what_was_measured_is_missed_when_its_file_is_lost(world, table):
     shutil.rmtree(world.folder / "lake" / table)

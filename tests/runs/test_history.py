@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -50,35 +47,3 @@ def test_a_home_that_is_a_file_or_not_utf_8_is_named(world: World, monkeypatch: 
     assert f"error: {file} is a file; set DAGSTER_HOME to a folder" in told(world)
     monkeypatch.setenv("DAGSTER_HOME", os.fsdecode(bytes(world.folder) + b"/\xff"))
     assert "the path is not UTF-8; set DAGSTER_HOME to another folder" in told(world)
-
-
-@pytest.fixture
-def mounted(tmp_path: Path):
-    """Mount a small file system, and unmount it; skip where this user may not."""
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-    made: list[Path] = []
-
-    def mount(options: str) -> Path:
-        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
-        if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("mounting needs rights that this user does not have")
-        made.append(folder)
-        return folder
-
-    yield mount
-    for one in made:
-        subprocess.run(["umount", "-l", str(one)], check=False)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [("ro,size=1m", "Read-only file system"), ("size=64k", "No space left on device; free space")],
-)
-def test_a_disk_that_cannot_be_written_or_is_full_is_named(
-    world: World, mounted: Callable[[str], Path], options: str, told: str
-) -> None:
-    folder = mounted(options)
-    done = cli("run", "--config", str(world.folder / "toolformer.toml"), "--set", f"paths.lake={folder}")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert str(folder) in done.stderr and told in done.stderr

@@ -29,18 +29,6 @@ def test_the_sweep_counts_what_kept_at_keeps(made: World) -> None:
         assert made.sql(f"{counted} kept_at({tau_f}) where tool = '{tool}'") == [tuple(kept)], (tool, tau_f)
 
 
-def test_table_2_is_that_of_filter_statistics(made: World) -> None:
-    told = answered(made, "table_2").select("tool", "tau_f", "calls", "examples").rows()
-    assert told == made.sql("select tool, tau_f, calls, examples from filter_statistics order by tool, tau_f")
-
-
-def test_near_misses_and_most_helpful_calls_stand_on_their_side_of_the_threshold(made: World) -> None:
-    near = answered(made, "near_misses")
-    assert near.height and (near["delta"] < near["tau_f"]).all()
-    helpful = answered(made, "most_helpful")["delta"]
-    assert helpful.to_list() == sorted(helpful, reverse=True) and helpful.min() >= 0
-
-
 def test_domains_share_the_positions_and_the_kept_calls(made: World) -> None:
     found = answered(made, "kept_by_domain").group_by("tool").agg(pl.col("positions", "kept").sum()).sort("tool")
     sizes = "select tool, places, (select count(*) from filtered_calls where tool = control_sizes.tool)"

@@ -64,6 +64,7 @@ def test_automation_asks_once_per_change_and_not_for_training(world, tick):
     assert tick(on, "tools.calculator.tau_f=0.5") == 0
 
 
+@pytest.mark.long
 def test_a_file_that_is_lost_twice_is_asked_for_twice(world, tick):
     on = "execution.automation=true"
     for _ in range(2):

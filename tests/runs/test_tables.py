@@ -6,6 +6,20 @@ from pathlib import Path
 
 import polars as pl
 
+KEEPING = """
+from sums_tool import Sums, SumsOptions
+
+
+class KeepingOptions(SumsOptions):
+    shortest: int = 0
+
+
+class Keeping(Sums):
+    Options = KeepingOptions
+
+    def keeps(self, text, offset, input):
+        return len(input) >= self.options.shortest
+"""
 DATED = """
 from sums_tool import Sums
 from toolformer_dag.tools.tool import ToolResult
@@ -29,6 +43,8 @@ def write_twins(folder: Path, *titles: str) -> None:
 
 
 def test_an_option_that_keeps_alone_looks_at_marks_its_calls_anew_without_a_token(world):
+    (world.folder / "keeping_tool.py").write_text(KEEPING)
+    world.edit("sums_tool:Sums", "keeping_tool:Keeping")
     reports = world.update("tools.sums.shortest=1000")
     assert not any(sum(report.work.tokens.values()) for report in reports.values())
     assert {name.partition("/")[0] for name in reports} == {"sums", "training"}

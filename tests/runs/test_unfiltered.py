@@ -25,10 +25,3 @@ def test_as_many_texts_per_tool_as_c_star_has_each_with_one_executed_call(made):
     taken_out = {take_out(text, [lane.tool.name for lane in tools]) for text in found}
     assert heldout.len() > 0 and not taken_out & set(heldout)
     assert len(found) == sum(Counter(tool for row in corpus["tools"] for tool in row).values()) > 0
-
-
-def test_the_same_seed_draws_the_same_calls(made):
-    settings = made.settings()
-    lake, tools = Lake.of(settings.paths), lanes(settings)
-    assert unfiltered_texts(lake, tools, seed=1) == unfiltered_texts(lake, tools, seed=1)
-    assert unfiltered_texts(lake, tools, seed=1) != unfiltered_texts(lake, tools, seed=2)

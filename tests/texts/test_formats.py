@@ -96,15 +96,14 @@ IDS = {
 WITHOUT_LANGUAGE = ("c4", "dclm", "plain")
 
 
-def as_lines(path: Path, records: list[Record]) -> Path:
+def write(path: Path, records: list[Record]) -> Path:
+    """Write records in the form that the name of the file says."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([dict(record) for record in records]), path)
+        return path
     content = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     packed = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(path.suffix, bytes)
     path.write_bytes(packed(content))
-    return path
-
-
-def as_parquet(path: Path, records: list[Record]) -> Path:
-    pq.write_table(pa.Table.from_pylist([dict(record) for record in records]), path)
     return path
 
 
@@ -116,7 +115,6 @@ def read(path: Path, choice: FormatChoice | None = None) -> tuple[list[Document]
 @pytest.mark.parametrize("file", ["x.json.gz", "x.jsonl.zst", "x.jsonl", "x.parquet"])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_record_is_recognized_and_read(tmp_path: Path, name: str, file: str) -> None:
-    write = as_parquet if file.endswith("parquet") else as_lines
     path = write(
         tmp_path / file, [PUBLISHED[name], {**PUBLISHED[name], "text": "x", "content": "x", "raw_content": "x"}]
     )
@@ -136,16 +134,15 @@ def test_every_format_has_a_published_record() -> None:
 
 
 def test_equal_texts_without_an_id_have_one_digest(tmp_path: Path) -> None:
-    [one] = read(as_lines(tmp_path / "a.json", [PUBLISHED["c4"]]))[0]
-    [other] = read(as_parquet(tmp_path / "b.parquet", [{**PUBLISHED["c4"], "url": "https://b.org"}]))[0]
+    [one] = read(write(tmp_path / "a.json", [PUBLISHED["c4"]]))[0]
+    [other] = read(write(tmp_path / "b.parquet", [{**PUBLISHED["c4"], "url": "https://b.org"}]))[0]
     assert one.digest == other.digest != one.text
-    documents, rejected = read(as_lines(tmp_path / "c.json", [PUBLISHED["c4"]] * 2))
+    documents, rejected = read(write(tmp_path / "c.json", [PUBLISHED["c4"]] * 2))
     assert len(documents) == 1 and [(one.line, one.reason) for one in rejected] == [(2, "duplicate_digest")]
 
 
 @pytest.mark.parametrize("file", ["x.json.gz", "x.parquet"])
 def test_a_record_s_own_date_counts_only_where_it_is_named(tmp_path: Path, file: str) -> None:
-    write = as_parquet if file.endswith("parquet") else as_lines
     records = [
         PUBLISHED["dolma"],
         {**PUBLISHED["dolma"], "id": "b", "created": "unknown"},
@@ -159,7 +156,6 @@ def test_a_record_s_own_date_counts_only_where_it_is_named(tmp_path: Path, file:
 
 @pytest.mark.parametrize("file", ["x.json.gz", "x.parquet"])
 def test_own_fields_are_dotted_paths(tmp_path: Path, file: str) -> None:
-    write = as_parquet if file.endswith("parquet") else as_lines
     record = {"body": {"parts": [{"plain": TEXT}], "a.b": "t"}, "key": 7, "meta.lang": "de", "links": [URL]}
     fields = (
         ("text", "body.parts.0.plain"),
@@ -192,7 +188,6 @@ def test_own_fields_are_dotted_paths(tmp_path: Path, file: str) -> None:
 def test_a_wrong_or_missing_field_is_named_with_those_that_are_there(
     tmp_path: Path, file: str, choice: FormatChoice, reason: str, words: list[str]
 ) -> None:
-    write = as_parquet if file.endswith("parquet") else as_lines
     path = write(tmp_path / file, [{"body": TEXT, "meta": {"u": URL}}])
     documents, [rejected] = read(path, choice)
     assert (documents, rejected.reason) == ([], reason)
@@ -201,7 +196,6 @@ def test_a_wrong_or_missing_field_is_named_with_those_that_are_there(
 
 @pytest.mark.parametrize("file", ["x.json.gz", "x.parquet"])
 def test_numbers_of_rows_are_no_digests_unless_the_settings_name_them(tmp_path: Path, file: str) -> None:
-    write = as_parquet if file.endswith("parquet") else as_lines
     path = write(tmp_path / file, [{"id": 0, "text": "one"}, {"id": 0, "text": "two"}])
     assert len({one.digest for one in read(path)[0]}) == 2
     documents, rejected = read(path, FormatChoice(AUTO, (("id", "id"),)))
@@ -213,13 +207,12 @@ def test_optional_fields_that_come_after_the_first_records_are_read(tmp_path: Pa
         {"text": f"{i}", "id": f"{i}", "metadata": {"url": f"https://a.org/{i}"} if i >= 100 else {}}
         for i in range(300)
     ]
-    documents, rejected = read(as_lines(tmp_path / "x.jsonl", late))
+    documents, rejected = read(write(tmp_path / "x.jsonl", late))
     assert not rejected and [bool(one.url) for one in documents] == [False] * 100 + [True] * 200
 
 
 @pytest.mark.parametrize("file", ["x.json.gz", "x.parquet"])
 def test_an_optional_field_of_another_type_is_null_and_told_and_a_named_one_refused(tmp_path: Path, file: str) -> None:
-    write = as_parquet if file.endswith("parquet") else as_lines
     path = write(tmp_path / file, [{"text": TEXT, "title": 1984, "language": ["en"]}])
     [batch] = ShardReader(path).batches()
     [row] = batch.frame.to_dicts()

@@ -83,9 +83,58 @@ def test_a_bad_line_is_named_and_the_rest_goes_through(tmp_path: Path, line: byt
     assert rejected == [(2, reason)]
 
 
-def test_bad_and_blank_first_lines_cost_no_document(tmp_path: Path) -> None:
-    documents, rejected = read(write(tmp_path / "x.jsonl", [*[b"", b" \r"] * 200, b"{", b'{"text": "a"}', b""]))
-    assert [one.text for one in documents] == ["a"] and rejected == [(401, "not_json")]
+ONE, TWO, THREE = ("sha1:1", "Text 1."), ("sha1:2", "Text 2."), ("sha1:3", "Text 3.")
+OTHER = [*(bz2.compress(b"{}", level) for level in (1, 9)), lzma.compress(b"{}"), b"PK\x03\x04..."]
+CONTENTS: dict[str, tuple[str, bytes, list[tuple[str, str]], list[tuple[int, str]]]] = {
+    "bad and blank first lines": (
+        "x.jsonl",
+        b"\n \r\n" * 200 + b"{\n" + record(1) + b"\n\n",
+        [ONE],
+        [(401, "not_json")],
+    ),
+    "a rejected record is no duplicate": (
+        "x.json",
+        record(1, raw_content="") + b"\n" + record(1),
+        [ONE],
+        [(1, "empty_text")],
+    ),
+    "no newline at the end": ("x.json", record(1) + b"\r\n" + record(2), [ONE, TWO], []),
+    "byte order mark": ("x.json", BOM_UTF8 + record(1) + b"\n" + record(2), [ONE, TWO], []),
+    "what nothing is decided by": (
+        "x.json",
+        b"\n".join(
+            [record(1, title=None, language=...), record(2, perplexity=math.nan), record(3, perplexity=-math.inf)]
+        ),
+        [ONE, TWO, THREE],
+        [],
+    ),
+    "a plain file named gz": ("x.json.gz", record(1), [], [(0, "not_gzip")]),
+    "a gzip file named json": ("x.json", gzip.compress(record(1)), [ONE], []),
+    "gzip members and padding": (
+        "x.json.gz",
+        b"".join(gzip.compress(record(n) + b"\n") for n in (1, 2)) + bytes(512),
+        [ONE, TWO],
+        [],
+    ),
+    **{
+        f"empty {name} {len(content)}": (name, content, [], [(0, "empty_shard")])
+        for name, content in (("x.json.gz", b""), ("x.json.gz", gzip.compress(b"")), ("x.json", b""))
+    },
+    **{
+        f"another compression {number} in {name}": (name, content, [], [(0, "unsupported_compression")])
+        for name in ("x.zst", "x.json.gz", "x.json")
+        for number, content in enumerate(OTHER)
+    },
+}
+
+
+@pytest.mark.parametrize("case", CONTENTS)
+def test_a_shard_gives_its_documents_and_names_the_rest(tmp_path: Path, case: str) -> None:
+    name, content, expected, reasons = CONTENTS[case]
+    (tmp_path / name).write_bytes(content)
+    documents, rejected = read(tmp_path / name)
+    assert [(document.digest, document.text.partition("\n")[0]) for document in documents] == expected
+    assert rejected == reasons
 
 
 @pytest.mark.parametrize(
@@ -104,40 +153,6 @@ def test_a_file_that_is_no_json_lines_is_one_fault_with_a_remedy(tmp_path: Path,
     assert remedy in fault.detail
 
 
-def test_what_nothing_is_decided_by_may_be_missing_or_no_number(tmp_path: Path) -> None:
-    lines = [record(1, title=None, language=...), record(2, perplexity=math.nan), record(3, perplexity=-math.inf)]
-    documents, rejected = read(write(tmp_path / "shard.json.gz", lines))
-    assert [(document.digest, document.title, document.language) for document in documents] == [
-        ("sha1:1", "", None),
-        ("sha1:2", documents[1].title, "en"),
-        ("sha1:3", documents[2].title, "en"),
-    ]
-    assert not rejected
-
-
-@pytest.mark.parametrize("name", ["a.zst", "a.json.gz", "a.json"])
-def test_another_compression_is_named(tmp_path: Path, name: str) -> None:
-    for compressed in (*(bz2.compress(b"{}", level) for level in (1, 9)), lzma.compress(b"{}"), b"PK\x03\x04..."):
-        (tmp_path / name).write_bytes(compressed)
-        assert read(tmp_path / name) == ([], [(0, "unsupported_compression")])
-
-
-def test_a_rejected_record_does_not_make_its_digest_a_duplicate(tmp_path: Path) -> None:
-    documents, rejected = read(write(tmp_path / "shard.json", [record(1, raw_content=""), record(1)]))
-    assert len(documents) == 1 and rejected == [(1, "empty_text")]
-
-
-def test_a_last_line_without_newline_is_read(tmp_path: Path) -> None:
-    (tmp_path / "shard.json").write_bytes(record(1) + b"\r\n" + record(2))
-    assert [len(items) for items in read(tmp_path / "shard.json")] == [2, 0]
-
-
-def test_a_byte_order_mark_costs_no_document(tmp_path: Path) -> None:
-    documents, rejected = read(write(tmp_path / "shard.json", [BOM_UTF8 + record(1), record(2)]))
-    assert [document.digest for document in documents] == ["sha1:1", "sha1:2"]
-    assert not rejected
-
-
 def test_a_line_at_the_limit_is_read(tmp_path: Path) -> None:
     fits = record(1, raw_content="x" * (MAX_LINE_BYTES - len(record(1, raw_content="")) - 1))
     documents, rejected = read(write(tmp_path / "shard.json", [fits, record(2), fits[:-2] + b'x"}', record(3)]))
@@ -149,21 +164,6 @@ def test_a_shard_that_cannot_be_opened_is_an_error_with_a_remedy(tmp_path: Path)
     for path in (tmp_path / "missing.json.gz", tmp_path, str(tmp_path / "missing.json")):
         with pytest.raises(ShardError, match=r"cannot be read .* correct its path"):
             list(read_documents(path, "a"))
-
-
-def test_empty_shards(tmp_path: Path) -> None:
-    (tmp_path / "a.json.gz").write_bytes(b"")
-    (tmp_path / "b.json.gz").write_bytes(gzip.compress(b""))
-    (tmp_path / "c.json").write_bytes(b"")
-    for path in tmp_path.iterdir():
-        assert read(path) == ([], [(0, "empty_shard")])
-
-
-def test_a_plain_file_named_gz_and_a_gzip_file_named_json(tmp_path: Path) -> None:
-    (tmp_path / "a.json.gz").write_bytes(record(1))
-    (tmp_path / "b.json").write_bytes(gzip.compress(record(1)))
-    assert read(tmp_path / "a.json.gz") == ([], [(0, "not_gzip")])
-    assert len(read(tmp_path / "b.json")[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,6 @@ def test_no_document_of_a_damaged_gzip_shard_is_used(
     path = write(tmp_path / "shard.json.gz", [record(n, raw_content=noise.randbytes(500).hex()) for n in range(1000)])
     path.write_bytes(damage(path.read_bytes()))
     assert read(path) == ([], [(0, fault)])
-
-
-def test_several_gzip_members_and_padding_are_one_shard(tmp_path: Path) -> None:
-    path = tmp_path / "shard.json.gz"
-    path.write_bytes(b"".join(gzip.compress(record(n) + b"\n") for n in range(3)) + bytes(512))
-    documents, rejected = read(path)
-    assert len(documents) == 3 and rejected == []
 
 
 def test_memory_does_not_grow_with_a_line_or_with_the_shard(tmp_path: Path) -> None:

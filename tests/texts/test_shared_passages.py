@@ -46,15 +46,6 @@ def test_a_short_text_is_found_as_a_whole_and_a_shorter_one_never() -> None:
     assert SharedPassages([eight, seven, ""]).words == [8, 7, 0]
 
 
-def test_a_passage_does_not_reach_over_two_texts() -> None:
-    assert found([" ".join(WORDS[:8])], [" ".join(WORDS[:4]), " ".join(WORDS[4:8])]) == []
-    assert found([" ".join(WORDS[:4]), " ".join(WORDS[4:9])], [" ".join(WORDS)]) == []
-
-
-def test_nothing_is_found_in_nothing() -> None:
-    assert found([], [" ".join(WORDS)]) == found([QUESTION], []) == found(["", "?"], ["", "!"]) == []
-
-
 TEXT = st.lists(st.sampled_from(["a", "b", "c", "Ünïcode", "7", "ﬁ"]), max_size=24).map(" ".join)
 
 

@@ -56,15 +56,6 @@ def test_a_text_that_holds_no_call_is_left_alone(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", ["]" * 9, "a -> b] c", "x\ny", "\u202e", "Input: a\nOutput: [QA(b)] c", "z" * 1_000_000]
-)
-def test_cleaned_hostile_results_do_not_break_the_text(raw: str) -> None:
-    text = "Joe Biden was born in Scranton."
-    placed = PlacedCall(21, Call("QA", '"Where?"'), clean_result(raw, 500))
-    assert take_out(splice(text, [placed]), TOOLS) == text
-
-
-@pytest.mark.parametrize(
     ("calls", "message"),
     [
         ([PlacedCall(1, Call("QA", ""), ""), PlacedCall(1, Call("MT", ""), "")], "two calls at offset 1"),

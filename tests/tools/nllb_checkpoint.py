@@ -7,6 +7,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer
 
+from tests.tools.tiny_readers import save, teach
+
 torch.set_num_threads(1)  # models this small only wait for each other's threads
 PAIRS = [
     ("deu_Latn", "Der kleine Hund schläft heute auf dem alten Sofa.", "The small dog sleeps."),
@@ -53,14 +55,6 @@ def write_checkpoint(folder: Path, steps: int = 120) -> str:
             decoder_start_token_id=tokenizer.eos_token_id,
         )
     )
-    teach(model, tokenizer, steps)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-def teach(model: M2M100ForConditionalGeneration, tokenizer: NllbTokenizer, steps: int) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     inputs, labels = [], []
     for code, foreign, english in PAIRS:
         tokenizer.src_lang = code
@@ -70,8 +64,5 @@ def teach(model: M2M100ForConditionalGeneration, tokenizer: NllbTokenizer, steps
     batch = tokenizer.pad({"input_ids": inputs}, return_tensors="pt")
     target = tokenizer.pad({"input_ids": labels}, return_tensors="pt")
     wanted = target.input_ids.masked_fill(target.attention_mask == 0, -100)
-    for _ in range(steps):
-        loss = model(**batch, labels=wanted).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    teach(model, steps, **batch, labels=wanted)
+    return save(folder, model, tokenizer)

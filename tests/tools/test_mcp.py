@@ -11,14 +11,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from anyio.from_thread import start_blocking_portal
-from mcp import Client
-from mcp.types import Tool as ListedTool
 
 from tests.ui_server import free_port
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.mcp_session import McpOptions, Session, open_session
+from toolformer_dag.tools.mcp_session import McpOptions, open_session
 from toolformer_dag.tools.registry import ToolError, load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
@@ -27,7 +24,6 @@ SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = [sys.executable, str(SERVER)]
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain_mcp_server.py"))]
 TELLS_ITS_ID = ["sh", "-c", 'echo $$ > "$0"; exec "$@"']
-SLOW_START = ["sh", "-c", 'sleep 1; exec "$0" "$1"', *PLAIN]
 LIMITS = ToolLimits(retries=1, backoff_s=0.05)
 PROMPT = """Add calls to a weather service. Write "[Weather(city)]".
 Input: It is sunny in Rome.
@@ -238,19 +234,6 @@ def test_a_call_on_a_session_that_was_closed_is_asked_again() -> None:
     session.close()
     with pytest.raises(RetryableError):
         session.call({"city": "Rome"})
-
-
-def test_a_call_in_the_midst_of_closing_is_asked_again() -> None:
-    with start_blocking_portal() as portal:  # still runs, while the client is closed
-        tool = ListedTool(name="weather", input_schema={})
-        session = Session(PLAIN_OPTIONS, ExitStack(), portal, Client("http://x/mcp"), tool)
-        with pytest.raises(RetryableError):
-            session.call({"city": "Rome"})
-
-
-def test_starting_a_server_takes_nothing_from_a_call_s_time(make: Make) -> None:
-    found = outcomes(make(command=SLOW_START), "Rome", "Pompeii", "Oslo", limits=ToolLimits(timeout_s=0.7))
-    assert found == ["sunny in Rome", "lost:timeout", "sunny in Oslo"]
 
 
 def test_a_server_may_take_only_so_long_to_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.identity import fingerprint
 from toolformer_dag.tools.mcp_arguments import (
     argument_names,
     fill,
@@ -16,15 +15,9 @@ from toolformer_dag.tools.mcp_arguments import (
     placeholders,
     split_fields,
 )
-from toolformer_dag.tools.mcp_session import McpOptions
 from toolformer_dag.tools.tool import NoResult
 
 TEMPLATE = {"q": "{input}", "deep": {"list": ["<{input}>", 3]}, "n": 1, "on": True}
-
-
-def test_a_schema_may_name_no_properties() -> None:
-    schema = {"properties": None, "required": None}
-    assert (argument_names(schema), fill({"a": "{input}"}, {"input": "x"}, schema)) == ([], {"a": "x"})
 
 
 @given(st.text())
@@ -137,27 +130,17 @@ def test_braces_in_a_field_are_no_placeholders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "required", "template"),
+    ("schema", "names", "template"),
     [
-        ([], [], {}),
-        (["a"], [], {"a": "{input}"}),
-        (["a", "b"], ["b"], {"b": "{input}"}),
-        (["a", "b"], [], None),
-        (["a", "b"], ["a", "b"], None),
+        ({"properties": None, "required": None}, [], {}),
+        ({"properties": {"a": {}}, "required": []}, ["a"], {"a": "{input}"}),
+        ({"properties": {"a": {}, "b": {}}, "required": ["b"]}, ["a", "b"], {"b": "{input}"}),
+        ({"properties": {"a": {}, "b": {}}, "required": []}, ["a", "b"], None),
+        ({"properties": {"b": {}}, "required": ["a", "b"]}, ["b", "a"], None),
+        ({"required": ["a"]}, ["a"], {"a": "{input}"}),  # described nowhere
     ],
 )
 def test_a_tool_with_one_argument_needs_no_template(
-    properties: list[str], required: list[str], template: dict[str, str] | None
+    schema: dict[str, Any], names: list[str], template: dict[str, str] | None
 ) -> None:
-    assert only_argument({"properties": {key: {} for key in properties}, "required": required}) == template
-
-
-def test_an_argument_may_be_required_and_described_nowhere() -> None:
-    assert only_argument({"required": ["a"]}) == {"a": "{input}"}
-    assert only_argument({"required": ["a", "b"]}) is None
-    assert argument_names({"properties": {"b": {}}, "required": ["a", "b"]}) == ["b", "a"]
-
-
-def test_the_identity_has_a_fingerprint() -> None:
-    options = McpOptions(prompt="p", name="W", tool="w", url="http://x", fields="(?P<a>.)", arguments={"a": ["{a}", 1]})
-    assert fingerprint(options.model_dump(mode="json", include={"fields", "arguments"}))
+    assert (argument_names(schema), only_argument(schema)) == (names, template)

@@ -25,10 +25,6 @@ def converter() -> Tool:
     return load_tool("unit_converter", settings.tools["unit_converter"].options(), root=settings.root)
 
 
-def test_the_lane_has_the_section_s_key_and_the_class_s_name(converter: Tool) -> None:
-    assert (converter.key, converter.name, converter.defaults.k) == ("unit_converter", "UnitConverter", 5)
-
-
 def test_results_and_reasons(converter: Tool) -> None:
     inputs = [
         "26.2 miles to km",

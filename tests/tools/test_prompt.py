@@ -21,18 +21,22 @@ BIDEN = ("Joe Biden was born in Scranton.", 'Joe Biden was born in [QA("Where wa
 MT = ("il gatto is a cat.", "[QA(gatto)] il gatto is a cat.")
 
 
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [("One [1].\n\nTwo [2].", "One [1].\n\nTwo [QA(x)] [2].")],
+        [BIDEN, ("Nothing to ask.", "Nothing to ask.")],
+    ],
+    ids=["lines and brackets", "without a call"],
+)
+def test_what_may_stand_in_a_prompt(examples: list[tuple[str, str]]) -> None:
+    check_prompt(prompt(*examples), "QA", SOURCE)
+
+
 def test_instruction_and_examples() -> None:
     parsed = check_prompt(prompt(BIDEN, MT), "QA", SOURCE)
     assert parsed.instruction == INSTRUCTION
     assert parsed.examples == (PromptExample(1, *BIDEN), PromptExample(2, *MT))
-
-
-def test_texts_may_go_over_several_lines_and_hold_brackets() -> None:
-    check_prompt(prompt(("One [1].\n\nTwo [2].", "One [1].\n\nTwo [QA(x)] [2].")), "QA", SOURCE)
-
-
-def test_an_example_without_calls_is_fine_beside_others() -> None:
-    check_prompt(prompt(BIDEN, ("Nothing to ask.", "Nothing to ask.")), "QA", SOURCE)
 
 
 @pytest.mark.parametrize(

@@ -254,13 +254,6 @@ def test_a_tool_that_cannot_be_connected_loses_the_call_and_one_that_cannot_be_p
             run_calls(Answering(), calls_of("a"), SOON)
 
 
-def test_a_concurrency_of_thousands_starts_a_thread_per_batch_at_most() -> None:
-    limits = ToolLimits(concurrency=1000, retries=100, backoff_s=3600)
-    before = threading.active_count()
-    assert outcomes(run_calls(Answering(), calls_of("a", "b"), limits)) == ["A", "B"]
-    assert threading.active_count() <= before + 8
-
-
 @pytest.mark.parametrize("fields", [{"result": None}, {"result": "a", "reason": "b"}])
 def test_a_result_is_a_text_or_a_reason(fields: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="a text or a reason"):

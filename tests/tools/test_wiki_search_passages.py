@@ -48,33 +48,31 @@ def test_kilt_pages_become_passages_with_their_sections(tmp_path: Path) -> None:
     ]
 
 
-def test_plain_lines_may_lack_id_and_section(tmp_path: Path) -> None:
-    source = write(
-        tmp_path / "p.jsonl", [{"title": "A", "text": "b"}, {"id": 7, "title": "C", "section": None, "text": "d"}]
-    )
-    assert list(read_passages(source)) == [Passage("1", "A", "", "b"), Passage("7", "C", "", "d")]
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_bytes(b'\xef\xbb\xbf{"title": "A", "text": "b"}\n')
-    assert list(read_passages(str(tmp_path / "p.jsonl"))) == [Passage("1", "A", "", "b")]
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_a_file_without_passages_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (
+            b'{"title": "A", "text": "b"}\n{"id": 7, "title": "C", "section": null, "text": "d"}\n',
+            [Passage("1", "A", "", "b"), Passage("7", "C", "", "d")],
+        ),
+        (b'\xef\xbb\xbf{"title": "A", "text": "b"}\n', [Passage("1", "A", "", "b")]),
+        (
+            b'\n{"title": "A", "text": "b"}\n \r\n{"title": "C", "text": "d"}\n\n',
+            [Passage("2", "A", "", "b"), Passage("4", "C", "", "d")],
+        ),
+    ],
+    ids=["without id or section", "byte order mark", "blank lines"],
+)
+def test_plain_lines_become_passages(tmp_path: Path, content: bytes, found: list[Passage]) -> None:
     (tmp_path / "p.jsonl").write_bytes(content)
-    with pytest.raises(PassageError, match=r"p\.jsonl: holds no passage. A line holds"):
-        list(read_passages(str(tmp_path / "p.jsonl")))
-
-
-def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_bytes(b'\n{"title": "A", "text": "b"}\n \r\n{"title": "C", "text": "d"}\n\n')
-    assert list(read_passages(str(tmp_path / "p.jsonl"))) == [Passage("2", "A", "", "b"), Passage("4", "C", "", "d")]
+    assert list(read_passages(str(tmp_path / "p.jsonl"))) == found
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        (b"", "holds no passage. A line holds"),
+        (b"\n \n", "holds no passage. A line holds"),
         (b'{"title": "A", "text": "b"}\nnot json\n', "line 2"),
         (b'{"title": "A"}\n', "'text'"),
         (b'{"title": "A", "text": 3}\n', "must be strings"),

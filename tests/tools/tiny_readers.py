@@ -52,8 +52,8 @@ def write_seq2seq(folder: Path, pairs: list[tuple[str, str]], steps: int = 60) -
     batch = tokenizer([text for text, _ in pairs], padding=True, return_tensors="pt")
     target = tokenizer([answer for _, answer in pairs], padding=True, return_tensors="pt")
     labels = target.input_ids.masked_fill(target.attention_mask == 0, -100)
-    _teach(model, steps, input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels)
-    return _save(folder, model, tokenizer)
+    teach(model, steps, input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels)
+    return save(folder, model, tokenizer)
 
 
 def write_extractive(folder: Path, examples: list[tuple[str, str, str]], steps: int = 60) -> str:
@@ -77,8 +77,8 @@ def write_extractive(folder: Path, examples: list[tuple[str, str, str]], steps: 
     spans = [_span(batch, row, *example[1:]) for row, example in enumerate(examples)]
     starts, ends = torch.tensor(spans).T
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "token_type_ids")}
-    _teach(model, steps, **inputs, start_positions=starts, end_positions=ends)
-    return _save(folder, model, tokenizer)
+    teach(model, steps, **inputs, start_positions=starts, end_positions=ends)
+    return save(folder, model, tokenizer)
 
 
 def _span(batch: BatchEncoding, row: int, text: str, answer: str) -> tuple[int, int]:
@@ -88,7 +88,8 @@ def _span(batch: BatchEncoding, row: int, text: str, answer: str) -> tuple[int, 
     return batch.char_to_token(row, at, 1), batch.char_to_token(row, at + len(answer) - 1, 1)
 
 
-def _teach(model: torch.nn.Module, steps: int, **batch: torch.Tensor) -> None:
+def teach(model: torch.nn.Module, steps: int, **batch: torch.Tensor) -> None:
+    """Take so many steps over one batch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(steps):
         model(**batch).loss.backward()
@@ -96,7 +97,7 @@ def _teach(model: torch.nn.Module, steps: int, **batch: torch.Tensor) -> None:
         optimizer.zero_grad()
 
 
-def _save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> str:
+def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

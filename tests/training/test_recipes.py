@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 from tests.language_model.conftest import tiny
+from tests.processes import processes_with, wait_until_ended
+from tests.tiny_models import save
+from tests.training.test_finetune import HELDOUT, TEXTS
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import train
@@ -22,8 +24,6 @@ from toolformer_dag.training.trainer import row_losses
 from toolformer_dag.training.training_report import TrainingReport, read_report
 from toolformer_dag.training.training_run import TrainingError
 
-TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
-HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]
 SETTINGS = TrainingSettings(batch_size=8, device_batch_size=4, learning_rate=1e-2, max_steps=12, eval_steps=4)
 
 
@@ -32,8 +32,7 @@ def saved(architecture: str, folder: Path) -> ModelSettings:
     if architecture.startswith("tied "):
         made.model.config.tie_word_embeddings = True
         made.model.tie_weights()
-    made.model.save_pretrained(folder)
-    made.tokenizer.save_pretrained(folder)
+    save(made, folder)
     return ModelSettings(name=str(folder))
 
 
@@ -113,14 +112,8 @@ def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: P
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.use_cache
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"packing": True},
-        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.long),
-        pytest.param({"lora_rank": 4}, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [{"packing": True}, {"precision": "bfloat16"}, {"lora_rank": 4}])
 def test_an_interrupted_run_goes_on_under_each_recipe(
     base: ModelSettings, tmp_path: Path, settings: dict[str, object]
 ) -> None:
@@ -185,7 +178,7 @@ def test_two_processes_that_were_ended_go_on(base: ModelSettings, tmp_path: Path
 
     with pytest.raises(KeyboardInterrupt):
         train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "out", interrupt)
-    assert not running(tmp_path)
+    assert not processes_with(str(tmp_path))
     seen: list[int] = []
     train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "out", lambda done, _: seen.append(done))
     assert min(done for done in seen if done) > 4
@@ -206,11 +199,7 @@ def test_processes_end_with_the_one_that_started_them(base: ModelSettings, tmp_p
     command = [sys.executable, "-c", code, base.name, str(tmp_path / "out")]
     ended = subprocess.run(command, check=False, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert ended.returncode == -signal.SIGKILL
-    for _ in range(100):
-        if not running(tmp_path):
-            break
-        signal.sigtimedwait([], 0.2)
-    assert not running(tmp_path)
+    wait_until_ended(processes_with(str(tmp_path)))
 
 
 @pytest.mark.long
@@ -218,12 +207,3 @@ def test_what_ends_a_process_is_told(base: ModelSettings, tmp_path: Path) -> Non
     with pytest.raises(TrainingError, match=r"batch of 7 cannot be shared by 2 processes.*multiple of 2"):
         train(base, TEXTS, HELDOUT, changed(processes=2, batch_size=7), tmp_path / "out")
     assert read_report(tmp_path / "out") is None
-
-
-def running(folder: Path) -> bool:
-    """Whether a process of this machine has the folder in its command line."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has just ended
-            if bytes(folder) in file.read_bytes():
-                return True
-    return False
