@@ -5,7 +5,7 @@ import dagster as dg
 from assets.by_hand import BY_HAND
 from assets.declaration import asset_key, asset_of
 from assets.outputs import IN_BOTH_JOBS, outputs
-from assets.staleness import StaleAsset, observe, shard_list, stale_assets
+from assets.staleness import observe, shard_list, stale_assets
 from assets.warehouse import SHOWN, paper_assets
 from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.identity import fingerprint
@@ -73,13 +73,10 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
     if last and last.status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
     with plan.lake.storage.at_a_glance():
-        wanted = {one.name: list(one.reasons.lines) for one in stale_assets(graph) if wants_run(one)}
+        # not for training, a person's decision, nor to retry what was lost
+        stale = stale_assets([one for one in graph if one.name not in BY_HAND])
+        wanted = {name: list(reasons.lines) for name, reasons in stale.items() if not reasons.retry_only}
     if not wanted:
         return dg.SkipReason("nothing is out of date")
     again = last.run_id if last else ""  # the same rows may be lost twice
     return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, again]))], cursor=state)
-
-
-def wants_run(stale: StaleAsset) -> bool:
-    """Return whether automation starts the job for it: not for training, nor to retry what was lost."""
-    return not stale.by_hand and not stale.reasons.retry_only

@@ -1,6 +1,5 @@
 """What people see of an asset in the UI: rows, columns, time, tokens, reuse, small tables, plots."""
 
-import base64
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -22,8 +21,6 @@ PREVIEW_CHARACTERS = 60
 COUNTS_SHOWN = 200
 BAR = "\\|"
 """A bar that does not end a cell, in code too (GitHub Flavored Markdown, section 4.10)."""
-PLAIN = re.compile(r"[A-Za-z0-9]+(?:[ _][A-Za-z0-9]+)*")
-"""A name that Markdown shows as it is."""
 UNCHANGED = "unchanged"
 """Whether a step found nothing to do."""
 
@@ -34,8 +31,8 @@ def figures(report: TableReport) -> dict[str, dg.MetadataValue]:
     return {
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **this_run(report),
-        "tokens": dg.MetadataValue.md(counts_table("kind", largest_first(tokens))),
-        "rejections": dg.MetadataValue.md(counts_table("reason", largest_first(report.rejections))),
+        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
+        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
         "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
     }
 
@@ -86,40 +83,23 @@ def numbers(rows: pl.DataFrame, measure: str, of: str) -> dict[str, dg.MetadataV
 
 
 def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:
-    """Return a markdown table of counts, in their order."""
-    lines = [f"| {_cell(name)} | {count:,} |" for name, count in list(counts.items())[:COUNTS_SHOWN]]
-    if len(counts) > COUNTS_SHOWN:
-        lines.append(f"| {len(counts) - COUNTS_SHOWN:,} more | |")
-    return "\n".join((f"| {heading} | {figure} |", "|---|---:|", *lines)) if counts else "none"
-
-
-def largest_first(counts: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the counts in another order; of equal ones the first stays first."""
-    return dict(Counter(counts).most_common())
+    """Return a markdown table of counts, the largest first; of equal ones the first stays first."""
+    rows = pl.DataFrame(Counter(counts).most_common(), [heading, figure], orient="row")
+    return frame_table(rows, COUNTS_SHOWN) if counts else "none"
 
 
 def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
     """Return the first rows as a markdown table; longer cells are cut."""
     head = frame.head(rows)
-    lines = [f"| {' | '.join(_heading(name) for name in head.columns)} |", f"|{'---|' * head.width}"]
+    lines = [f"| {' | '.join(map(as_text, head.columns))} |", f"|{'---|' * head.width}"]
     lines += [f"| {' | '.join(_cell(value, characters) for value in row)} |" for row in head.iter_rows()]
     return "\n".join(lines)
-
-
-def image(png: bytes) -> dg.MetadataValue:
-    """Return a plot that the UI shows in place."""
-    return dg.MetadataValue.md(f"![plot](data:image/png;base64,{base64.b64encode(png).decode()})")
 
 
 def _cell(value: object, characters: int = PREVIEW_CHARACTERS) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return str(value) if value is None or isinstance(value, int | date) else as_text(str(value), characters)
-
-
-def _heading(name: str) -> str:
-    """A column's name; only words and numbers mean the same in Markdown."""
-    return name if PLAIN.fullmatch(name) else as_text(name)
 
 
 def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:

@@ -10,8 +10,8 @@ import polars as pl
 
 from assets.declaration import Output
 from assets.metadata import PREVIEW_ROWS, ROWS, figures, frame_table, last_metadata, shape, this_run
+from assets.plots import chance_curves, delta_histogram
 from assets.running import note_cost, progress, tag_changes
-from assets.small_plots import chance_curves, delta_histogram
 from resources import Compute
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
@@ -22,7 +22,6 @@ from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.spending import StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
-from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.tools.tool import Tool
 
 COUNTED = (
@@ -63,21 +62,25 @@ def table(made: TableOutput) -> Output:
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
         _log(context, report)
-        cost = _cost(report)
+        calls = report.work.counts.get("calls", (0, 0))[0]
+        cost = StepCost(report.seconds, token_count(report.work.tokens), calls, report.computed, report.reused)
         if cost.tokens or cost.calls or report.data_version != before:
             note_cost(context, lake, cost)
         shown = last_metadata(context) if report.unchanged else {}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(report.data_version),
             metadata={**shown, **this_run(report)} if shown else _metadata(made, report),
-            check_results=[_check_result(name, report.violations.get(name, 0)) for name in checks],
+            check_results=[
+                dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken})
+                for name, broken in ((name, report.violations.get(name, 0)) for name in checks)
+            ],
         )
 
     return Output(
         name=made.name,
         settings=made.settings,
         depends_on=depends_on,
-        description=description(made),
+        description=f"{stage.description} {made.lane.tool.name}." if made.lane_or_none else stage.description,
         kinds=stage.kinds,
         pool=tool_pool(made.lane) if stage.pool == "tools" else stage.pool,
         reasons=lambda: differences(made),
@@ -94,31 +97,6 @@ def _log(context: dg.AssetExecutionContext, report: TableReport) -> None:
     if chosen := report.facts.get(CHOSEN):
         context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
     tag_changes(context, report.differences.settings())
-
-
-def _cost(report: TableReport) -> StepCost:
-    calls = report.work.counts.get("calls", (0, 0))[0]
-    return StepCost(report.seconds, token_count(report.work.tokens), calls, report.computed, report.reused)
-
-
-def description(table: TableOutput) -> str:
-    """Return the stage's description, with the settings that people change most."""
-    lane = table.lane_or_none
-    if lane is None:
-        return table.stage.description
-    told = {
-        "scored_candidates": f" {lane.tool.name}: k = {lane.k}, m = {lane.m}, tau_s = {lane.tau_s}.",
-        "filtered_calls": f" {lane.tool.name}: tau_f {_rule(lane)}.",
-    }
-    return table.stage.description + told.get(table.stage.name, f" {lane.tool.name}.")
-
-
-def _rule(lane: Lane) -> str:
-    return f"by chance {lane.tau_f.by_chance}" if isinstance(lane.tau_f, ChanceThreshold) else f"= {lane.tau_f}"
-
-
-def _check_result(name: str, broken: int) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(passed=broken == 0, check_name=name, metadata={"rows that break it": broken})
 
 
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
@@ -143,16 +121,15 @@ def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
 
 def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:
     """The threshold, and where it cuts the distribution of delta: on the asset that a new threshold reruns."""
-    tau_f: float | None = chosen["tau_f"] if chosen else None
-    if isinstance(table.lane.tau_f, float):
-        tau_f = table.lane.tau_f
+    tau_f = table.lane.tau_f if isinstance(table.lane.tau_f, float) else None
     scored = table.plan.lake.table(f"{table.lane.key}/loss_deltas")
     deltas = scored.scan().select("delta").collect() if scored.parts() else pl.DataFrame(schema={"delta": pl.Float64})
     shown: dict[str, dg.MetadataValue] = {"calls kept": dg.MetadataValue.int(kept)}
+    if chosen:
+        tau_f = chosen["tau_f"]
+        shown["threshold"] = dg.MetadataValue.text(threshold_told(chosen))
     if tau_f is not None:
         shown["tau_f"] = dg.MetadataValue.float(tau_f)
-    if chosen:
-        shown["threshold"] = dg.MetadataValue.text(threshold_told(chosen))
     if deltas.height:
         shown["share of the scored calls kept"] = dg.MetadataValue.float(kept / deltas.height)
         shown["deltas"] = dg.MetadataValue.md(delta_histogram(deltas, tau_f))

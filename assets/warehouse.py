@@ -1,10 +1,8 @@
 """What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step)."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import dagster as dg
-import polars as pl
 from duckdb import DuckDBPyConnection
 
 from assets.declaration import OWNERS, Output, asset_key, explored, shared_reasons
@@ -16,15 +14,13 @@ from assets.metadata import (
     as_text,
     counts_table,
     frame_table,
-    image,
-    largest_first,
     last_metadata,
 )
-from assets.plots import PLOTS
+from assets.plots import PLOTTED, bars
 from resources import WarehouseResource
 from resources.step_processes import step_tags
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
-from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, tools_called
+from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, tools_called
 from toolformer_dag.exports.corpus_export import (
     asset_files,
     asset_folder,
@@ -73,7 +69,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
             rows = warehouse.build(lake, tables, lanes)
             shown = {
                 ROWS: rows["loss_deltas"],
-                "rows": dg.MetadataValue.md(counts_table("table", largest_first(rows))),
+                "rows": dg.MetadataValue.md(counts_table("table", rows)),
                 "file": dg.MetadataValue.path(warehouse.database),
                 UNCHANGED: False,
             }
@@ -115,7 +111,7 @@ def dataset(plan: Plan) -> Output:
             data_version=dg.DataVersion(exported.version),
             metadata={
                 ROWS: sum(exported.rows.values()),
-                "rows": dg.MetadataValue.md(counts_table("split", largest_first(exported.rows))),
+                "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
                 "folder": dg.MetadataValue.path(str(folder)),
                 UNCHANGED: unchanged,
                 TOKENS: 0,
@@ -185,7 +181,7 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: DuckDBP
         [output.code_version, [rows.write_json(), told, None if called is None else called.write_json()]]
     )
     last = last_metadata(context, key)
-    if _text(last, "content") == version:
+    if getattr(last.get("content"), "value", None) == version:
         shown = {**last, UNCHANGED: True}
     else:
         shown = {
@@ -196,18 +192,6 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: DuckDBP
             "content": version,
             UNCHANGED: False,
             "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),
-            **_plot(last, output, table, rows),
+            "plot": dg.MetadataValue.md(bars(rows, *PLOTTED[table.view])),
         }
     return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(version), metadata=shown)
-
-
-def _plot(last: Mapping[str, Any], output: Output, table: PaperTable, rows: pl.DataFrame) -> Mapping[str, Any]:
-    """Return the plot of the rows: that of last time where the rows are the same."""
-    drawn = fingerprint([output.code_version, rows.write_json()])
-    if "plot" in last and _text(last, "drawn") == drawn:
-        return {name: last[name] for name in ("plot", "drawn")}
-    return {"plot": image(PLOTS[table.view](rows)), "drawn": drawn}
-
-
-def _text(metadata: Mapping[str, Any], name: str) -> object:
-    return getattr(metadata.get(name), "value", None)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
@@ -61,28 +60,13 @@ class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
         return rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Compute:
-    """`worker`: the means of this process; `workers`: where chunks are computed, started on first use."""
+    """`worker`: the means of this process; `workers`: where chunks are computed; `tables`: the plan's, by name."""
 
-    plan: Plan
-
-    @cached_property
-    def worker(self) -> Worker:
-        return Worker(self.plan)
-
-    @cached_property
-    def tables(self) -> Mapping[str, TableOutput]:
-        """The tables of the plan by name."""
-        return {output.name: output for output in table_outputs(self.plan)}
-
-    @cached_property
-    def workers(self) -> Workers:
-        return Workers(self.worker, self.tables)
-
-    def release(self) -> None:
-        """End the workers and let go of the weights: finetuning and evaluation load models of their own."""
-        self.workers.close()
+    worker: Worker
+    workers: Workers
+    tables: Mapping[str, TableOutput]
 
 
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
@@ -90,10 +74,11 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
-        made = Compute(plan)
+        worker, tables = Worker(plan), {output.name: output for output in table_outputs(plan)}
+        workers = Workers(worker, tables)
         try:
-            yield made
+            yield Compute(worker, workers, tables)
         finally:
-            made.release()
+            workers.close()
 
     return compute

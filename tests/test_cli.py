@@ -71,7 +71,7 @@ REFUSED = [
     (("score", "-", "--model", "."), json.dumps(LINE), "'\\.'"),
     (("generate", "is", "--k", "-1"), "", "'--k'"),
     (("generate", "is", "--max-new-tokens", "0"), "", "'--max-new-tokens'"),
-    (("generate", os.fsdecode(b"caf\xe9")), "", "no valid UTF-8"),
+    (("generate", os.fsdecode(b"caf\xe9")), "", "the text: is no text in UTF-8"),
     (("generate", "Today is", "--context", "30/1/2023"), "", "--context '30/1/2023' is no date; write year, month"),
     (("generate", "is", "--model", "/nowhere/model"), "", "model folder '/nowhere/model' does not exist"),
     (("generate", "word " * 3000, *MODEL), "", "does_not_fit: the text fills the model's context"),

@@ -1,7 +1,6 @@
 """Libraries that another one imports at first use, and so may be missing without a word: each is used once.
 
-Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), accelerate (test_finetune.py), vl_convert
-(test_plots.py).
+Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), accelerate (test_finetune.py).
 """
 
 import json

@@ -8,7 +8,7 @@ batch size, paths and the thresholds of later stages do not. A type that is not 
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime
@@ -52,31 +52,23 @@ def _tag_and_body(value: object) -> tuple[str, bytes]:
     if scalar := SCALARS.get(type(value)):
         return type(value).__name__, scalar(value).encode("utf-8", "surrogatepass")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return "sequence", _join(map(_encode, value))
+        return "sequence", b"".join(map(_encode, value))
     if isinstance(value, set | frozenset):
-        return "set", _join(sorted(map(_encode, value)))
+        return "set", b"".join(sorted(map(_encode, value)))
     if isinstance(value, Mapping):
-        return "mapping", _join(sorted(_encode(key) + _encode(item) for key, item in value.items()))
+        return "mapping", b"".join(sorted(_encode(key) + _encode(item) for key, item in value.items()))
     return f"object {type(value).__qualname__}", _encode(_fields(value))
-
-
-def _join(parts: Iterable[bytes]) -> bytes:
-    return b"".join(parts)
 
 
 def _fields(value: object) -> dict[str, object]:
     if isinstance(value, BaseModel):
         return dict(value)
-    if is_dataclass(value) and not isinstance(value, type) and _frozen(type(value)):
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__dataclass_params__.frozen:
         return {field.name: getattr(value, field.name) for field in fields(value)}
     raise TypeError(
         f"no fingerprint for {type(value).__module__}.{type(value).__qualname__}: "
         "turn it into plain values, a frozen dataclass or a pydantic model first"
     )
-
-
-def _frozen(dataclass: Any) -> bool:
-    return bool(dataclass.__dataclass_params__.frozen)
 
 
 def content_hash(content: bytes) -> str:
@@ -140,8 +132,5 @@ def _cache_folder() -> Path:
 
 def stream_hash(file: Path) -> str:
     """Return `content_hash` of a file that need not fit into memory. Raises OSError."""
-    digest = xxh3_128()
     with file.open("rb") as stream:
-        while block := stream.read(2**22):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(stream, xxh3_128).hexdigest()

@@ -73,7 +73,7 @@ def home(fresh: World, server: tuple[int, str], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_runs_of_the_command_line_and_of_the_ui_stand_in_one_history_in_postgres(fresh: World, home: Path) -> None:
-    assert fresh.run().tokens > 0
+    assert fresh.run().spent.tokens > 0
     assert set(fresh.stale()) <= set(BY_HAND)
     instance = dg.DagsterInstance.get()
     with served(fresh.folder) as address:

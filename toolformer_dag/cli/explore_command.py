@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def explore(
-    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1; 0 takes a free one.")] = 3001,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1; 0 takes a free one.")
+    ] = 3001,
     export: Annotated[Path | None, typer.Option(help="Write the page to this .html file instead.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     config: Config = None,

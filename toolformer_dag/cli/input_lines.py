@@ -24,6 +24,15 @@ def open_lines(file: str) -> BinaryIO:
     return Path(file).open("rb")
 
 
+def valid_text(source: str, text: str) -> str:
+    """Return the text. Raises UserError for bytes that are no UTF-8, which Python keeps as halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{source}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
+    return text
+
+
 class BadLines:
     """Names lines that cannot be used on standard error; `found`: whether there were any."""
 

@@ -47,15 +47,11 @@ def clean(
     from toolformer_dag.lake.cleaning import clean as remove
     from toolformer_dag.lake.table import Lake
 
+    if not 0 <= grace_hours <= CENTURY:  # nan neither
+        raise UserError(f"--grace-hours {grace_hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
     lake = Lake.of(settings_of(config, profile, set).paths)
-    gone = remove(lake, _grace(grace_hours), dry_run=dry_run)
+    gone = remove(lake, timedelta(hours=grace_hours), dry_run=dry_run)
     for file in gone:
         typer.echo(f"{file.bytes:>12,}  {file.path}")
     verb = "would go" if dry_run else "gone"
     typer.echo(f"{len(gone)} files, {sum(file.bytes for file in gone):,} bytes {verb}")
-
-
-def _grace(hours: float) -> timedelta:
-    if not 0 <= hours <= CENTURY:  # nan neither
-        raise UserError(f"--grace-hours {hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
-    return timedelta(hours=hours)

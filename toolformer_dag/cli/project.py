@@ -3,10 +3,10 @@
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -15,7 +15,7 @@ from assets.by_hand import BY_HAND
 from assets.declaration import asset_key
 from assets.metadata import UNCHANGED
 from assets.outputs import IN_BOTH_JOBS, SHARD_LIST, outputs
-from assets.staleness import StaleAsset, observe, stale_assets, tell_dagster, with_descendants
+from assets.staleness import observe, stale_assets, tell_dagster, with_descendants
 from assets.warehouse import SHOWN, STEP
 from resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
@@ -25,6 +25,7 @@ from toolformer_dag.lake.verification import DamagedFile
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.spending import Spent
+from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
@@ -70,14 +71,6 @@ class RunReport:
     set_aside: list[DamagedFile] = field(default_factory=list)
     damaged: bool = False
 
-    @property
-    def tokens(self) -> int:
-        return self.spent.tokens
-
-    @property
-    def calls(self) -> int:
-        return self.spent.calls
-
     def raise_for_failures(self) -> None:
         """Raise RunError where something failed."""
         if self.failed:
@@ -98,8 +91,8 @@ class Project:
         """Load tools and open the instance. Raises ToolError, ModelError, OldLake."""
         return Project(Plan.of(settings), shared_instance(settings.root))
 
-    def stale(self) -> list[StaleAsset]:
-        """Return missing and stale assets, upstream first."""
+    def stale(self) -> dict[str, Reasons]:
+        """Return missing and stale assets, upstream first, and why."""
         with self.plan.lake.storage.at_a_glance():
             return stale_assets(outputs(self.plan))
 
@@ -115,7 +108,7 @@ class Project:
         `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning cannot run or
         fit into memory.
         """
-        if training and CHECKPOINT_NAMES & {one.name for one in self.stale()}:
+        if training and CHECKPOINT_NAMES & self.stale().keys():
             from toolformer_dag.training.memory_need import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
@@ -138,7 +131,7 @@ class Project:
     def _run_job(self, name: str, report: RunReport, sink: Sink) -> None:
         """Run what is stale and what depends on it; its steps skip themselves where nothing changed."""
         by_hand = name == TRAINING_JOB
-        stale = [one.name for one in self.stale() if one.by_hand == by_hand]
+        stale = [one for one in self.stale() if (one in BY_HAND) == by_hand]
         everything = with_descendants(outputs(self.plan), stale)
         chosen = [one for one in everything if one in IN_BOTH_JOBS or (one in BY_HAND) == by_hand]
         if not chosen:
@@ -158,35 +151,32 @@ def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
     errors = {event.step_key: event for event in result.all_events if event.is_step_failure}
     for name in chosen:
         key = asset_key(name)
-        if key not in landed:
-            _add_failure(report, name, errors.get(STEP if name in SHOWN else key.to_python_identifier()))
+        if key not in landed:  # without an error of its own, an asset before it is what failed
+            failure = errors.get(STEP if name in SHOWN else key.to_python_identifier())
+            report.failed[name] = _reason(failure) if failure else NOT_RUN
+            report.damaged |= failure is not None and any(e.cls_name == DamagedPart.__name__ for e in _causes(failure))
         elif name not in (SHARD_LIST, *report.ran) and landed[key].get(UNCHANGED) != dg.MetadataValue.bool(True):
             report.ran.append(name)
 
 
-def _add_failure(report: RunReport, name: str, failure: dg.DagsterEvent | None) -> None:
-    """Add why an asset was not made; without a `failure` an asset before it is what failed."""
-    report.failed[name] = NOT_RUN if failure is None else _reason(failure)
-    report.damaged |= failure is not None and _is_damage(failure)
+def _causes(failure: dg.DagsterEvent) -> Iterator[Any]:
+    """Yield the error that a step ended with, then what caused it."""
+    error = failure.step_failure_data.error
+    while error is not None:
+        yield error
+        error = error.cause
 
 
 def _reason(failure: dg.DagsterEvent) -> str:
     """Return what the asset raised, without Dagster's wrapping; the run's log in the UI has its traceback."""
-    error = failure.step_failure_data.error
-    while error is not None and error.cause is not None and (error.cls_name or "").startswith("Dagster"):
-        error = error.cause
-    if error is None:
+    errors = list(_causes(failure))
+    own = [error for error in errors if not (error.cls_name or "").startswith("Dagster")]
+    told = next(iter([*own, *errors[-1:]]), None)
+    if told is None:
         return failure.step_failure_data.error_display_string
-    if error.cls_name == CRASHED:
+    if told.cls_name == CRASHED:
         return "its process was killed, as where memory runs out; what it had committed is kept"
-    return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())
-
-
-def _is_damage(failure: dg.DagsterEvent) -> bool:
-    error = failure.step_failure_data.error
-    while error is not None and error.cls_name != DamagedPart.__name__:
-        error = error.cause
-    return error is not None
+    return re.sub(r"^toolformer_dag\.[\w.]+: ", "", told.message.strip())
 
 
 def home(root: Path) -> Path:
@@ -207,8 +197,7 @@ def home(root: Path) -> Path:
 
 def shared_instance(root: Path) -> dg.DagsterInstance:
     """Open the instance of `home(root)`; runs of the command line show in the UI and the other way round."""
-    global _opened
-    _opened = folder = home(root)
+    folder = home(root)
     with locked(folder / "instance.lock"):  # two at once would each make Dagster's databases
         try:
             return dg.DagsterInstance.from_config(str(folder))
@@ -219,32 +208,3 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
             raise UserError(
                 f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is written anew"
             ) from error
-
-
-_opened = Path(".dagster")
-"""The home that this process opened last, for errors of Dagster's databases, which name no file."""
-
-
-def history_error(error: sqlite3.Error) -> UserError:
-    """Return what to tell of an error of Dagster's databases, on which the lake does not depend."""
-    folder = _opened
-    damaged = ", ".join(str(file) for file in sorted(folder.rglob("*.db")) if not _is_database(file))
-    if damaged:
-        return UserError(
-            f"Dagster's history is damaged: {damaged}; move {folder} away and run again: the lake keeps every row, "
-            "only the list of runs begins anew"
-        )
-    return UserError(
-        f"Dagster's history under {folder} cannot be used ({error}); free space or correct the rights and run again"
-    )
-
-
-def _is_database(file: Path) -> bool:
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            database.execute("select count(*) from sqlite_master").fetchall()
-            return bool(database.execute("pragma quick_check").fetchone() == ("ok",))
-    except sqlite3.OperationalError:  # no rights, or in use
-        return True
-    except sqlite3.DatabaseError:
-        return False

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,12 +69,15 @@ def stale(
         raise UserError(f"--again {again[0]}: only --run makes a shard anew; write `stale --run --again {again[0]}`")
     project = _project(config, profile, shards, set, first)
     if run:
-        _run(project, again or (), training=False, ran=lambda name: typer.echo(f"ran {name}")).raise_for_failures()
+        report = _run(project, again or (), training=False)
+        for name in report.ran:
+            typer.echo(f"ran {name}")
+        report.raise_for_failures()
         return
     found = project.stale()
-    for asset in found:
-        typer.echo(asset.name)
-        for reason in asset.reasons.lines if why else ():
+    for name, reasons in found.items():
+        typer.echo(name)
+        for reason in reasons.lines if why else ():
             typer.echo(f"    {reason}")
     if not found:
         typer.echo("Nothing is stale.")
@@ -89,9 +92,7 @@ def _project(
     return Project.of(settings_of(config, profile, [*(pairs or ()), *limit], shards))
 
 
-def _run(
-    project: "Project", again: Sequence[str], training: bool, ran: Callable[[str], None] | None = None
-) -> "RunReport":
+def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
     from toolformer_dag.cli.run_display import shown
     from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
     from toolformer_dag.pipeline.spending import Spent
@@ -105,7 +106,7 @@ def _run(
         withdraw(table_outputs(project.plan), shard)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
-    with shown(ran) as sink:
+    with shown() as sink:
         report = project.run(training, sink)
     for damaged in report.set_aside:
         typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolformer_dag.cli.completion import lane_names
-from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines
+from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
 from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, settings_of
 from toolformer_dag.files import UserError
 
@@ -38,7 +38,10 @@ def tool(
     from toolformer_dag.tools.tool import ToolCall
 
     lane = lane_named(settings_of(config, profile, set), name)
-    inputs = _lines() if input == "-" else [input]
+    inputs = [input]
+    if input == "-":
+        read = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))
+        inputs = [valid_text(f"line {number}", line) for number, line in enumerate(read, 1)]
     results = run_calls(lane.tool, [ToolCall(text, context) for text in inputs], lane.limits)
     if input == "-":
         for text, answer in zip(inputs, results, strict=True):
@@ -50,17 +53,6 @@ def tool(
         raise typer.Exit(1)
     else:
         typer.echo(results[0].result)
-
-
-def _lines() -> list[str]:
-    """The lines of the standard input. Raises UserError for one that is no text."""
-    lines = []
-    for number, line in enumerate(open_lines("-"), 1):
-        try:
-            lines.append(line.decode().rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"line {number}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
-    return lines
 
 
 LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")

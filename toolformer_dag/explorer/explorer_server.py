@@ -29,7 +29,6 @@ from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 
 SCRIPTS = (
-    "page.js",
     "state.js",
     "elements.js",
     "data.js",
@@ -38,7 +37,9 @@ SCRIPTS = (
     "texts.js",
     "pipeline.js",
     "runs.js",
+    "page.js",
 )
+"""Each behind those that it imports, as an exported page has them."""
 FILES = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css", "index.html": "text/html"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
