@@ -193,7 +193,6 @@ def _of_accuracy(lake: Lake, found: Measurement) -> Mapping[str, dg.MetadataValu
 def _of_perplexity(context: dg.AssetExecutionContext, found: Measurement) -> Mapping[str, dg.MetadataValue]:
     texts = found.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
     warning = too_few(max(texts), "measure perplexity")
-    if warning is None:
-        return {}
-    context.log.warning(warning)
-    return {"warning": dg.MetadataValue.text(warning)}
+    if warning:
+        context.log.warning(warning)
+    return {"warning": dg.MetadataValue.text(warning)} if warning else {}

@@ -9,8 +9,7 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from toolformer_dag.pipeline.spending import NO_TOKENS, token_count
-from toolformer_dag.pipeline.stage import Stage
+from toolformer_dag.pipeline.spending import token_count
 from toolformer_dag.pipeline.update import TableReport
 
 ROWS = "dagster/row_count"
@@ -25,18 +24,6 @@ UNCHANGED = "unchanged"
 """Whether a step found nothing to do."""
 
 
-def figures(report: TableReport) -> dict[str, dg.MetadataValue]:
-    """Return rows, time, reuse, tokens and rejections of a table."""
-    tokens = {kind: n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS}
-    return {
-        ROWS: dg.MetadataValue.int(sum(report.rows.values())),
-        **this_run(report),
-        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
-        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
-        "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
-    }
-
-
 def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return what a run cost."""
     return {
@@ -46,15 +33,6 @@ def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
         TOKENS: dg.MetadataValue.int(token_count(report.work.tokens)),
         CALLS: dg.MetadataValue.int(report.work.counts.get("calls", (0, 0))[0]),
         UNCHANGED: dg.MetadataValue.bool(report.unchanged),
-    }
-
-
-def shape(stage: Stage, rows: pl.LazyFrame) -> dict[str, dg.MetadataValue]:
-    """Return the columns with what each holds, and the first rows."""
-    columns = [dg.TableColumn(name, str(column.dtype), column.description) for name, column in stage.columns.items()]
-    return {
-        "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
-        "first rows": dg.MetadataValue.md(frame_table(rows.head(PREVIEW_ROWS).collect())),
     }
 
 

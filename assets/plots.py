@@ -1,4 +1,4 @@
-"""Plots for the UI, on dark and light, as SVG. Dagster hides Markdown of SHOWN_IN_PLACE characters behind a click."""
+"""Plots for the UI, on dark and light, as SVG. Dagster hides Markdown of 1,000 characters behind a click."""
 
 import base64
 import math
@@ -11,7 +11,6 @@ import polars as pl
 
 from toolformer_dag.evaluation.paper_tables import PAPER
 
-SHOWN_IN_PLACE = 1000
 BINS = 80  # tenths of a nat
 CLIPPED = (-3, 5)
 POINTS = 24

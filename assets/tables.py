@@ -2,14 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 import polars as pl
 
 from assets.declaration import Output
-from assets.metadata import PREVIEW_ROWS, ROWS, figures, frame_table, last_metadata, shape, this_run
+from assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
 from assets.plots import chance_curves, delta_histogram
 from assets.running import note_cost, progress, tag_changes
 from resources import Compute
@@ -19,24 +19,10 @@ from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
 from toolformer_dag.pipeline.plan import Lane
-from toolformer_dag.pipeline.spending import StepCost, token_count
+from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
 from toolformer_dag.tools.tool import Tool
-
-COUNTED = (
-    "tau_f",
-    "calls",
-    "places",
-    "swaps",
-    "kept_swapped",
-    "by_chance",
-    "by_chance_low",
-    "by_chance_high",
-    "fdr",
-    "fdr_high",
-)
-"""The columns of swapped_statistics that the control shows."""
 
 
 def tool_pool(lane: Lane) -> str:
@@ -70,10 +56,7 @@ def table(made: TableOutput) -> Output:
         return dg.MaterializeResult(
             data_version=dg.DataVersion(report.data_version),
             metadata={**shown, **this_run(report)} if shown else _metadata(made, report),
-            check_results=[
-                dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken})
-                for name, broken in ((name, report.violations.get(name, 0)) for name in checks)
-            ],
+            check_results=_check_results(checks, report),
         )
 
     return Output(
@@ -99,6 +82,14 @@ def _log(context: dg.AssetExecutionContext, report: TableReport) -> None:
     tag_changes(context, report.differences.settings())
 
 
+def _check_results(names: Sequence[str], report: TableReport) -> list[dg.AssetCheckResult]:
+    broken = {name: report.violations.get(name, 0) for name in names}
+    return [
+        dg.AssetCheckResult(passed=not count, check_name=name, metadata={"rows that break it": count})
+        for name, count in broken.items()
+    ]
+
+
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
     filled = [part for part, count in report.rows.items() if count]
     # each has a row at least, so that more are not opened
@@ -108,7 +99,20 @@ def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.Metada
         "swapped_results": lambda: _kept_by_chance(table),
         "augmented_corpus": lambda: _examples(table),
     }
-    return {**more.get(table.stage.name, dict)(), **figures(report), **shape(table.stage, rows)}
+    columns = [
+        dg.TableColumn(name, str(column.dtype), column.description) for name, column in table.stage.columns.items()
+    ]
+    tokens = {kind: n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS}
+    return {
+        **more.get(table.stage.name, dict)(),
+        ROWS: dg.MetadataValue.int(sum(report.rows.values())),
+        **this_run(report),
+        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
+        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
+        "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
+        "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
+        "first rows": dg.MetadataValue.md(frame_table(rows.head(PREVIEW_ROWS).collect())),
+    }
 
 
 def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
@@ -142,13 +146,11 @@ def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
     by_chance = (
         pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
     )
-    counts = statistics.with_columns(by_chance=by_chance).select(COUNTED)
+    counts = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
     told = statistics.filter(pl.col("swaps") > 0).select("tau_f", "by_chance", "fdr").rows()
-    numbers = {f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in told}
-    rates_at = {f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in told if fdr}
     return {
-        **numbers,
-        **rates_at,
+        **{f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in told},
+        **{f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in told if fdr},
         "kept": dg.MetadataValue.md(frame_table(counts, counts.height)),
         **({} if rates.is_empty() else {"kept by chance": dg.MetadataValue.md(chance_curves(rates))}),
     }
@@ -159,17 +161,12 @@ def prepared_tool(lane: Lane) -> Output:
     settings = {"version": lane.tool.version, "options": lane.identity()}
 
     def prepared(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        began, advance, made = time.monotonic(), progress(context, "passages"), 0
-
-        def count(done: int) -> None:
-            nonlocal made
-            made = done
-            advance(done, 0)
-
-        lane.tool.prepare(count)
-        seconds = round(time.monotonic() - began, 3)
-        version = dg.DataVersion(fingerprint(settings))
-        return dg.MaterializeResult(data_version=version, metadata={ROWS: made, "seconds": seconds})
+        began, advance = time.monotonic(), progress(context, "passages")
+        lane.tool.prepare(lambda done: advance(done, 0))
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(fingerprint(settings)),
+            metadata={"seconds": round(time.monotonic() - began, 3)},
+        )
 
     return Output(
         name=f"{lane.key}/prepared_tool",

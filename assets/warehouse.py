@@ -1,6 +1,7 @@
 """What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step)."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import dagster as dg
 from duckdb import DuckDBPyConnection
@@ -17,7 +18,6 @@ from assets.metadata import (
     last_metadata,
 )
 from assets.plots import PLOTTED, bars
-from resources import WarehouseResource
 from resources.step_processes import step_tags
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, tools_called
@@ -33,7 +33,15 @@ from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CLOSED, opened, out_of_date, version, warehouse_files, warehouse_settings
+from toolformer_dag.lake.warehouse import (
+    CLOSED,
+    build,
+    opened,
+    out_of_date,
+    version,
+    warehouse_files,
+    warehouse_settings,
+)
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import Reasons
@@ -59,18 +67,17 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
         files = warehouse_files(plan.lake, database)
         return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
 
-    def file(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], warehouse: WarehouseResource
-    ) -> dg.MaterializeResult:
+    def file(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
         for name, damage in withdraw_damaged(lake).items():
             context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}
         if len(shown) < 2:
-            rows = warehouse.build(lake, tables, lanes)
+            rows = build(lake, tables, lanes, database)
+            warehouse_files(lake, database).send()
             shown = {
                 ROWS: rows["loss_deltas"],
                 "rows": dg.MetadataValue.md(counts_table("table", rows)),
-                "file": dg.MetadataValue.path(warehouse.database),
+                "file": dg.MetadataValue.path(str(database)),
                 UNCHANGED: False,
             }
         return dg.MaterializeResult(
@@ -147,7 +154,7 @@ def paper_table(name: str) -> Output:
     )
 
 
-def paper_assets(outputs: Sequence[Output]) -> dg.AssetsDefinition:
+def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefinition:
     """Return the assets of the paper's tables; the warehouse is opened once for all."""
     specs = [
         dg.AssetSpec(
@@ -164,8 +171,8 @@ def paper_assets(outputs: Sequence[Output]) -> dg.AssetsDefinition:
     ]
 
     @dg.multi_asset(name=STEP, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
-    def tables(context: dg.AssetExecutionContext, warehouse: WarehouseResource) -> Iterator[dg.MaterializeResult]:
-        with opened(warehouse.path, CLOSED) as connection:
+    def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+        with opened(database, CLOSED) as connection:
             for output in outputs:
                 if asset_key(output.name) in context.selected_asset_keys:
                     yield output.make(context, output=output, warehouse=connection)

@@ -98,7 +98,7 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "taken"))
     done = cli("stale")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"error: {tmp_path / 'taken'} is a file; set DAGSTER_HOME to a folder" in done.stderr
+    assert f"error: {tmp_path / 'taken'}: File exists; name a folder" in done.stderr
 
 
 def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypatch):

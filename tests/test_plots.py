@@ -11,7 +11,6 @@ from assets.plots import (
     BLUE,
     GREY,
     HEIGHT,
-    SHOWN_IN_PLACE,
     WIDTH,
     bars,
     chance_curves,
@@ -20,6 +19,7 @@ from assets.plots import (
     loss_curve,
 )
 
+SHOWN_IN_PLACE = 1000
 SHARE = st.floats(0, 1)
 ANY = st.floats(width=32)
 

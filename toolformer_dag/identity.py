@@ -17,6 +17,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
 from pydantic import BaseModel
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
@@ -104,30 +105,26 @@ def settled(status: os.stat_result) -> bool:
 
 @lru_cache(maxsize=4096)
 def _hashed(file: Path, stamp: tuple[int, ...]) -> str:
-    remembered = _cache_folder() / f"{blake2b(os.fsencode(file), digest_size=16).hexdigest()}.json"
-    if stamp[0] >= LARGE:
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(remembered.read_text("utf-8"))
-            if found["stamp"] == list(stamp):
-                return str(found["hash"])
+    if stamp[0] < LARGE:
+        return _sha256(file)
+    name = blake2b(os.fsencode(file), digest_size=16).hexdigest()
+    remembered = user_cache_path("toolformer-dag") / "hashes" / f"{name}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(remembered.read_text("utf-8"))
+        if found["stamp"] == list(stamp):
+            return str(found["hash"])
     digest = _sha256(file)
-    if stamp[0] >= LARGE:
-        with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-            remembered.parent.mkdir(parents=True, exist_ok=True)
-            fresh = remembered.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps({"file": str(file), "stamp": stamp, "hash": digest}), "utf-8")
-            fresh.replace(remembered)
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        fresh = remembered.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps({"file": str(file), "stamp": stamp, "hash": digest}), "utf-8")
+        fresh.replace(remembered)
     return digest
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()[:16]
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(root) / "toolformer-dag" / "hashes"
 
 
 def stream_hash(file: Path) -> str:

@@ -49,7 +49,7 @@ def test_a_home_that_is_a_file_or_not_utf_8_is_named(world: World, monkeypatch: 
     file = world.folder / "a file"
     file.touch()
     monkeypatch.setenv("DAGSTER_HOME", str(file))
-    assert f"error: {file} is a file; set DAGSTER_HOME to a folder" in told(world)
+    assert f"error: {file}: File exists; name a folder" in told(world)
     monkeypatch.setenv("DAGSTER_HOME", os.fsdecode(bytes(world.folder) + b"/\xff"))
     assert "the path is not UTF-8; set DAGSTER_HOME to another folder" in told(world)
 

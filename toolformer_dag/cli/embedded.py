@@ -129,13 +129,12 @@ def visitor(
     Example: toolformer-dag embedded visitor --each 4
     """
     from embedded_model.visitor_study import visitor_outcomes, visitor_table
-    from toolformer_dag.evaluation.scores import markdown
     from toolformer_dag.model.loading import load_identified
     from toolformer_dag.training.training_report import finetuned_or_base
 
     settings = settings_of(config, "embedded", set)
     asked = load_identified(settings.model, model or finetuned_or_base(settings))
-    typer.echo(markdown(visitor_table(visitor_outcomes(settings, asked, wordings, each))))
+    _show({f"A visitor's questions, {wordings}": visitor_table(visitor_outcomes(settings, asked, wordings, each))})
 
 
 def _model(name: str) -> Path:

@@ -94,17 +94,13 @@ def generate(
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"; toolformer-dag
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
-    from toolformer_dag.pipeline.plan import lanes
-    from toolformer_dag.tools.built_in.calendar import Calendar
-
     settings = settings_of(config, profile, set)
-    # a tool of one's own may read contexts otherwise
-    dated = any(isinstance(lane.tool, Calendar) for lane in lanes(settings))
+    dated = _has_calendar(settings)
     if dated:
         _check_date("--context", context)
     asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
     loaded = partial(_decoder, settings, max_new_tokens, trace)
-    if text == "-" or text.endswith(".jsonl") or os.path.isfile(text):  # noqa: PTH113 - Path raises for a long text
+    if _names_lines(text):
         with open_lines(text) as source:
             bad = BadLines()
             batches = bad.left_out(source, partial(_record, dated))
@@ -117,6 +113,18 @@ def generate(
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
         _complete_text(loaded, one, text, context, trace)
+
+
+def _names_lines(text: str) -> bool:
+    return text == "-" or text.endswith(".jsonl") or os.path.isfile(text)  # noqa: PTH113 - Path raises for a long text
+
+
+def _has_calendar(settings: Settings) -> bool:
+    """Whether a tool reads contexts as dates; a tool of one's own may read them otherwise."""
+    from toolformer_dag.pipeline.plan import lanes
+    from toolformer_dag.tools.built_in.calendar import Calendar
+
+    return any(isinstance(lane.tool, Calendar) for lane in lanes(settings))
 
 
 def _complete_lines(
@@ -164,23 +172,27 @@ def _complete_text(
                 typer.echo(f"[{written}] has no result: {call.reason}", err=True)
         typer.echo(text + generation.text)
     if trace:
-        typer.echo(f"{'p of [':>10} {'rank':>6}  k = {asked.k}")
-        for chance in generation.chances:
-            shown = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
-            mark = "<" if chance.rank < asked.k else " "
-            typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {mark} {shown}"))
+        _print_chances(generation, asked.k)
+
+
+def _print_chances(generation: "Generation", k: int) -> None:
+    """Print a line per position, with a mark where a call may begin."""
+    typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}")
+    for chance in generation.chances:
+        text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
+        typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {'<' if chance.rank < k else ' '} {text}"))
 
 
 def _refusal(reason: str) -> str:
     return f"nothing was written, {reason}: {REMEDIES[reason]}"
 
 
-def _record(dated: bool, number: int, line: bytes) -> tuple[int, dict[str, Any]]:
+def _record(dated: bool, line: bytes) -> dict[str, Any]:
     """Parse a line; with `dated` its context must be a date. Raises UserError."""
-    record = json_record(number, line, {"text": str}, {"context": str})
+    record = json_record(line, {"text": str}, {"context": str})
     if dated:
-        _check_date(f"line {number}: context", record.get("context", ""))
-    return number, record
+        _check_date("context", record.get("context", ""))
+    return record
 
 
 def _check_date(where: str, context: str) -> None:

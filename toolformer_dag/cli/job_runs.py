@@ -123,9 +123,6 @@ def was_interrupted(result: Result) -> bool:
 
 
 def _interrupts(event: dg.DagsterEvent) -> bool:
-    if event.event_type is dg.DagsterEventType.RUN_FAILURE:
-        error = event.job_failure_data.error
-    else:
-        error = event.step_failure_data.error if event.is_step_failure else None
+    error = getattr(event.event_specific_data, "error", None)
     canceled = event.event_type is dg.DagsterEventType.RUN_CANCELED
     return canceled or (error is not None and error.cls_name in INTERRUPTIONS)

@@ -24,8 +24,7 @@ def verify(config: Config = None, profile: Profile = None, set: Set = None) -> N
     report = verified(Plan.of(settings_of(config, profile, set)))
     for damaged in report.damaged:
         typer.echo(f"{damaged.path}: {damaged.reason}")
-    rate = report.bytes / report.seconds / 2**30 if report.seconds else 0.0
-    typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified at {rate:.2f} GiB/s", err=True)
+    typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified", err=True)
     if report.damaged:
         raise typer.Exit(1)
 

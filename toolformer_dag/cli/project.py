@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from assets import JOB, TRAINING_JOB
-from assets.by_hand import BY_HAND
+from assets.by_hand import BY_HAND, TRAINED
 from assets.declaration import asset_key
 from assets.metadata import UNCHANGED
 from assets.outputs import IN_BOTH_JOBS, SHARD_LIST, outputs
@@ -28,7 +28,6 @@ from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import printable
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.verify_project import set_aside
 
 DAGSTER_YAML = b"""\
@@ -45,14 +44,9 @@ code_servers:
   local_startup_timeout: 3600  # definitions hash weights and passages once: minutes for KILT's 35 GB
 """
 CRASHED = "ChildProcessCrashException"
-CHECKPOINT_NAMES = {f"training/{name}" for name in CHECKPOINTS}
 NOT_RUN = "not run: an asset before it failed"
 REPAIRS = 10
 """How often the job starts again because it met a damaged file, which is set aside then."""
-
-
-class RunError(UserError):
-    """Assets that failed, each with its reason."""
 
 
 @dataclass
@@ -72,11 +66,11 @@ class RunReport:
     damaged: bool = False
 
     def raise_for_failures(self) -> None:
-        """Raise RunError where something failed."""
+        """Raise UserError where something failed: the assets, each with its reason."""
         if self.failed:
             failures = [f"{name}: {reason}" for name, reason in self.failed.items() if reason != NOT_RUN]
             rest = "What comes after them did not run (`stale` lists it). Mend the cause and run again."
-            raise RunError("\n".join(("some assets failed:", *failures, rest)))
+            raise UserError("\n".join(("some assets failed:", *failures, rest)))
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ class Project:
         `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning cannot run or
         fit into memory.
         """
-        if training and CHECKPOINT_NAMES & self.stale().keys():
+        if training and self.stale().keys() & set(TRAINED):
             from toolformer_dag.training.memory_need import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
@@ -129,7 +123,10 @@ class Project:
         return report
 
     def _run_job(self, name: str, report: RunReport, sink: Sink) -> None:
-        """Run what is stale and what depends on it; its steps skip themselves where nothing changed."""
+        """Run what is stale and what depends on it; its steps skip themselves where nothing changed.
+
+        Raises KeyboardInterrupt where a signal or the UI ended the run.
+        """
         by_hand = name == TRAINING_JOB
         stale = [one for one in self.stale() if (one in BY_HAND) == by_hand]
         everything = with_descendants(outputs(self.plan), stale)
@@ -140,53 +137,49 @@ class Project:
             chosen.insert(0, SHARD_LIST)
         with completed(self.plan, self.instance, name, list(map(asset_key, chosen)), sink) as (result, folder):
             report.spent += take_spent(folder)
+        if was_interrupted(result):
+            raise KeyboardInterrupt
         _add(report, chosen, result)
 
 
 def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
-    """Add what a job made and what failed. Raises KeyboardInterrupt where a signal or the UI ended the run."""
-    if was_interrupted(result):
-        raise KeyboardInterrupt
+    """Add what a job made and what failed."""
     landed = {event.asset_key: event.materialization.metadata for event in result.get_asset_materialization_events()}
     errors = {event.step_key: event for event in result.all_events if event.is_step_failure}
     for name in chosen:
         key = asset_key(name)
-        if key not in landed:  # without an error of its own, an asset before it is what failed
-            failure = errors.get(STEP if name in SHOWN else key.to_python_identifier())
-            report.failed[name] = _reason(failure) if failure else NOT_RUN
-            report.damaged |= failure is not None and any(e.cls_name == DamagedPart.__name__ for e in _causes(failure))
+        if key not in landed:
+            causes = list(_causes(errors.get(STEP if name in SHOWN else key.to_python_identifier())))
+            report.failed[name] = _reason(causes)
+            report.damaged |= DamagedPart.__name__ in [error.cls_name for error in causes]
         elif name not in (SHARD_LIST, *report.ran) and landed[key].get(UNCHANGED) != dg.MetadataValue.bool(True):
             report.ran.append(name)
 
 
-def _causes(failure: dg.DagsterEvent) -> Iterator[Any]:
-    """Yield the error that a step ended with, then what caused it."""
-    error = failure.step_failure_data.error
+def _causes(failure: dg.DagsterEvent | None) -> Iterator[Any]:
+    """Yield the error that a step ended with, then what caused it; nothing where it did not begin."""
+    error = failure.step_failure_data.error if failure else None
     while error is not None:
         yield error
         error = error.cause
 
 
-def _reason(failure: dg.DagsterEvent) -> str:
+def _reason(causes: Sequence[Any]) -> str:
     """Return what the asset raised, without Dagster's wrapping; the run's log in the UI has its traceback."""
-    errors = list(_causes(failure))
-    own = [error for error in errors if not (error.cls_name or "").startswith("Dagster")]
-    told = next(iter([*own, *errors[-1:]]), None)
-    if told is None:
-        return failure.step_failure_data.error_display_string
-    if told.cls_name == CRASHED:
+    if not causes:
+        return NOT_RUN
+    error = next((one for one in causes if not (one.cls_name or "").startswith("Dagster")), causes[-1])
+    if error.cls_name == CRASHED:
         return "its process was killed, as where memory runs out; what it had committed is kept"
-    return re.sub(r"^toolformer_dag\.[\w.]+: ", "", told.message.strip())
+    return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())
 
 
 def home(root: Path) -> Path:
     """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use.
 
-    Raises UserError where it is no folder, or its name is not UTF-8.
+    Raises OSError where it is no folder, and UserError where its name is not UTF-8.
     """
     folder = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{printable(folder)} is a file; set DAGSTER_HOME to a folder, or remove it")
     if printable(folder) != str(folder):
         raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     with locked(folder / "instance.lock"):

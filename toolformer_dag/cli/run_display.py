@@ -11,8 +11,6 @@ from rich.text import Text
 
 from assets.running import Step
 
-REFRESHED_PER_SECOND = 4
-
 
 @contextmanager
 def shown() -> Iterator[Callable[[Step], None]]:
@@ -39,7 +37,6 @@ def shown() -> Iterator[Callable[[Step], None]]:
             live = Live(
                 get_renderable=lines,
                 console=console,
-                refresh_per_second=REFRESHED_PER_SECOND,
                 transient=True,
                 redirect_stdout=sys.stdout.isatty(),
             )

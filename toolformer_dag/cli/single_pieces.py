@@ -78,7 +78,7 @@ def score(
     bad = BadLines()
     with open_lines(str(file)) as source:
         for batch in bad.left_out(source, partial(_request, engine)):
-            for (number, record, _), losses in zip(batch, engine.losses([one for *_, one in batch]), strict=True):
+            for (number, (record, _)), losses in zip(batch, engine.losses([one for _, (_, one) in batch]), strict=True):
                 if losses.reason is None:
                     scored = {name: getattr(losses, name) for name in LOSSES}
                     typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
@@ -87,15 +87,11 @@ def score(
     raise typer.Exit(int(bad.found))
 
 
-def _request(engine: "Engine", number: int, line: bytes) -> "tuple[int, Mapping[str, Any], LossRequest]":
+def _request(engine: "Engine", line: bytes) -> "tuple[Mapping[str, Any], LossRequest]":
     from toolformer_dag.model.requests import LossRequest
-    from toolformer_dag.model.weights import OffsetError
 
-    record = json_record(number, line, FIELDS)
+    record = json_record(line, FIELDS)
     if not record["text"]:
-        raise UserError(f"line {number}: the text is empty; there is nothing to predict")
-    try:
-        position = engine.position_at(record["text"], record["offset"])
-    except OffsetError as error:
-        raise UserError(f"line {number}: {error}") from error
-    return number, record, LossRequest(record["text"], position, record["tool"], record["input"], record["result"])
+        raise UserError("the text is empty; there is nothing to predict")
+    position = engine.position_at(record["text"], record["offset"])
+    return record, LossRequest(record["text"], position, record["tool"], record["input"], record["result"])

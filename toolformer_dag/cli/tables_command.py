@@ -1,6 +1,7 @@
 """`toolformer-dag tables`: the paper's tables, with our figures and the paper's."""
 
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -8,11 +9,7 @@ from toolformer_dag.cli.query_results import Format, drawn, printed
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
 
-if TYPE_CHECKING:
-    import polars as pl
-
-WIDTH, LONGEST = 180, 110
-"""Characters of a line, and of a cell."""
+_drawn = partial(drawn, longest=110, width=180, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
 
 
 def tables(
@@ -48,7 +45,3 @@ def tables(
             if (called := tools_called(warehouse, table)) is not None:
                 typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
             typer.echo("".join(f"  {harmless(note)}\n" for note in notes(warehouse, table)))
-
-
-def _drawn(rows: "pl.DataFrame") -> str:
-    return drawn(rows, LONGEST, WIDTH, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.scored_candidates import parsed
+from toolformer_dag.pipeline.scored_candidates import parsed_call
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.calls import Call, format_call
 from toolformer_dag.texts.segments import text_digest
@@ -82,7 +82,7 @@ class LiveModel:
                 raise UserError(f"the model does not take this text ({proposal.reason}); give a shorter one")
             samples = []
             for sample in proposal.samples:
-                body, input, unfit = parsed(lane, sample.body)
+                body, input, unfit = parsed_call(lane, sample.body)
                 samples.append(
                     {
                         "position": sample.position,
@@ -138,8 +138,12 @@ class LiveModel:
                 limits={lane.tool.name: lane.limits for lane in lanes},
                 max_call_tokens=settings.sampling.max_call_tokens,
             )
-        calls = [asdict(call) for call in written.calls]
-        return {"text": written.text, "plain": written.plain, "calls": calls, "reason": written.reason}
+        return {
+            "text": written.text,
+            "plain": written.plain,
+            "calls": [asdict(call) for call in written.calls],
+            "reason": written.reason,
+        }
 
     @cached_property
     def plan(self) -> Plan:

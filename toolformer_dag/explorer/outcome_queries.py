@@ -1,4 +1,4 @@
-"""Evaluation, training and costs, of tables that the warehouse has once these were run."""
+"""Evaluation, training and costs: tables of the warehouse that are empty until these were run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,8 +45,7 @@ def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
     """Return the conditions of the questions, which two to compare first, and the rows of the small tables."""
 
     def rows(name: str, order: str, limit: int = MOST_COSTS, columns: str = "*") -> list[dict[str, Any]]:
-        sql = f'SELECT {columns} FROM "{name}" ORDER BY {order} LIMIT {limit}'
-        return reader.rows(sql) if reader.has(name) else []
+        return reader.rows(f'SELECT {columns} FROM "{name}" ORDER BY {order} LIMIT {limit}')
 
     conditions = _conditions(reader)
     return {
@@ -65,8 +64,7 @@ def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
 
     Of the two that are compared first, MOST_EXPORTED questions won and lost of each benchmark.
     """
-    compared = reader.rows(COMPARED) if reader.has("outcomes") else []
-    counted = [{**both, "rows": pairs(reader, both)} for both in compared]
+    counted = [{**both, "rows": pairs(reader, both)} for both in reader.rows(COMPARED)]
     first = dict(zip(("one", "other"), _compared(_conditions(reader)), strict=False))
     benchmarks = [row["benchmark"] for one in counted if first.items() <= one.items() for row in one["rows"]]
     asked = [{**first, "benchmark": name, "which": which} for name in benchmarks for which in ("won", "lost")]
@@ -74,7 +72,7 @@ def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
 
 
 def _conditions(reader: WarehouseReader) -> list[str]:
-    return [row["condition"] for row in reader.rows(CONDITIONS)] if reader.has("outcomes") else []
+    return [row["condition"] for row in reader.rows(CONDITIONS)]
 
 
 def _compared(conditions: Sequence[str]) -> list[str]:

@@ -178,7 +178,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     asked = store.asked(texts)
     samples = store.samples.stored(asked.keys)
     require_whole(output, "samples", asked.keys.height - samples.height + asked.unknown.height)
-    parsed = pl.DataFrame([parsed(output.lane, body) for body in samples["body"].unique()], schema=BODIES, orient="row")
+    parsed = pl.DataFrame(
+        [parsed_call(output.lane, body) for body in samples["body"].unique()], schema=BODIES, orient="row"
+    )
     samples = samples.join(parsed, on="body", how="left", nulls_equal=True)
     table = (
         placed.join(asked.chosen, on="text_digest")
@@ -221,7 +223,7 @@ def _sample_rows(answers: Answers) -> pl.DataFrame:
     return pl.DataFrame([*sampled, *refused], schema=SAMPLES, orient="row")
 
 
-def parsed(lane: Lane, body: str | None) -> tuple[str | None, str | None, str | None]:
+def parsed_call(lane: Lane, body: str | None) -> tuple[str | None, str | None, str | None]:
     """Return the body, its input or None, and why it is no call of this tool."""
     if body is None:
         return None, None, None
