@@ -39,7 +39,9 @@ def web(
 @app.command()
 def train(
     folder: Annotated[Path, typer.Argument(help="Where the model is written; a run broken off there goes on.")],
-    size: Annotated[Literal["0.1M", "0.3M", "0.9M", "2M", "5M"], typer.Option(help="Parameters.")] = "2M",
+    size: Annotated[
+        Literal["0.1M", "0.3M", "0.9M", "2M", "5M"], typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.")
+    ] = "2M",
     start: Annotated[str | None, typer.Option(help="`embedded`, or a folder made here, to be trained on.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of 4,096 tokens.")] = 10000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,

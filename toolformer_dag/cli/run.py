@@ -125,8 +125,8 @@ select tool, "1" as documents, "2" as texts, "3" as samples, "4" as calls, "5" a
        "7" as "that help", "8" as kept, "10" as "texts in C*"
 from (
     pivot (select tool, step, count from funnel)
-    on step in (1, 2, 3, 4, 5, 6, 7, 8, 10) using sum(count) group by tool order by tool
-)
+    on step in (1, 2, 3, 4, 5, 6, 7, 8, 10) using sum(count) group by tool
+) order by tool
 """,
     "Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0": """
 pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))

@@ -58,8 +58,10 @@ class LiveModel:
             }
             for one in found
         ]
-        sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
-        return {"tokens": rows, "sums": sums}
+        return {
+            "tokens": rows,
+            "sums": {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds},
+        }
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
         """Run one tool's line on a text: positions with p_i, sampled calls, results, losses and the verdict at tau_f.
@@ -93,7 +95,7 @@ class LiveModel:
                         "input": input,
                         "result": None,
                         "delta": None,
-                        "reason": sample.reason or unfit,
+                        "reason": unfit or sample.reason,
                     }
                 )
             self._answer(lane, samples, context)
@@ -186,7 +188,7 @@ class LiveModel:
 def _verdict(sample: Mapping[str, Any], tau_f: float | None, samples: Sequence[Mapping[str, Any]]) -> str | None:
     """What becomes of a sample: the best of its position, of equal ones the first, stays where it reaches tau_f."""
     if sample["delta"] is None:
-        return str(sample["reason"])
+        return sample["reason"] and str(sample["reason"])
     if tau_f is None:
         return "no_threshold"
     if sample["delta"] < tau_f:
