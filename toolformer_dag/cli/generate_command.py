@@ -220,13 +220,14 @@ def _asked(settings: Settings, name: str, k: int | None) -> AskedModel:
     if name == "base":
         return AskedModel(name, model_name(settings.model), k)
     if name not in CHECKPOINTS:
-        check_model(name, settings.model.revision if name == settings.model.name else None)
-        return AskedModel(name, name, k)
+        folder = model_name(settings.model.model_copy(update={"name": name}))
+        check_model(folder, settings.model.revision if name == settings.model.name else None)
+        return AskedModel(name, folder, k)
     checkpoint_files(settings, CHECKPOINTS[name]).receive()
-    folder = checkpoint_folder(settings, CHECKPOINTS[name])
-    if read_report(folder) is None:
-        raise UserError(f"--model {name!r}: {folder} holds no finished checkpoint; make it by toolformer-dag run")
-    return AskedModel(name, str(folder), k)
+    checkpoint = checkpoint_folder(settings, CHECKPOINTS[name])
+    if read_report(checkpoint) is None:
+        raise UserError(f"--model {name!r}: {checkpoint} holds no finished checkpoint; make it by toolformer-dag run")
+    return AskedModel(name, str(checkpoint), k)
 
 
 def _decoder(settings: Settings, max_new_tokens: int | None, trace: bool, asked: AskedModel) -> Decode:
