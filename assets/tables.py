@@ -83,10 +83,9 @@ def _log(context: dg.AssetExecutionContext, report: TableReport) -> None:
 
 
 def _check_results(names: Sequence[str], report: TableReport) -> list[dg.AssetCheckResult]:
-    broken = {name: report.violations.get(name, 0) for name in names}
     return [
-        dg.AssetCheckResult(passed=not count, check_name=name, metadata={"rows that break it": count})
-        for name, count in broken.items()
+        dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken})
+        for name, broken in ((name, report.violations.get(name, 0)) for name in names)
     ]
 
 

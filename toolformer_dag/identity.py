@@ -64,8 +64,9 @@ def _tag_and_body(value: object) -> tuple[str, bytes]:
 def _fields(value: object) -> dict[str, object]:
     if isinstance(value, BaseModel):
         return dict(value)
-    if is_dataclass(value) and not isinstance(value, type) and type(value).__dataclass_params__.frozen:
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+    kind: Any = type(value)
+    if is_dataclass(kind) and kind.__dataclass_params__.frozen:
+        return {field.name: getattr(value, field.name) for field in fields(kind)}
     raise TypeError(
         f"no fingerprint for {type(value).__module__}.{type(value).__qualname__}: "
         "turn it into plain values, a frozen dataclass or a pydantic model first"
