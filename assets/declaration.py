@@ -79,7 +79,7 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
             return result
 
     key = asset_key(output.name)
-    asset = dg.asset(
+    return dg.asset(
         key=key,
         group_name=output.name.partition("/")[0],
         deps=[asset_key(name) for name in output.depends_on],
@@ -91,8 +91,7 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
         check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in output.checks],
         description=output.description,
         metadata={"explore": dg.MetadataValue.url(explored(output.name))},
-    )
-    return asset(make)
+    )(make)
 
 
 def explored(name: str) -> str:
