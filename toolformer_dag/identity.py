@@ -65,8 +65,8 @@ def _fields(value: object) -> dict[str, object]:
     if isinstance(value, BaseModel):
         return dict(value)
     kind: Any = type(value)
-    if is_dataclass(kind) and kind.__dataclass_params__.frozen:
-        return {field.name: getattr(value, field.name) for field in fields(kind)}
+    if is_dataclass(value) and not isinstance(value, type) and kind.__dataclass_params__.frozen:
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     raise TypeError(
         f"no fingerprint for {type(value).__module__}.{type(value).__qualname__}: "
         "turn it into plain values, a frozen dataclass or a pydantic model first"
