@@ -1,10 +1,10 @@
 """A run computes what is stale and skips the rest, whoever starts it."""
 
 from assets import JOB
+from assets.declaration import asset_key
 from assets.metadata import TOKENS
 from assets.outputs import BY_HAND
 from assets.running import CHANGED
-from assets.tables import asset_key
 from tests.runs.conftest import assert_same, free
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline import filtered_calls

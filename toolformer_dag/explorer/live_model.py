@@ -82,7 +82,7 @@ class LiveModel:
             )
             if proposal.reason is not None:
                 raise UserError(f"the model does not take this text ({proposal.reason}); give a shorter one")
-            samples = []
+            samples = list[dict[str, Any]]()
             for sample in proposal.samples:
                 body, input, unfit = parsed_call(lane, sample.body)
                 samples.append(
@@ -102,8 +102,8 @@ class LiveModel:
             self._score(lane, samples, text)
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
         tau_f = found_by_chance if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
-        for sample in samples:
-            sample["verdict"] = _verdict(sample, tau_f, samples)
+        for one in samples:
+            one["verdict"] = _verdict(one, tau_f, samples)
         positions = [
             {"char": int(offset), "p": _finite(float(p))}
             for offset, p in zip(proposal.offsets, proposal.probabilities, strict=True)
