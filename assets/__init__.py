@@ -1,23 +1,27 @@
 """The asset graph and its two jobs; the sensor that observes the shard files and starts the first job."""
 
+from collections.abc import Mapping
+
 import dagster as dg
 
 from assets.by_hand import BY_HAND
 from assets.declaration import asset_key, asset_of
 from assets.outputs import IN_BOTH_JOBS, outputs
-from assets.staleness import StaleAsset, observe, shard_list, stale_assets
+from assets.staleness import observe, shard_list, stale_assets
 from assets.warehouse import SHOWN, paper_assets
 from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import stamps
+from toolformer_dag.pipeline.update import Reasons
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     """Return every asset of a plan."""
     declared = outputs(plan)
     assets = [asset_of(output) for output in declared if output.name not in SHOWN]
-    return [shard_list(plan), *assets, paper_assets([output for output in declared if output.name in SHOWN])]
+    shown = paper_assets([output for output in declared if output.name in SHOWN], plan.settings.paths.warehouse)
+    return [shard_list(plan), *assets, shown]
 
 
 JOB = "bring_up_to_date"
@@ -73,13 +77,13 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
     if last and last.status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
     with plan.lake.storage.at_a_glance():
-        wanted = {one.name: list(one.reasons.lines) for one in stale_assets(graph) if wants_run(one)}
+        wanted = wanted_runs(stale_assets(graph))
     if not wanted:
         return dg.SkipReason("nothing is out of date")
     again = last.run_id if last else ""  # the same rows may be lost twice
     return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, again]))], cursor=state)
 
 
-def wants_run(stale: StaleAsset) -> bool:
-    """Return whether automation starts the job for it: not for training, nor to retry what was lost."""
-    return not stale.by_hand and not stale.reasons.retry_only
+def wanted_runs(stale: Mapping[str, Reasons]) -> dict[str, list[str]]:
+    """Return for which assets automation starts the job, and why: not for training, nor to retry what was lost."""
+    return {name: list(why.lines) for name, why in stale.items() if name not in BY_HAND and not why.retry_only}

@@ -7,10 +7,9 @@ import dagster as dg
 import polars as pl
 
 from assets.declaration import Output, shared_reasons
-from assets.metadata import ROWS, UNCHANGED, frame_table, image, last_metadata, numbers
-from assets.plots import bars
+from assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
+from assets.plots import bars, loss_curve
 from assets.running import note_cost, progress
-from assets.small_plots import loss_curve
 from resources import Compute
 from toolformer_dag.evaluation.measurements import (
     ACCURACY,
@@ -73,7 +72,7 @@ def checkpoint(plan: Plan, name: str) -> Output:
         def measured(step: int, values: Mapping[str, float]) -> None:
             context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
 
-        compute.release()
+        compute.workers.close()  # finetuning and evaluation load models of their own
         texts, choosing = training_texts(plan, name)
         if warning := too_few(len(choosing), "choose the checkpoint"):
             context.log.warning(warning)
@@ -139,7 +138,7 @@ def measurement(plan: Plan, name: str) -> Output:
     def measured(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
-        compute.release()
+        compute.workers.close()  # finetuning and evaluation load models of their own
         stored, shown = version(), last_metadata(context)
         if shown and stored is not None and not reasons():
             return dg.MaterializeResult(data_version=dg.DataVersion(stored), metadata={**shown, UNCHANGED: True})
@@ -183,19 +182,17 @@ def _metadata(name: str, found: Measurement) -> Mapping[str, dg.MetadataValue]:
 
 def _of_accuracy(lake: Lake, found: Measurement) -> Mapping[str, dg.MetadataValue]:
     left_out = {benchmark: dict(reasons) for benchmark, reasons in found.left_out.items()}
-    percent = pl.col("accuracy", "low", "high") * 100
-    drawn = found.rows.with_columns(percent, model="condition", figures_of=pl.lit("ours"))
+    percent = found.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
     return {
         "in_corpus": dg.MetadataValue.md(frame_table(overlap_counts(lake.table(OVERLAP).read(WHOLE)), 30)),
         **({"left_out": dg.MetadataValue.json(left_out)} if left_out else {}),
-        "plot": image(bars(drawn, "benchmark", "accuracy", "right (%)")),
+        "plot": dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy")),
     }
 
 
 def _of_perplexity(context: dg.AssetExecutionContext, found: Measurement) -> Mapping[str, dg.MetadataValue]:
     texts = found.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
     warning = too_few(max(texts), "measure perplexity")
-    if warning is None:
-        return {}
-    context.log.warning(warning)
-    return {"warning": dg.MetadataValue.text(warning)}
+    if warning:
+        context.log.warning(warning)
+    return {"warning": dg.MetadataValue.text(warning)} if warning else {}

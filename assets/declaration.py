@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from assets.running import note_failure, step
-from resources.step_processes import has_own_process, step_tags
+from resources.step_processes import step_tags
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.session import session
@@ -66,7 +66,7 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
 
     @wraps(output.make)  # Dagster reads the parameters from it
     def make(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
-        if has_own_process(context):
+        if context.job_def.executor_def.name == dg.multiprocess_executor.name:  # this process runs this step alone
             end_with_parent()
         with step(context, output.name) as made, session():
             try:
@@ -79,7 +79,7 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
             return result
 
     key = asset_key(output.name)
-    asset = dg.asset(
+    return dg.asset(
         key=key,
         group_name=output.name.partition("/")[0],
         deps=[asset_key(name) for name in output.depends_on],
@@ -91,8 +91,7 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
         check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in output.checks],
         description=output.description,
         metadata={"explore": dg.MetadataValue.url(explored(output.name))},
-    )
-    return asset(make)
+    )(make)
 
 
 def explored(name: str) -> str:

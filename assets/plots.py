@@ -1,92 +1,141 @@
-"""The plots that are too large to be shown in place: accuracy, and the paper's tables. See small_plots for others."""
+"""Plots for the UI, on dark and light, as SVG. Dagster hides Markdown of 1,000 characters behind a click."""
 
-from collections.abc import Callable, Mapping
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby, pairwise
 
-import altair as alt
+import numpy as np
 import polars as pl
-import vl_convert
 
 from toolformer_dag.evaluation.paper_tables import PAPER
 
-WHOSE = alt.Color(
-    "figures_of:N", title="figures of", scale=alt.Scale(domain=["ours", PAPER], range=["#2c7fb8", "#bbbbbb"])
-)
+BINS = 80  # tenths of a nat
+CLIPPED = (-3, 5)
+POINTS = 24
+"""Of a curve: more would not fit."""
+WIDTH, HEIGHT = 400, 99  # two digits: every character counts
+BAR = 18
+"""Height of a bar with the space around it."""
+BLUE, ORANGE, RED, GREY = "#48f", "#e80", "#d44", "#aaa"
+LEVEL = 0.05
+"""The false discovery rate that a threshold by chance usually has."""
 
 
-def png(chart: alt.TopLevelMixin) -> bytes:
-    """Draw a chart as PNG."""
-    return bytes(vl_convert.vegalite_to_png(chart.to_json(validate=False), scale=1.5))
+def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
+    """Draw how L- - L+ is distributed over a lane's scored calls, counts by their logarithm, and where tau_f cuts.
+
+    Needs a column `delta`; returns Markdown. No call is kept where tau_f is None.
+    """
+    low, high = CLIPPED
+    bars = histogram(deltas["delta"]).tolist()
+    top, wide = math.log1p(max(*bars, 1)), WIDTH // BINS
+    heights = [HEIGHT - round(math.log1p(count) / top * HEIGHT) for count in bars]
+    shape = "".join(f"V{height}h{wide * len(list(same))}" for height, same in groupby(heights))
+    marks = "".join(_text(round((nats - low) / (high - low) * WIDTH), nats) for nats in (0, 2, 4))
+    parts = [f"<path d='M0 {HEIGHT}{shape}V{HEIGHT}' fill='{BLUE}'/>", marks]
+    if tau_f is not None:
+        at = round((min(max(tau_f, low), high) - low) / (high - low) * WIDTH)
+        parts.append(_dashed(f"M{at} 0V{HEIGHT}"))
+    return _picture("calls by delta", *parts)
 
 
-def bars(rows: pl.DataFrame, item: str, figure: str, title: str) -> bytes:
-    """Draw a bar per model with its 95 % interval (low, high), a panel per item. Needs figures_of and model."""
-    named = rows.with_columns(
-        name=pl.when(pl.col("figures_of") == PAPER).then(pl.format("{} (paper)", "model")).otherwise("model")
-    )
-    y = alt.Y("name:N", title=None, sort=named["name"].unique(maintain_order=True).to_list())
-    base = alt.Chart(named).encode(y=y, x=alt.X(f"{figure}:Q", title=title), color=WHOSE)
-    spans = base.mark_rule().encode(x=alt.X("low:Q", title=""), x2="high:Q", color=alt.value("black"))
-    panels = (base.mark_bar() + spans).properties(width=150)
-    return png(panels.facet(alt.Facet(f"{item}:N", title=None, sort=None), columns=4))
+def histogram(deltas: pl.Series) -> np.ndarray:
+    """Count the calls of each of BINS, whose upper end is not in it; outside of CLIPPED they count in the outermost."""
+    return np.histogram(deltas.drop_nulls().clip(*CLIPPED), np.linspace(*CLIPPED, BINS + 1))[0]
 
 
-def _examples(rows: pl.DataFrame) -> bytes:
-    figures = rows.select("tool", "tau_f", pl.col("examples").alias("ours"), pl.col("paper").alias(PAPER))
-    long = figures.unpivot(index=["tool", "tau_f"], variable_name="figures_of", value_name="examples")
-    chart = (
-        alt.Chart(long.filter(pl.col("examples").is_not_null()))
-        .mark_bar()
-        .encode(
-            y=alt.Y("tau_f:N"),
-            x=alt.X("examples:Q", scale=alt.Scale(type="symlog")),
-            yOffset="figures_of:N",
-            color=WHOSE,
-        )
-    )
-    return png(chart.properties(width=220).facet(alt.Facet("tool:N", title=None), columns=3))
+def chance_curves(rates: pl.DataFrame) -> str:
+    """Draw the false discovery rate (blue) and its one-sided 95 % bound (orange) over tau_f, and the level of 5 %.
+
+    Needs tau_f, fdr, fdr_high; returns Markdown.
+    """
+    sampled = _sampled(rates.sort("tau_f"))
+    curves = [
+        _curve(sampled["tau_f"].to_list(), sampled[name].to_list(), color, y_from=0, y_to=1)
+        for name, color in (("fdr", BLUE), ("fdr_high", ORANGE))
+    ]
+    ends = (_text(0, f"{sampled['tau_f'][0]:.2f}"), _text(WIDTH - 30, f"{sampled['tau_f'][-1]:.2f}"))
+    return _picture("share by chance", *curves, _dashed(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}"), *ends)
 
 
-def _over_k(rows: pl.DataFrame) -> bytes:
-    base = alt.Chart(rows).encode(x=alt.X("k:Q", title="k of decoding"), color=WHOSE, strokeDash="model:N")
-    lines = base.mark_line(point=True).encode(y=alt.Y("accuracy:Q", title="right (%)"))
-    panels = (lines + base.mark_rule().encode(y="low:Q", y2="high:Q")).properties(width=150, height=130)
-    return png(panels.facet(alt.Facet("benchmark:N", title=None), columns=4))
+def loss_curve(curve: pl.DataFrame) -> str:
+    """Draw the training loss (blue) and the held-out perplexity (orange) over steps, each on a scale of its own.
+
+    Needs step, measure, value; what is no number is left out. The first and the last value of each stand below.
+    Returns Markdown.
+    """
+    parts = []
+    finite = curve.filter(pl.col("value").is_finite())
+    found = finite.group_by("measure", maintain_order=True)
+    for ((measure,), points), color, at in zip(found, (BLUE, ORANGE), (0, WIDTH // 2), strict=False):
+        few = _sampled(points.sort("step"))
+        parts.append(_curve(few["step"].to_list(), few["value"].to_list(), color))
+        name = str(measure).rpartition(" ")[2]
+        parts.append(_text(at, f"{name} {few['value'][0]:.3g} to {few['value'][-1]:.3g}", color))
+    return _picture("curves", *parts)
 
 
-def _calls(rows: pl.DataFrame) -> bytes:
-    points = rows.with_columns(
-        kept=pl.col("kept").replace_strict({True: "kept", False: "rejected"}, default="the paper's")
-    )
-    chart = (
-        alt.Chart(points)
-        .mark_tick(thickness=2)
-        .encode(
-            x=alt.X("delta:Q", title="L- - L+ (nats)"),
-            y=alt.Y("tool:N", title=None),
-            color=alt.Color("kept:N", title=None),
-        )
-    )
-    return png(chart.properties(width=420))
-
-
-def _over_size(rows: pl.DataFrame) -> bytes:
-    """Draw lines over the sizes of models with tools and disabled; other models are points."""
-    named = rows.filter("published").with_columns(line=pl.format("{}, {}", "curve", "figures_of"))
-    size = alt.X("parameters:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format="~s", tickCount=4))
-    base = alt.Chart(named).encode(
-        x=size, y=alt.Y("accuracy:Q", title="right (%)"), color=alt.Color("line:N", title=None)
-    )
-    lines = base.transform_filter("datum.curve != 'other'").mark_line()
-    panels = lines + base.mark_point(filled=True) + base.mark_rule().encode(y="low:Q", y2="high:Q")
-    return png(panels.properties(width=190, height=190).facet(alt.Facet("benchmarks:N", title=None), columns=3))
-
-
-PLOTS: Mapping[str, Callable[[pl.DataFrame], bytes]] = {
-    "table_2": _examples,
-    **{f"table_{number}": lambda rows: bars(rows, "benchmark", "accuracy", "right (%)") for number in range(3, 8)},
-    "table_8": lambda rows: bars(rows, "source", "perplexity", "perplexity"),
-    "table_9": _over_k,
-    "table_10": _calls,
-    "figure_4": _over_size,
+PLOTTED: Mapping[str, tuple[Sequence[str], str]] = {
+    "table_2": (("tool", "tau_f"), "examples"),
+    **{f"table_{number}": (("benchmark", "model", "figures_of"), "accuracy") for number in range(3, 8)},
+    "table_8": (("source", "model", "figures_of"), "perplexity"),
+    "table_9": (("benchmark", "model", "k", "figures_of"), "accuracy"),
+    "table_10": (("tool", "kept", "figures_of"), "delta"),
+    "figure_4": (("benchmarks", "condition", "parameters", "figures_of"), "accuracy"),
 }
-"""View -> PNG of its rows."""
+"""View -> the columns that name a bar, and the one whose figure it is."""
+
+
+def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
+    """Draw a bar per row with its figure and, where it has low and high, its 95 % interval; the paper's are grey.
+
+    `named`: the columns that name a bar. Returns Markdown.
+    """
+    drawn = rows.drop_nulls(figure).to_dicts()
+    longest = max((row.get("high") or row[figure] for row in drawn), default=0) or 1
+    parts = []
+    for y, row in zip(range(0, len(drawn) * BAR, BAR), drawn, strict=True):
+        name = ", ".join(escape(str(row[column])) for column in named if row[column] is not None)
+        low, wide, high = (round((row.get(end) or 0) / longest * WIDTH) for end in ("low", figure, "high"))
+        color = GREY if row.get("figures_of") == PAPER else BLUE
+        parts.append(f"<path d='M0 {y + 9}h{max(wide, 0)}' stroke='{color}' stroke-width='12'/>")
+        parts.append(f"<path d='M{low} {y + 9}H{high}' stroke='{RED}'/>")
+        parts.append(f"<text x='{WIDTH + 5}' y='{y + 13}'>{row[figure]:,.4g}  {name}</text>")
+    return _picture("plot", *parts, width=2 * WIDTH, height=len(drawn) * BAR)
+
+
+def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
+    """At most POINTS rows, the first and the last among them."""
+    return rows[sorted({round(at) for at in np.linspace(0, rows.height - 1, POINTS)})]
+
+
+def _curve(
+    x: Sequence[float], y: Sequence[float], color: str, y_from: float | None = None, y_to: float | None = None
+) -> str:
+    across = _placed(x, min(x), max(x), WIDTH)
+    down = _placed(y, min(y) if y_from is None else y_from, max(y) if y_to is None else y_to, HEIGHT)
+    points = [(here, HEIGHT - there) for here, there in zip(across, down, strict=True)]
+    steps = "".join(f"l{bx - ax} {by - ay}" for (ax, ay), (bx, by) in pairwise(points))
+    return f"<path d='M{points[0][0]} {points[0][1]}{steps}' fill='none' stroke='{color}'/>"
+
+
+def _placed(values: Sequence[float], low: float, high: float, size: int) -> list[int]:
+    return [round((value - low) / (high - low or 1) * size) for value in values]
+
+
+def _text(x: int, told: object, color: str = "") -> str:
+    fill = f" fill='{color}'" if color else ""
+    return f"<text x='{x}' y='112'{fill}>{told}</text>"
+
+
+def _dashed(line: str) -> str:
+    return f"<path d='{line}' stroke='{RED}' stroke-dasharray='4'/>"
+
+
+def _picture(name: str, *parts: str, width: int = WIDTH, height: int = 116) -> str:
+    """Markdown of an image that brings its data along."""
+    frame = f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' font-size='12' fill='#888'>"
+    svg = "".join((frame, *parts, "</svg>"))
+    return f"![{name}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"

@@ -27,8 +27,7 @@ CHANGED = "toolformer/changed"
 class Step:
     """An asset that is being made. `done` of `total` units; a total of 0 is unknown.
 
-    `tokens`, `calls`: what was spent so far; `outcome`: what came of it, once it has ended; `ran`: whether it made
-    something, and did not find it made.
+    `tokens`, `calls`: what was spent so far; `outcome`: what came of it, once it has ended.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Step:
     tokens: int = 0
     calls: int = 0
     outcome: str | None = None
-    ran: bool = False
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -64,11 +62,10 @@ class Step:
     def end(self, metadata: Mapping[str, Any]) -> None:
         """Say what came of it: `443 rows in 12.1 s, 5,010 tokens/s`, or `unchanged`."""
         shown = {name: getattr(value, "value", value) for name, value in metadata.items()}
-        self.ran = not shown.get(UNCHANGED, False)
         rows, tokens, seconds = shown.get(ROWS), shown.get(TOKENS, 0), max(self.seconds, 1e-3)
         told = f"{'done' if rows is None else f'{rows:,} rows'} in {seconds:,.1f} s"
         rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-        self.outcome = f"{told}{rate}" if self.ran else "unchanged"
+        self.outcome = f"{told}{rate}" if not shown.get(UNCHANGED) else "unchanged"
 
 
 class Running(Step):

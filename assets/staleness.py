@@ -1,11 +1,9 @@
 """What is out of date, by the records in the lake alone; what Dagster is told of the lake and of the shard files."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import dagster as dg
 
-from assets.by_hand import BY_HAND
 from assets.declaration import OWNERS, Output, asset_key
 from assets.metadata import ROWS, counts_table, last_materialization
 from assets.outputs import SHARD_LIST
@@ -18,26 +16,13 @@ VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/i
 """Tags of a materialization."""
 
 
-@dataclass(frozen=True, slots=True)
-class StaleAsset:
-    """An asset that is missing or out of date, and why."""
-
-    name: str
-    reasons: Reasons
-
-    @property
-    def by_hand(self) -> bool:
-        """Whether the second job makes it."""
-        return self.name in BY_HAND
-
-
-def stale_assets(outputs: Sequence[Output]) -> list[StaleAsset]:
-    """Return every missing or stale asset, upstream first.
+def stale_assets(outputs: Sequence[Output]) -> dict[str, Reasons]:
+    """Return every missing or stale asset, upstream first, and why.
 
     An asset whose inputs alone are stale counts as fresh until they land with other content, as in the UI.
     """
-    found = (StaleAsset(output.name, output.reasons()) for output in outputs)
-    return [one for one in found if one.reasons]
+    found = {output.name: output.reasons() for output in outputs}
+    return {name: reasons for name, reasons in found.items() if reasons}
 
 
 def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> None:

@@ -2,16 +2,16 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 import polars as pl
 
 from assets.declaration import Output
-from assets.metadata import PREVIEW_ROWS, ROWS, figures, frame_table, last_metadata, shape, this_run
+from assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
+from assets.plots import chance_curves, delta_histogram
 from assets.running import note_cost, progress, tag_changes
-from assets.small_plots import chance_curves, delta_histogram
 from resources import Compute
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
@@ -19,25 +19,10 @@ from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
 from toolformer_dag.pipeline.plan import Lane
-from toolformer_dag.pipeline.spending import StepCost, token_count
+from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
-from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.tools.tool import Tool
-
-COUNTED = (
-    "tau_f",
-    "calls",
-    "places",
-    "swaps",
-    "kept_swapped",
-    "by_chance",
-    "by_chance_low",
-    "by_chance_high",
-    "fdr",
-    "fdr_high",
-)
-"""The columns of swapped_statistics that the control shows."""
 
 
 def tool_pool(lane: Lane) -> str:
@@ -63,21 +48,22 @@ def table(made: TableOutput) -> Output:
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
         _log(context, report)
-        cost = _cost(report)
+        calls = report.work.counts.get("calls", (0, 0))[0]
+        cost = StepCost(report.seconds, token_count(report.work.tokens), calls, report.computed, report.reused)
         if cost.tokens or cost.calls or report.data_version != before:
             note_cost(context, lake, cost)
         shown = last_metadata(context) if report.unchanged else {}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(report.data_version),
             metadata={**shown, **this_run(report)} if shown else _metadata(made, report),
-            check_results=[_check_result(name, report.violations.get(name, 0)) for name in checks],
+            check_results=_check_results(checks, report),
         )
 
     return Output(
         name=made.name,
         settings=made.settings,
         depends_on=depends_on,
-        description=description(made),
+        description=f"{stage.description} {made.lane.tool.name}." if made.lane_or_none else stage.description,
         kinds=stage.kinds,
         pool=tool_pool(made.lane) if stage.pool == "tools" else stage.pool,
         reasons=lambda: differences(made),
@@ -96,29 +82,11 @@ def _log(context: dg.AssetExecutionContext, report: TableReport) -> None:
     tag_changes(context, report.differences.settings())
 
 
-def _cost(report: TableReport) -> StepCost:
-    calls = report.work.counts.get("calls", (0, 0))[0]
-    return StepCost(report.seconds, token_count(report.work.tokens), calls, report.computed, report.reused)
-
-
-def description(table: TableOutput) -> str:
-    """Return the stage's description, with the settings that people change most."""
-    lane = table.lane_or_none
-    if lane is None:
-        return table.stage.description
-    told = {
-        "scored_candidates": f" {lane.tool.name}: k = {lane.k}, m = {lane.m}, tau_s = {lane.tau_s}.",
-        "filtered_calls": f" {lane.tool.name}: tau_f {_rule(lane)}.",
-    }
-    return table.stage.description + told.get(table.stage.name, f" {lane.tool.name}.")
-
-
-def _rule(lane: Lane) -> str:
-    return f"by chance {lane.tau_f.by_chance}" if isinstance(lane.tau_f, ChanceThreshold) else f"= {lane.tau_f}"
-
-
-def _check_result(name: str, broken: int) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(passed=broken == 0, check_name=name, metadata={"rows that break it": broken})
+def _check_results(names: Sequence[str], report: TableReport) -> list[dg.AssetCheckResult]:
+    return [
+        dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken})
+        for name, broken in ((name, report.violations.get(name, 0)) for name in names)
+    ]
 
 
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
@@ -130,7 +98,20 @@ def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.Metada
         "swapped_results": lambda: _kept_by_chance(table),
         "augmented_corpus": lambda: _examples(table),
     }
-    return {**more.get(table.stage.name, dict)(), **figures(report), **shape(table.stage, rows)}
+    columns = [
+        dg.TableColumn(name, str(column.dtype), column.description) for name, column in table.stage.columns.items()
+    ]
+    tokens = {kind: n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS}
+    return {
+        **more.get(table.stage.name, dict)(),
+        ROWS: dg.MetadataValue.int(sum(report.rows.values())),
+        **this_run(report),
+        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
+        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
+        "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
+        "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
+        "first rows": dg.MetadataValue.md(frame_table(rows.head(PREVIEW_ROWS).collect())),
+    }
 
 
 def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
@@ -143,16 +124,15 @@ def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
 
 def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:
     """The threshold, and where it cuts the distribution of delta: on the asset that a new threshold reruns."""
-    tau_f: float | None = chosen["tau_f"] if chosen else None
-    if isinstance(table.lane.tau_f, float):
-        tau_f = table.lane.tau_f
+    tau_f = table.lane.tau_f if isinstance(table.lane.tau_f, float) else None
     scored = table.plan.lake.table(f"{table.lane.key}/loss_deltas")
     deltas = scored.scan().select("delta").collect() if scored.parts() else pl.DataFrame(schema={"delta": pl.Float64})
     shown: dict[str, dg.MetadataValue] = {"calls kept": dg.MetadataValue.int(kept)}
+    if chosen:
+        tau_f = chosen["tau_f"]
+        shown["threshold"] = dg.MetadataValue.text(threshold_told(chosen))
     if tau_f is not None:
         shown["tau_f"] = dg.MetadataValue.float(tau_f)
-    if chosen:
-        shown["threshold"] = dg.MetadataValue.text(threshold_told(chosen))
     if deltas.height:
         shown["share of the scored calls kept"] = dg.MetadataValue.float(kept / deltas.height)
         shown["deltas"] = dg.MetadataValue.md(delta_histogram(deltas, tau_f))
@@ -165,13 +145,11 @@ def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
     by_chance = (
         pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
     )
-    counts = statistics.with_columns(by_chance=by_chance).select(COUNTED)
+    counts = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
     told = statistics.filter(pl.col("swaps") > 0).select("tau_f", "by_chance", "fdr").rows()
-    numbers = {f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in told}
-    rates_at = {f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in told if fdr}
     return {
-        **numbers,
-        **rates_at,
+        **{f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in told},
+        **{f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in told if fdr},
         "kept": dg.MetadataValue.md(frame_table(counts, counts.height)),
         **({} if rates.is_empty() else {"kept by chance": dg.MetadataValue.md(chance_curves(rates))}),
     }
@@ -182,17 +160,12 @@ def prepared_tool(lane: Lane) -> Output:
     settings = {"version": lane.tool.version, "options": lane.identity()}
 
     def prepared(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        began, advance, made = time.monotonic(), progress(context, "passages"), 0
-
-        def count(done: int) -> None:
-            nonlocal made
-            made = done
-            advance(done, 0)
-
-        lane.tool.prepare(count)
-        seconds = round(time.monotonic() - began, 3)
-        version = dg.DataVersion(fingerprint(settings))
-        return dg.MaterializeResult(data_version=version, metadata={ROWS: made, "seconds": seconds})
+        began, advance = time.monotonic(), progress(context, "passages")
+        lane.tool.prepare(lambda done: advance(done, 0))
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(fingerprint(settings)),
+            metadata={"seconds": round(time.monotonic() - began, 3)},
+        )
 
     return Output(
         name=f"{lane.key}/prepared_tool",

@@ -1,10 +1,9 @@
 """What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step)."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import dagster as dg
-import polars as pl
 from duckdb import DuckDBPyConnection
 
 from assets.declaration import OWNERS, Output, asset_key, explored, shared_reasons
@@ -16,15 +15,12 @@ from assets.metadata import (
     as_text,
     counts_table,
     frame_table,
-    image,
-    largest_first,
     last_metadata,
 )
-from assets.plots import PLOTS
-from resources import WarehouseResource
+from assets.plots import PLOTTED, bars
 from resources.step_processes import step_tags
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
-from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, tools_called
+from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, tools_called
 from toolformer_dag.exports.corpus_export import (
     asset_files,
     asset_folder,
@@ -37,7 +33,15 @@ from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CLOSED, opened, out_of_date, version, warehouse_files, warehouse_settings
+from toolformer_dag.lake.warehouse import (
+    CLOSED,
+    build,
+    opened,
+    out_of_date,
+    version,
+    warehouse_files,
+    warehouse_settings,
+)
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import Reasons
@@ -63,18 +67,17 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
         files = warehouse_files(plan.lake, database)
         return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
 
-    def file(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], warehouse: WarehouseResource
-    ) -> dg.MaterializeResult:
+    def file(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
         for name, damage in withdraw_damaged(lake).items():
             context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}
         if len(shown) < 2:
-            rows = warehouse.build(lake, tables, lanes)
+            rows = build(lake, tables, lanes, database)
+            warehouse_files(lake, database).send()
             shown = {
                 ROWS: rows["loss_deltas"],
-                "rows": dg.MetadataValue.md(counts_table("table", largest_first(rows))),
-                "file": dg.MetadataValue.path(warehouse.database),
+                "rows": dg.MetadataValue.md(counts_table("table", rows)),
+                "file": dg.MetadataValue.path(str(database)),
                 UNCHANGED: False,
             }
         return dg.MaterializeResult(
@@ -115,7 +118,7 @@ def dataset(plan: Plan) -> Output:
             data_version=dg.DataVersion(exported.version),
             metadata={
                 ROWS: sum(exported.rows.values()),
-                "rows": dg.MetadataValue.md(counts_table("split", largest_first(exported.rows))),
+                "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
                 "folder": dg.MetadataValue.path(str(folder)),
                 UNCHANGED: unchanged,
                 TOKENS: 0,
@@ -151,7 +154,7 @@ def paper_table(name: str) -> Output:
     )
 
 
-def paper_assets(outputs: Sequence[Output]) -> dg.AssetsDefinition:
+def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefinition:
     """Return the assets of the paper's tables; the warehouse is opened once for all."""
     specs = [
         dg.AssetSpec(
@@ -168,8 +171,8 @@ def paper_assets(outputs: Sequence[Output]) -> dg.AssetsDefinition:
     ]
 
     @dg.multi_asset(name=STEP, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
-    def tables(context: dg.AssetExecutionContext, warehouse: WarehouseResource) -> Iterator[dg.MaterializeResult]:
-        with opened(warehouse.path, CLOSED) as connection:
+    def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+        with opened(database, CLOSED) as connection:
             for output in outputs:
                 if asset_key(output.name) in context.selected_asset_keys:
                     yield output.make(context, output=output, warehouse=connection)
@@ -185,7 +188,7 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: DuckDBP
         [output.code_version, [rows.write_json(), told, None if called is None else called.write_json()]]
     )
     last = last_metadata(context, key)
-    if _text(last, "content") == version:
+    if getattr(last.get("content"), "value", None) == version:
         shown = {**last, UNCHANGED: True}
     else:
         shown = {
@@ -196,18 +199,6 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: DuckDBP
             "content": version,
             UNCHANGED: False,
             "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),
-            **_plot(last, output, table, rows),
+            "plot": dg.MetadataValue.md(bars(rows, *PLOTTED[table.view])),
         }
     return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(version), metadata=shown)
-
-
-def _plot(last: Mapping[str, Any], output: Output, table: PaperTable, rows: pl.DataFrame) -> Mapping[str, Any]:
-    """Return the plot of the rows: that of last time where the rows are the same."""
-    drawn = fingerprint([output.code_version, rows.write_json()])
-    if "plot" in last and _text(last, "drawn") == drawn:
-        return {name: last[name] for name in ("plot", "drawn")}
-    return {"plot": image(PLOTS[table.view](rows)), "drawn": drawn}
-
-
-def _text(metadata: Mapping[str, Any], name: str) -> object:
-    return getattr(metadata.get(name), "value", None)

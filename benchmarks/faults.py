@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from assets.by_hand import BY_HAND
 from benchmarks.worlds import Ended, Tables, World, differing
 from toolformer_dag.files import StorageError
 from toolformer_dag.training.verify_project import verified
@@ -128,7 +129,7 @@ def _judged(whole: Undisturbed, world: World, faults: int, ended: Ended, spent: 
     if ended.error is not None:
         return Trial(faults, (ended.error,))
     wrong = [f"{name} differs" for name in differing(whole.tables, world.tables())]
-    wrong += [f"{one.name} is stale: {one.reasons.lines}" for one in world.project().stale() if not one.by_hand]
+    wrong += [f"{name} is stale: {why.lines}" for name, why in world.project().stale().items() if name not in BY_HAND]
     wrong += [f"{path} is damaged" for path in world.named()]
     return Trial(faults, tuple(wrong), spent / whole.tokens - 1)
 

@@ -16,12 +16,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toolformer_dag.cli import app
-from toolformer_dag.cli.completion import holds_values, subtable
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable
+from toolformer_dag.settings.sections import SettingsTables
+from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable, tables_in
 from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, PROFILES, WrittenSettings, load_settings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
@@ -164,6 +164,18 @@ def _default(parameter: Any) -> str:
     shown = parameter.show_default if isinstance(getattr(parameter, "show_default", None), str) else parameter.default
     value = getattr(shown, "value", shown)
     return "" if value in (None, "", False, ()) else f"`{value}`"
+
+
+def subtable(field: FieldInfo) -> type[SettingsTable] | None:
+    """Return the table that a key holds, or holds one of per name; a profile repeats them all and is left out."""
+    named = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
+    found = [table for kind in (field.annotation, *named) for table in tables_in(kind) if table is not SettingsTables]
+    return found[0] if found else None
+
+
+def holds_values(field: FieldInfo) -> bool:
+    """Return whether a value other than a table may be written, as for a threshold that is a number or a table."""
+    return subtable(field) is None or field.default is None
 
 
 def _sections(name: str, table: type[SettingsTable]) -> Iterator[str]:

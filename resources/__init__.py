@@ -1,17 +1,14 @@
-"""The Dagster resources: the lake, the warehouse, and the workers that compute."""
+"""The Dagster resources: the lake, and the workers that compute."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
 
 from resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import build, warehouse_files
-from toolformer_dag.lake.warehouse_filling import WarehouseTable
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
@@ -32,58 +29,25 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
         With `steps_apart` this is the process of a single step, whose end is not the run's.
         """
-        if context.instance is None or context.run is None:
-            yield self._lake()
-            return
+        lake = Lake.at(self.root, Path(self.copies))
         instance, run = context.instance, context.run
-        others = self.steps_apart or FOLDER in run.tags or instance.is_ephemeral  # a command holds the lock itself
+        if instance is None or run is None or instance.is_ephemeral:
+            yield lake
+            return
+        if HOME not in run.tags:
+            instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
+        others = self.steps_apart or FOLDER in run.tags  # a command holds the lock itself
         with nullcontext() if others else alive(run_folder(instance, run)):
-            if HOME not in run.tags and not instance.is_ephemeral:
-                instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
-            yield self._lake()
-
-    def _lake(self) -> Lake:
-        return Lake.at(self.root, Path(self.copies))
+            yield lake
 
 
-class WarehouseResource(dg.ConfigurableResource["WarehouseResource"]):
-    """The DuckDB file that people query: built beside the old one and renamed over it."""
-
-    database: str
-
-    @property
-    def path(self) -> Path:
-        return Path(self.database)
-
-    def build(self, lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Mapping[str, int]:
-        """Build the file, share it, and return rows per table. Raises WarehouseError, DamagedPart."""
-        rows = build(lake, tables, lanes, self.path)
-        warehouse_files(lake, self.path).send()
-        return rows
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Compute:
-    """`worker`: the means of this process; `workers`: where chunks are computed, started on first use."""
+    """`worker`: the means of this process; `workers`: where chunks are computed; `tables`: the plan's, by name."""
 
-    plan: Plan
-
-    @cached_property
-    def worker(self) -> Worker:
-        return Worker(self.plan)
-
-    @cached_property
-    def tables(self) -> Mapping[str, TableOutput]:
-        """The tables of the plan by name."""
-        return {output.name: output for output in table_outputs(self.plan)}
-
-    @cached_property
-    def workers(self) -> Workers:
-        return Workers(self.worker, self.tables)
-
-    def release(self) -> None:
-        """End the workers and let go of the weights: finetuning and evaluation load models of their own."""
-        self.workers.close()
+    worker: Worker
+    workers: Workers
+    tables: Mapping[str, TableOutput]
 
 
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
@@ -91,10 +55,11 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
-        made = Compute(plan)
+        worker, tables = Worker(plan), {output.name: output for output in table_outputs(plan)}
+        workers = Workers(worker, tables)
         try:
-            yield made
+            yield Compute(worker, workers, tables)
         finally:
-            made.release()
+            workers.close()
 
     return compute

@@ -33,8 +33,3 @@ def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
             ],
         }
     )
-
-
-def has_own_process(context: dg.AssetExecutionContext) -> bool:
-    """Return whether this process runs a single step, and another one the run."""
-    return context.job_def.executor_def.name == dg.multiprocess_executor.name

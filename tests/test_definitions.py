@@ -10,7 +10,7 @@ import pytest
 
 from assets.outputs import outputs
 from toolformer_dag.cli.explore_command import explore
-from toolformer_dag.definitions import build_definitions
+from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -26,7 +26,7 @@ def unchanged() -> None:
 
 @pytest.fixture(scope="module")
 def definitions() -> dg.Definitions:
-    return build_definitions(load_settings(REPOSITORY / "toolformer.toml", environment={}))
+    return definitions_of(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
 
 
 def picture(definitions: dg.Definitions) -> dict[str, dict[str, object]]:
@@ -163,5 +163,5 @@ def test_a_constant_of_the_method_changes_the_assets_that_use_it(monkeypatch, co
 
 
 if __name__ == "__main__":
-    loaded = build_definitions(load_settings(REPOSITORY / "toolformer.toml", environment={}))
+    loaded = definitions_of(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={})))
     SNAPSHOT.write_text(json.dumps(picture(loaded), indent=1) + "\n")

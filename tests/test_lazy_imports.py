@@ -1,7 +1,7 @@
 """Libraries that another one imports at first use, and so may be missing without a word: each is used once.
 
 Elsewhere: sentencepiece and protobuf (test_sentencepiece.py), fastText (test_machine_translation.py), accelerate
-(test_finetune.py), vl_convert (test_plots.py).
+(test_finetune.py).
 """
 
 import json

@@ -7,9 +7,19 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.plots import bars
-from assets.small_plots import HEIGHT, SHOWN_IN_PLACE, WIDTH, chance_curves, delta_histogram, histogram, loss_curve
+from assets.plots import (
+    BLUE,
+    GREY,
+    HEIGHT,
+    WIDTH,
+    bars,
+    chance_curves,
+    delta_histogram,
+    histogram,
+    loss_curve,
+)
 
+SHOWN_IN_PLACE = 1000
 SHARE = st.floats(0, 1)
 ANY = st.floats(width=32)
 
@@ -50,6 +60,17 @@ def test_a_full_histogram_is_drawn_in_place() -> None:
     drawn(delta_histogram(deltas, 0.5))
 
 
-def test_accuracy_is_drawn() -> None:
-    row = {"benchmark": "calendar", "model": "toolformer", "figures_of": "ours", "accuracy": 95.0, "low": 90.0}
-    assert bars(pl.DataFrame([row | {"high": 99.0}]), "benchmark", "accuracy", "right (%)").startswith(b"\x89PNG")
+def test_a_bar_per_figure_is_drawn_with_its_name_and_interval() -> None:
+    row = {
+        "benchmark": "a < b",
+        "model": "toolformer",
+        "figures_of": "ours",
+        "accuracy": 95.0,
+        "low": 90.0,
+        "high": 99.0,
+    }
+    paper = row | {"model": "GPT-J", "figures_of": "the paper", "accuracy": 10.0, "low": None, "high": None}
+    unmeasured = row | {"accuracy": None}
+    picture = drawn(bars(pl.DataFrame([row, paper, unmeasured]), ("benchmark", "model"), "accuracy"))
+    assert [text.text for text in picture if text.tag.endswith("text")] == ["95  a < b, toolformer", "10  a < b, GPT-J"]
+    assert [path.get("stroke") for path in picture][::3] == [BLUE, GREY]

@@ -11,8 +11,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from toolformer_dag.cli.query_results import Format
-from toolformer_dag.cli.sql_prompt import SHOWN_ROWS, NameCompleter, answer, answer_queries
+from toolformer_dag.cli.sql_prompt import SHOWN_ROWS, answer, answer_queries, name_completer
 from toolformer_dag.lake.warehouse import WarehouseError
 
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
@@ -42,7 +41,7 @@ def typed(database: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
     def press(*keys: str) -> tuple[list[str], str]:
         with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
             pipe.send_text("".join(keys))
-            answer_queries(database, Format.csv)
+            answer_queries(database, "csv")
         told = capsys.readouterr()
         return told.out.splitlines()[2:], told.err
 
@@ -75,29 +74,27 @@ def test_a_history_that_cannot_be_written_is_done_without(
 
 
 def test_a_table_says_how_many_rows_there_are(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(database, "from numbers", Format.table)
+    answer(database, "from numbers", "table")
     out = capsys.readouterr().out
     assert f"1,000 rows, the first {SHOWN_ROWS} shown" in out and str(SHOWN_ROWS - 1) in out and "999" not in out
 
 
-def offered(completer: NameCompleter, text: str) -> dict[str, str]:
-    found = completer.get_completions(Document(text), CompleteEvent())
+def offered(database: Path, text: str) -> dict[str, str]:
+    found = name_completer(database).get_completions(Document(text), CompleteEvent())
     return {one.text: one.display_meta_text for one in found}
 
 
-def test_names_of_the_file_and_at_the_beginning_saved_queries_are_completed(database: Path, tmp_path: Path) -> None:
-    completer = NameCompleter(database)
-    assert offered(completer, "select dis") == {"distance": "column of largest, numbers", "distinct": ""}
-    assert offered(completer, "from LARG") == {"largest": "view"}
-    assert offered(completer, "select doub") == {"doubled_at(": "macro"}
-    assert offered(completer, "most") == {"most_helpful": "saved query"}
-    assert offered(completer, "from most") == {}
+def test_names_of_the_file_and_saved_queries_are_completed(database: Path, tmp_path: Path) -> None:
+    assert offered(database, "select dis") == {"distance": "column of largest, numbers", "distinct": ""}
+    assert offered(database, "from LARG") == {"largest": "view"}
+    assert offered(database, "select doub") == {"doubled_at(": "macro"}
+    assert offered(database, "most") == {"most_helpful": "saved query"}
     with duckdb.connect(tmp_path / "new.duckdb") as connection:
         connection.execute("create table larger (n int)")
     (tmp_path / "new.duckdb").replace(database)
-    assert offered(completer, "from larg") == {"larger": "table"}
+    assert offered(database, "from larg") == {"larger": "table"}
 
 
 def test_a_prompt_without_a_warehouse_says_what_makes_one(tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match="toolformer-dag run"):
-        answer_queries(tmp_path / "gone.duckdb", Format.table)
+        answer_queries(tmp_path / "gone.duckdb", "table")

@@ -6,23 +6,15 @@ from pathlib import Path
 import dagster as dg
 
 from assets import JOBS, graph, shard_sensor
-from resources import LakeResource, WarehouseResource, compute_resource
+from resources import LakeResource, compute_resource
 from resources.step_processes import executor_of
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 
-def build_definitions(settings: Settings) -> dg.Definitions:
-    """Build the asset graph of these settings. Loads no weights and imports no torch.
-
-    Raises ModelError, ToolError, BenchmarkError and OldLake, which name the setting and the remedy.
-    """
-    return definitions_of(Plan.of(settings))
-
-
 def definitions_of(plan: Plan) -> dg.Definitions:
-    """Build the asset graph of a plan."""
+    """Build the asset graph of a plan. Loads no weights and imports no torch."""
     paths, steps_at_once = plan.settings.paths, plan.settings.execution.steps_at_once
     return dg.Definitions(
         assets=graph(plan),
@@ -31,7 +23,6 @@ def definitions_of(plan: Plan) -> dg.Definitions:
         resources={
             "lake": LakeResource(root=str(paths.lake), copies=str(paths.local), steps_apart=steps_at_once > 1),
             "compute": compute_resource(plan),
-            "warehouse": WarehouseResource(database=str(paths.warehouse)),
         },
         executor=executor_of(steps_at_once),
     )
@@ -39,10 +30,14 @@ def definitions_of(plan: Plan) -> dg.Definitions:
 
 def job_of(file: str, name: str) -> dg.JobDefinition:
     """Build a job of the settings in a JSON file, as the process of each step of a run of the command line does."""
-    return build_definitions(Settings.model_validate(json.loads(Path(file).read_bytes()))).resolve_job_def(name)
+    settings = Settings.model_validate(json.loads(Path(file).read_bytes()))
+    return definitions_of(Plan.of(settings)).resolve_job_def(name)
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Load the definitions of ./toolformer.toml, or of $TOOLFORMER_CONFIG. Raises SettingsError."""
-    return build_definitions(load_settings())
+    """Load the definitions of ./toolformer.toml, or of $TOOLFORMER_CONFIG.
+
+    Raises SettingsError, ModelError, ToolError, BenchmarkError and OldLake, which name the setting and the remedy.
+    """
+    return definitions_of(Plan.of(load_settings()))

@@ -8,7 +8,7 @@ batch size, paths and the thresholds of later stages do not. A type that is not 
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime
@@ -17,6 +17,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
 from pydantic import BaseModel
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
@@ -52,31 +53,24 @@ def _tag_and_body(value: object) -> tuple[str, bytes]:
     if scalar := SCALARS.get(type(value)):
         return type(value).__name__, scalar(value).encode("utf-8", "surrogatepass")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return "sequence", _join(map(_encode, value))
+        return "sequence", b"".join(map(_encode, value))
     if isinstance(value, set | frozenset):
-        return "set", _join(sorted(map(_encode, value)))
+        return "set", b"".join(sorted(map(_encode, value)))
     if isinstance(value, Mapping):
-        return "mapping", _join(sorted(_encode(key) + _encode(item) for key, item in value.items()))
+        return "mapping", b"".join(sorted(_encode(key) + _encode(item) for key, item in value.items()))
     return f"object {type(value).__qualname__}", _encode(_fields(value))
-
-
-def _join(parts: Iterable[bytes]) -> bytes:
-    return b"".join(parts)
 
 
 def _fields(value: object) -> dict[str, object]:
     if isinstance(value, BaseModel):
         return dict(value)
-    if is_dataclass(value) and not isinstance(value, type) and _frozen(type(value)):
+    kind: Any = type(value)
+    if is_dataclass(value) and not isinstance(value, type) and kind.__dataclass_params__.frozen:
         return {field.name: getattr(value, field.name) for field in fields(value)}
     raise TypeError(
         f"no fingerprint for {type(value).__module__}.{type(value).__qualname__}: "
         "turn it into plain values, a frozen dataclass or a pydantic model first"
     )
-
-
-def _frozen(dataclass: Any) -> bool:
-    return bool(dataclass.__dataclass_params__.frozen)
 
 
 def content_hash(content: bytes) -> str:
@@ -112,19 +106,20 @@ def settled(status: os.stat_result) -> bool:
 
 @lru_cache(maxsize=4096)
 def _hashed(file: Path, stamp: tuple[int, ...]) -> str:
-    remembered = _cache_folder() / f"{blake2b(os.fsencode(file), digest_size=16).hexdigest()}.json"
-    if stamp[0] >= LARGE:
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(remembered.read_text("utf-8"))
-            if found["stamp"] == list(stamp):
-                return str(found["hash"])
+    if stamp[0] < LARGE:
+        return _sha256(file)
+    name = blake2b(os.fsencode(file), digest_size=16).hexdigest()
+    remembered = user_cache_path("toolformer-dag") / "hashes" / f"{name}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(remembered.read_text("utf-8"))
+        if found["stamp"] == list(stamp):
+            return str(found["hash"])
     digest = _sha256(file)
-    if stamp[0] >= LARGE:
-        with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-            remembered.parent.mkdir(parents=True, exist_ok=True)
-            fresh = remembered.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps({"file": str(file), "stamp": stamp, "hash": digest}), "utf-8")
-            fresh.replace(remembered)
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        fresh = remembered.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps({"file": str(file), "stamp": stamp, "hash": digest}), "utf-8")
+        fresh.replace(remembered)
     return digest
 
 
@@ -133,15 +128,7 @@ def _sha256(file: Path) -> str:
         return file_digest(stream, "sha256").hexdigest()[:16]
 
 
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(root) / "toolformer-dag" / "hashes"
-
-
 def stream_hash(file: Path) -> str:
     """Return `content_hash` of a file that need not fit into memory. Raises OSError."""
-    digest = xxh3_128()
     with file.open("rb") as stream:
-        while block := stream.read(2**22):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(stream, xxh3_128).hexdigest()

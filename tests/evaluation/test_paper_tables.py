@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from duckdb import DuckDBPyConnection
 
-from assets.plots import PLOTS
+from assets.plots import PLOTTED, bars
 from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
@@ -319,7 +319,7 @@ def test_people_see_every_row_whose_figure_it_is_and_a_plot(warehouse: DuckDBPyC
     assert found.height > 0 or table.number == "2"  # which counts rows of the lanes, and none has any
     assert all(found.columns)
     assert notes(warehouse, table)
-    assert PLOTS[table.view](table.rows(warehouse)).startswith(b"\x89PNG")
+    assert bars(table.rows(warehouse), *PLOTTED[table.view]).startswith("![plot](data:image/svg+xml")
 
 
 def test_a_table_for_people_has_n_intervals_and_the_papers_figures(warehouse: DuckDBPyConnection) -> None:

@@ -37,7 +37,9 @@ def test_a_port_in_use_is_named_with_the_remedy_and_ctrl_c_leaves_nothing(projec
         port = address.rpartition(":")[2]
         second = subprocess.run([*command, port], env=environment, capture_output=True, text=True)
         assert second.returncode == 1 and second.stdout == "" and "Traceback" not in second.stderr
-        assert f"port {port} is in use" in second.stderr and "toolformer-dag explore --port" in second.stderr
+        assert (
+            f"port {port}: Address already in use" in second.stderr and "toolformer-dag explore --port" in second.stderr
+        )
         while True:  # the address is told before the page answers
             try:
                 assert httpx.get(f"{address}/api/overview", timeout=60).status_code == 200
@@ -54,7 +56,7 @@ def test_a_port_in_use_is_named_with_the_remedy_and_ctrl_c_leaves_nothing(projec
 
 
 def test_a_port_that_there_is_not_and_a_project_without_a_warehouse_are_refused(project: Path) -> None:
-    assert cli("explore", "--no-open", "--port", "70000").returncode == 1
+    assert cli("explore", "--no-open", "--port", "70000").returncode == 2
     (project / "w.duckdb").unlink()
     done = cli("explore", "--no-open")
     assert done.returncode == 1 and "run `toolformer-dag run`" in done.stderr

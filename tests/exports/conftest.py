@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import assets.plots
 from tests.conftest import Once
-from tests.runs.conftest import DOT, World, undrawn
+from tests.runs.conftest import World
 from tests.worlds import lay_out, write_shard
 from toolformer_dag.pipeline.plan import Plan
-
-__all__ = ["undrawn"]
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +21,6 @@ def exported_world(once: Once, model: Path) -> World:
         for number in range(2):
             write_shard(folder / "web", f"more_{number}")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(assets.plots, "png", lambda chart: DOT)
             patch.setenv("DAGSTER_HOME", str(folder / ".dagster"))
             world.run(training=True)
 

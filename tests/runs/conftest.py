@@ -15,12 +15,12 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-import assets.plots
 from assets.outputs import BY_HAND
 from tests.worlds import WorldFolder, copy_world, lay_out
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query
+from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
 from toolformer_dag.pipeline.worker import Worker
@@ -29,7 +29,6 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 MEASURED = ("seconds", "cost")
-DOT = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,11 @@ class World(WorldFolder):
         return Project.of(self.settings(*overrides))
 
     def stale(self, *overrides: str) -> list[str]:
-        return [one.name for one in self.project(*overrides).stale()]
+        return list(self.project(*overrides).stale())
 
     def reasons(self, *overrides: str) -> dict[str, tuple[str, ...]]:
         """Return why each stale asset is stale, as `stale --why` prints it."""
-        return {one.name: one.reasons.lines for one in self.project(*overrides).stale()}
+        return {name: reasons.lines for name, reasons in self.project(*overrides).stale().items()}
 
     def run(self, *overrides: str, training: bool = False, sink=lambda step: None) -> RunReport:
         """Bring everything up to date; fail where an asset fails."""
@@ -116,7 +115,7 @@ BY_LANES = "select sum(tokens)::bigint, sum(calls)::bigint from costs where tool
 
 def free(report: RunReport) -> bool:
     """Return whether a run asked neither the model nor a tool."""
-    return (report.tokens, report.calls) == (0, 0)
+    return report.spent == Spent()
 
 
 def by_machine(names: list[str]) -> list[str]:
@@ -129,12 +128,6 @@ def assert_same(one: Mapping[str, pl.DataFrame], other: Mapping[str, pl.DataFram
     assert one.keys() == other.keys()
     for name, table in one.items():
         assert_frame_equal(table, other[name], rel_tol=1e-4, abs_tol=1e-5)
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots of the runs here are one dot: `made` has them drawn, and tests/test_plots.py looks at each."""
-    monkeypatch.setattr(assets.plots, "png", lambda chart: DOT)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ from assets import JOB
 from tests.processes import processes_with
 from tests.runs.conftest import BY_LANES, World, assert_same, ended, spent
 from tests.ui_server import launched, served
-from toolformer_dag.definitions import build_definitions, job_of
+from toolformer_dag.definitions import definitions_of, job_of
+from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings
 
 THREE = "execution.steps_at_once=3"
@@ -76,7 +77,7 @@ def test_one_step_at_a_time_is_the_default_and_the_settings_of_a_step_are_those_
     assert Settings.model_validate(json.loads(settings.model_dump_json())) == settings
     file = world.folder / "settings.json"
     file.write_text(world.settings(THREE).model_dump_json())
-    job, usual = job_of(str(file), JOB), build_definitions(world.settings()).resolve_job_def(JOB)
+    job, usual = job_of(str(file), JOB), definitions_of(Plan.of(world.settings())).resolve_job_def(JOB)
     assert (job.executor_def.name, usual.executor_def.name) == ("multiprocess", "in_process")
     assert [job.asset_layer.get(key).code_version for key in sorted(job.asset_layer.selected_asset_keys)] == [
         usual.asset_layer.get(key).code_version for key in sorted(usual.asset_layer.selected_asset_keys)

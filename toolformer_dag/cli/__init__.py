@@ -48,9 +48,10 @@ def _remedied(error: Exception) -> str | None:
         remedy = "free space" if error.errno in FULL else "name a folder that can be written, or make this one so"
         return f"{error.filename or 'a file'}: {error.strerror}; {remedy}"
     if isinstance(error.__cause__, sqlite3.Error):  # of Dagster's storage, the only one here that is SQLite
-        from toolformer_dag.cli.project import history_error
-
-        return str(history_error(error.__cause__))
+        return (
+            f"Dagster's history cannot be used ({error.__cause__}); free space or correct the rights; or, if damaged, "
+            "move .dagster or $DAGSTER_HOME away and run again: the lake keeps every row, the list of runs begins anew"
+        )
     return None
 
 

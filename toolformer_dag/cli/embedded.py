@@ -39,7 +39,9 @@ def web(
 @app.command()
 def train(
     folder: Annotated[Path, typer.Argument(help="Where the model is written; a run broken off there goes on.")],
-    size: Annotated[str | None, typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.", show_default="2M")] = None,
+    size: Annotated[
+        Literal["0.1M", "0.3M", "0.9M", "2M", "5M"], typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.")
+    ] = "2M",
     start: Annotated[str | None, typer.Option(help="`embedded`, or a folder made here, to be trained on.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of 4,096 tokens.")] = 10000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
@@ -53,20 +55,15 @@ def train(
     from embedded_model.network import SHAPES, EmbeddedTraining
     from embedded_model.train import PretrainingProgress
     from embedded_model.train import train as run
-    from toolformer_dag.model.weights import model_name
-    from toolformer_dag.settings.sections import ModelSettings
 
-    if size is not None and start is not None:
+    if size != "2M" and start is not None:
         raise UserError(f"--size {size} and --start contradict each other: the size is that of {start}")
-    if (size or "2M") not in SHAPES:
-        raise UserError(f"there is no size {size!r}; take one of {', '.join(SHAPES)}")
 
     def show(line: PretrainingProgress) -> None:
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
-    settings = EmbeddedTraining(shape=SHAPES[size or "2M"], steps=steps, seed=seed)
-    begin = None if start is None else Path(model_name(ModelSettings(name=start)))
-    typer.echo(run(settings, folder, real_text or (), show, processes, begin))
+    settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
+    typer.echo(run(settings, folder, real_text or (), show, processes, None if start is None else _model(start)))
 
 
 @app.command()
@@ -79,10 +76,8 @@ def mean(
     Example: toolformer-dag embedded mean better/ embedded my_model/
     """
     from embedded_model.export import mean_model
-    from toolformer_dag.model.weights import model_name
-    from toolformer_dag.settings.sections import ModelSettings
 
-    typer.echo(mean_model([Path(model_name(ModelSettings(name=name))) for name in models], folder))
+    typer.echo(mean_model(list(map(_model, models)), folder))
 
 
 @app.command()
@@ -107,9 +102,7 @@ def evaluate(
     from embedded_model.effect_study import study_settings, study_tables
     from embedded_model.probes import evaluate as probe
     from embedded_model.real_text import load_real_text
-    from toolformer_dag.model.weights import model_name
     from toolformer_dag.pipeline.chunks import end_with_parent
-    from toolformer_dag.settings.sections import ModelSettings
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model
@@ -117,7 +110,7 @@ def evaluate(
     lines = [study_settings(folder.absolute(), seed, named, documents, questions) for seed in range(seeds)]
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
         pending = [pool.submit(_seed, settings, seed) for seed, settings in enumerate(lines)]
-        _show(probe(Path(model_name(ModelSettings(name=named))), paths, texts))
+        _show(probe(_model(named), paths, texts))
         outcomes, perplexities = zip(*[one.result() for one in pending], strict=True)
     _show(study_tables(pl.concat(outcomes), pl.concat(perplexities)))
 
@@ -138,13 +131,19 @@ def visitor(
     Example: toolformer-dag embedded visitor --each 4
     """
     from embedded_model.visitor_study import visitor_outcomes, visitor_table
-    from toolformer_dag.evaluation.scores import markdown
     from toolformer_dag.model.loading import load_identified
     from toolformer_dag.training.training_report import finetuned_or_base
 
     settings = settings_of(config, "embedded", set)
     asked = load_identified(settings.model, model or finetuned_or_base(settings))
-    typer.echo(markdown(visitor_table(visitor_outcomes(settings, asked, wordings, each))))
+    _show({f"A visitor's questions, {wordings}": visitor_table(visitor_outcomes(settings, asked, wordings, each))})
+
+
+def _model(name: str) -> Path:
+    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.settings.sections import ModelSettings
+
+    return Path(model_name(ModelSettings(name=name)))
 
 
 def _seed(settings: "Settings", seed: int) -> "tuple[pl.DataFrame, pl.DataFrame]":

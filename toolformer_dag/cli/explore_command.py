@@ -5,19 +5,18 @@ import threading
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
 from toolformer_dag.files import UserError
 
-if TYPE_CHECKING:
-    from toolformer_dag.explorer.warehouse_reader import WarehouseReader
-
 
 def explore(
-    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1; 0 takes a free one.")] = 3001,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1; 0 takes a free one.")
+    ] = 3001,
     export: Annotated[Path | None, typer.Option(help="Write the page to this .html file instead.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     config: Config = None,
@@ -30,9 +29,15 @@ def explore(
 
     Example: toolformer-dag explore; toolformer-dag explore --export calls.html
     """
+    import uvicorn
+
+    from toolformer_dag.cli.web_server import HOST, OwnPages, bound
+    from toolformer_dag.explorer.explorer_server import explorer_app
     from toolformer_dag.explorer.exported_page import export_page
+    from toolformer_dag.explorer.live_model import LiveModel
     from toolformer_dag.explorer.warehouse_reader import WarehouseReader
     from toolformer_dag.lake.warehouse import received
+    from toolformer_dag.pipeline.plan import Plan
 
     reader = WarehouseReader(received(settings_of(config, profile, set).paths))
     reader.version()  # a missing file is told before anything is started
@@ -41,27 +46,13 @@ def explore(
             raise UserError(f"--export {export}: end the name with .html")
         typer.echo(f"{export_page(reader, export):,} calls in {export}")
         return
-    _serve(reader, port, config, profile, set, open_browser=not no_open)
-
-
-def _serve(
-    reader: "WarehouseReader", port: int, config: Config, profile: Profile, pairs: Set, *, open_browser: bool
-) -> None:
-    """Serve until it is interrupted. Raises UserError where the port is in use."""
-    import uvicorn
-
-    from toolformer_dag.cli.web_server import HOST, OwnPages, bound
-    from toolformer_dag.explorer.explorer_server import explorer_app
-    from toolformer_dag.explorer.live_model import LiveModel
-    from toolformer_dag.pipeline.plan import Plan
-
     with bound(port, "explore") as listening:
         taken = listening.getsockname()[1]
-        model = LiveModel(lambda: Plan.of(settings_of(config, profile, pairs)))
+        model = LiveModel(lambda: Plan.of(settings_of(config, profile, set)))
         app = OwnPages(explorer_app(reader, model), taken)
         address = f"http://{HOST}:{taken}"
         typer.echo(f"{address}  (Ctrl-C stops it)")
-        if open_browser:
+        if not no_open:
             threading.Timer(0.5, webbrowser.open, (address,)).start()
         for stop in (signal.SIGINT, signal.SIGTERM):
             signal.signal(stop, signal.default_int_handler)

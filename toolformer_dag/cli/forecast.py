@@ -54,12 +54,12 @@ def _sum(ranges: Iterable[Range]) -> Range:
     return Range(*map(sum, zip(*ranges, strict=True)))
 
 
-def _tokens(lane: LaneForecast) -> str:
-    return "too few texts to tell" if lane.texts and not lane.sampled else _written(lane.tokens, "{:,.0f}".format)
-
-
 def _size(count: float) -> str:
     return decimal(int(count))
+
+
+def _tokens(lane: LaneForecast) -> str:
+    return "too few texts to tell" if lane.texts and not lane.sampled else _written(lane.tokens, "{:,.0f}".format)
 
 
 def _written(one: Range, unit: Callable[[float], str]) -> str:

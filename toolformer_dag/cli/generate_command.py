@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines
+from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
@@ -21,22 +21,20 @@ if TYPE_CHECKING:
     from toolformer_dag.decoding.generation import Generation, WrittenPiece
 
 
-LAKE_MODELS = {
-    "base": None,
+CHECKPOINTS = {
     "base + C": "baseline_checkpoint",
     "Toolformer (disabled)": "finetuned_checkpoint",
     "Toolformer": "finetuned_checkpoint",
     "baseline_checkpoint": "baseline_checkpoint",
     "finetuned_checkpoint": "finetuned_checkpoint",
 }
-"""The conditions of evaluation, asked as there, and the checkpoints: the asset of the weights, None for model.name."""
+"""The conditions of evaluation, asked as there, and the checkpoints: the asset of the weights."""
 SILENT = ("base", "base + C", "Toolformer (disabled)")
 """The conditions in which no tool is called."""
 REMEDIES = {
     "does_not_fit": "the text fills the model's context; give a shorter one",
     "empty_prompt": "this model begins with nothing of its own; give a text",
 }
-ENDING = ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +46,8 @@ class AskedModel:
     k: int
 
 
-NumberedRecord = tuple[int, dict[str, Any]]
-Watch = Callable[["WrittenPiece"], None]
-Decode = Callable[[Sequence[str], Sequence[str], Watch | None], "list[Generation]"]
-"""Texts, their contexts and a watcher -> generations."""
+Decode = Callable[..., "list[Generation]"]
+"""`decoding.greedy.generate` but for texts, `contexts` and `watch`."""
 
 
 def generate(
@@ -102,54 +98,25 @@ def generate(
     dated = _has_calendar(settings)
     if dated:
         _check_date("--context", context)
-    most = 0 if disabled else k
-    asked = [_asked(settings, name, most) for name in dict.fromkeys(model or [""])]
-    decoders = ((one, _decoder(settings, one, max_new_tokens, trace)) for one in asked)
-    if text == "-" or text.endswith(ENDING) or os.path.isfile(text):  # noqa: PTH113 - Path raises where a text is long
+    asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
+    loaded = partial(_decoder, settings, max_new_tokens, trace)
+    if _names_lines(text):
         with open_lines(text) as source:
             bad = BadLines()
-            records = bad.left_out(source, partial(_record, dated))
-            kept = records if len(asked) == 1 else list(records)  # the standard input can be read only once
-            _complete(decoders, kept, context, _PrintedLines(bad, trace))
+            batches = bad.left_out(source, partial(_record, dated))
+            kept = batches if len(asked) == 1 else list(batches)  # the standard input can be read only once
+            for one in asked:
+                _complete_lines(loaded, one, kept, context, bad)
         raise typer.Exit(int(bad.found))
-    _refuse_broken(text)
-    _complete(decoders, [[(1, {"text": text})]], context, _PrintedText(text, trace, len(asked) > 1))
+    valid_text("the text", text)
+    for one in asked:
+        if len(asked) > 1:
+            typer.echo(f"== {one.name} ==")
+        _complete_text(loaded, one, text, context, trace)
 
 
-def _refuse_broken(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the text is no valid UTF-8 ({error.reason}); give it in UTF-8") from error
-
-
-def _complete(
-    decoders: Iterable[tuple[AskedModel, Decode]],
-    batches: Iterable[list[NumberedRecord]],
-    context: str,
-    printer: "_PrintedLines | _PrintedText",
-) -> None:
-    """Go on from every record with every model, one after another: a single one is in memory at a time."""
-    for asked, decode in decoders:
-        watch = printer.begin(asked)
-        for records in batches:
-            texts = [record["text"] for _, record in records]
-            contexts = [record.get("context", context) for _, record in records]
-            for (number, record), generation in zip(records, decode(texts, contexts, watch), strict=True):
-                reason = generation.reason
-                if reason is None:
-                    printer.show(asked, number, record, generation)
-                else:
-                    printer.refuse(asked, number, f"nothing was written, {reason}: {REMEDIES[reason]}")
-        del decode
-
-
-def _record(dated: bool, number: int, line: bytes) -> NumberedRecord:
-    """Parse a line; with `dated` its context must be a date. Raises UserError."""
-    record = json_record(number, line, {"text": str}, {"context": str})
-    if dated:
-        _check_date(f"line {number}: context", record.get("context", ""))
-    return number, record
+def _names_lines(text: str) -> bool:
+    return text == "-" or text.endswith(".jsonl") or os.path.isfile(text)  # noqa: PTH113 - Path raises for a long text
 
 
 def _has_calendar(settings: Settings) -> bool:
@@ -158,6 +125,74 @@ def _has_calendar(settings: Settings) -> bool:
     from toolformer_dag.tools.built_in.calendar import Calendar
 
     return any(isinstance(lane.tool, Calendar) for lane in lanes(settings))
+
+
+def _complete_lines(
+    loaded: Callable[[AskedModel], Decode],
+    asked: AskedModel,
+    batches: Iterable[list[tuple[int, dict[str, Any]]]],
+    context: str,
+    bad: BadLines,
+) -> None:
+    """Print a line of JSON per record. The model lives as long as this, so that only one is in memory at a time."""
+    decode = loaded(asked)
+    named = {"model": asked.name} if asked.name else {}
+    for records in batches:
+        texts = [record["text"] for _, record in records]
+        contexts = [record.get("context", context) for _, record in records]
+        for (number, record), generation in zip(records, decode(texts, contexts=contexts), strict=True):
+            if generation.reason is not None:
+                bad.tell(": ".join((f"line {number}", *named.values(), _refusal(generation.reason))))
+                continue
+            head = {"line": number, **named}
+            answer = {
+                "text": record["text"] + generation.text,
+                "plain": record["text"] + generation.plain,
+                "calls": [asdict(call) for call in generation.calls],
+                **({"trace": [asdict(chance) for chance in generation.chances]} if generation.chances else {}),
+            }
+            # the head also where the record has such fields, as an answer has
+            typer.echo(json.dumps({**head, **record, **head, **answer}, ensure_ascii=False))
+
+
+def _complete_text(
+    loaded: Callable[[AskedModel], Decode], asked: AskedModel, text: str, context: str, trace: bool
+) -> None:
+    """Print the text; on a terminal as it is decoded. Raises UserError where nothing was written."""
+    live = _LiveText(text) if sys.stdout.isatty() else None
+    [generation] = loaded(asked)([text], contexts=[context], watch=live and live.watch)
+    if generation.reason is not None:
+        raise UserError(_refusal(generation.reason))
+    if live:
+        live.print("\n")
+    else:
+        for call in generation.calls:
+            if call.reason is not None:
+                written = f"{call.tool}({call.input})" if call.tool else call.input
+                typer.echo(f"[{written}] has no result: {call.reason}", err=True)
+        typer.echo(text + generation.text)
+    if trace:
+        _print_chances(generation, asked.k)
+
+
+def _print_chances(generation: "Generation", k: int) -> None:
+    """Print a line per position, with a mark where a call may begin."""
+    typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}")
+    for chance in generation.chances:
+        text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
+        typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {'<' if chance.rank < k else ' '} {text}"))
+
+
+def _refusal(reason: str) -> str:
+    return f"nothing was written, {reason}: {REMEDIES[reason]}"
+
+
+def _record(dated: bool, line: bytes) -> dict[str, Any]:
+    """Parse a line; with `dated` its context must be a date. Raises UserError."""
+    record = json_record(line, {"text": str}, {"context": str})
+    if dated:
+        _check_date("context", record.get("context", ""))
+    return record
 
 
 def _check_date(where: str, context: str) -> None:
@@ -178,137 +213,72 @@ def _asked(settings: Settings, name: str, k: int | None) -> AskedModel:
         read_report,
     )
 
-    most = settings.decoding.k if k is None else k
-    if not name:
-        return AskedModel(name, finetuned_or_base(settings), most)
-    if name not in LAKE_MODELS:
-        check_model(name, settings.model.revision if name == settings.model.name else None)
-        return AskedModel(name, name, most)
-    most = 0 if name in SILENT and not k else most
-    asset = LAKE_MODELS[name]
-    if asset is None:
-        return AskedModel(name, model_name(settings.model), most)
-    checkpoint_files(settings, asset).receive()
-    folder = checkpoint_folder(settings, asset)
-    if read_report(folder) is None:
-        raise UserError(f"--model {name!r}: {folder} holds no finished checkpoint; make it by toolformer-dag run")
-    return AskedModel(name, str(folder), most)
+    if k is None:
+        k = 0 if name in SILENT else settings.decoding.k
+    if name == "":
+        return AskedModel(name, finetuned_or_base(settings), k)
+    if name == "base":
+        return AskedModel(name, model_name(settings.model), k)
+    if name not in CHECKPOINTS:
+        folder = model_name(settings.model.model_copy(update={"name": name}))
+        check_model(folder, settings.model.revision if name == settings.model.name else None)
+        return AskedModel(name, folder, k)
+    checkpoint_files(settings, CHECKPOINTS[name]).receive()
+    checkpoint = checkpoint_folder(settings, CHECKPOINTS[name])
+    if read_report(checkpoint) is None:
+        raise UserError(f"--model {name!r}: {checkpoint} holds no finished checkpoint; make it by toolformer-dag run")
+    return AskedModel(name, str(checkpoint), k)
 
 
-def _decoder(settings: Settings, asked: AskedModel, max_new_tokens: int | None, trace: bool) -> Decode:
+def _decoder(settings: Settings, max_new_tokens: int | None, trace: bool, asked: AskedModel) -> Decode:
+    """Load the model."""
     from toolformer_dag.decoding.greedy import generate as decode
     from toolformer_dag.model.loading import load_model
     from toolformer_dag.model.weights import model_name
     from toolformer_dag.pipeline.plan import lanes
 
     known = [lane.at_inference() for lane in lanes(settings)]
-    # the settings' own model may have a revision
-    loaded = load_model(settings.model, None if asked.folder == model_name(settings.model) else asked.folder)
-
-    def run(texts: Sequence[str], contexts: Sequence[str], watch: Watch | None) -> "list[Generation]":
-        return decode(
-            loaded,
-            texts,
-            {lane.tool.name: lane.tool for lane in known},
-            k=asked.k,
-            calls=settings.decoding.calls,
-            max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
-            one_sentence=max_new_tokens is None,
-            contexts=contexts,
-            limits={lane.tool.name: lane.limits for lane in known},
-            max_call_tokens=settings.sampling.max_call_tokens,
-            traced=trace,
-            watch=watch,
-        )
-
-    return run
+    own = asked.folder == model_name(settings.model)  # which may have a revision
+    return partial(
+        decode,
+        load_model(settings.model, None if own else asked.folder),
+        tools={lane.tool.name: lane.tool for lane in known},
+        k=asked.k,
+        calls=settings.decoding.calls,
+        max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        one_sentence=max_new_tokens is None,
+        limits={lane.tool.name: lane.limits for lane in known},
+        max_call_tokens=settings.sampling.max_call_tokens,
+        traced=trace,
+    )
 
 
-class _PrintedLines:
-    """Prints a line of JSON per record and model."""
+class _LiveText:
+    """Prints a text on the terminal as it is decoded, with calls and results in colour."""
 
-    def __init__(self, bad: BadLines, trace: bool) -> None:
-        self._bad, self._trace = bad, trace
-
-    def begin(self, asked: AskedModel) -> Watch | None:
-        return None
-
-    def refuse(self, asked: AskedModel, number: int, reason: str) -> None:
-        self._bad.tell(f"line {number}{f', {asked.name}' if asked.name else ''}: {reason}")
-
-    def show(self, asked: AskedModel, number: int, record: dict[str, Any], generation: "Generation") -> None:
-        head = {"line": number, **({"model": asked.name} if asked.name else {})}
-        answer: dict[str, Any] = {
-            "text": record["text"] + generation.text,
-            "plain": record["text"] + generation.plain,
-            "calls": [asdict(call) for call in generation.calls],
-        }
-        if self._trace:
-            answer["trace"] = [asdict(chance) for chance in generation.chances]
-        # the head also where the record has such fields, as an answer has
-        typer.echo(json.dumps({**head, **record, **head, **answer}, ensure_ascii=False))
-
-
-CALL_STYLE, RESULT_STYLE, FAULT_STYLE = "cyan", "green", "red"
-
-
-class _PrintedText:
-    """Prints the text; on a terminal as it is decoded, with calls and results in colour."""
-
-    def __init__(self, text: str, trace: bool, several: bool) -> None:
-        self._text, self._trace, self._several = text, trace, several
+    def __init__(self, text: str) -> None:
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._call, self._waiting = "", ""
+        self._call, self._waiting = "", text  # until it is certain that something is written
 
-    def begin(self, asked: AskedModel) -> Watch | None:
-        if self._several:
-            typer.echo(f"== {asked.name} ==")
-        self._call, self._waiting = "", self._text  # until it is certain that something is written
-        return self._watch if sys.stdout.isatty() else None
-
-    def refuse(self, asked: AskedModel, number: int, reason: str) -> None:
-        raise UserError(reason)
-
-    def show(self, asked: AskedModel, number: int, record: dict[str, Any], generation: "Generation") -> None:
-        if sys.stdout.isatty():
-            self._print("")  # a model may have written nothing
-            self._console.print()
-        else:
-            for call in generation.calls:
-                if call.reason is not None:
-                    written = f"{call.tool}({call.input})" if call.tool else call.input
-                    typer.echo(f"[{written}] has no result: {call.reason}", err=True)
-            typer.echo(self._text + generation.text)
-        if self._trace:
-            self._print_chances(generation, asked.k)
-
-    def _watch(self, piece: "WrittenPiece") -> None:
+    def watch(self, piece: "WrittenPiece") -> None:
+        """Print a piece; of a call that has ended, what is not yet there."""
         from toolformer_dag.decoding.generation import call_text
 
         if piece.call is None:
             self._call += piece.text if piece.in_call else ""
-            self._print(piece.text, CALL_STYLE if piece.in_call else None)
+            self.print(piece.text, "cyan" if piece.in_call else None)
             return
         whole = call_text(piece.call)
-        if whole and whole.startswith(self._call):
-            self._print(whole.removeprefix(self._call), RESULT_STYLE)
-        elif whole:
-            self._print(" ✗ not closed, so it ends earlier:", FAULT_STYLE)
-            self._print(whole, RESULT_STYLE)
-        else:
-            self._print(f" ✗ {piece.call.reason}: taken back]", FAULT_STYLE)
+        if not whole:
+            self.print(f" ✗ {piece.call.reason}: taken back]", "red")
+        elif not whole.startswith(self._call):
+            self.print(" ✗ not closed, so it ends earlier:", "red")
+        self.print(whole.removeprefix(self._call), "green")
         self._call = ""
 
-    def _print(self, text: str, style: str | None = None) -> None:
+    def print(self, text: str, style: str | None = None) -> None:
+        """Print a piece of the text, behind the text that was given."""
         self._console.print(harmless(self._waiting), end="")
         self._waiting = ""
         self._console.print(harmless(text), style=style, end="")
         self._console.file.flush()
-
-    def _print_chances(self, generation: "Generation", k: int) -> None:
-        """Print a line per position; where a call may begin, in colour."""
-        self._console.print(f"{'p of [':>10} {'rank':>6}  k = {k}")
-        for chance in generation.chances:
-            text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
-            line = f"{chance.probability:10.6f} {chance.rank:6}  {'<' if chance.rank < k else ' '} {text}"
-            self._console.print(harmless(line), style=CALL_STYLE if chance.rank < k else None)

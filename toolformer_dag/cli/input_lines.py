@@ -24,6 +24,15 @@ def open_lines(file: str) -> BinaryIO:
     return Path(file).open("rb")
 
 
+def valid_text(source: str, text: str) -> str:
+    """Return the text. Raises UserError for bytes that are no UTF-8, which Python keeps as halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{source}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
+    return text
+
+
 class BadLines:
     """Names lines that cannot be used on standard error; `found`: whether there were any."""
 
@@ -34,33 +43,33 @@ class BadLines:
         typer.echo(f"error: {fault}", err=True)
         self.found = True
 
-    def left_out(self, lines: Iterable[bytes], parse: Callable[[int, bytes], Parsed]) -> Iterator[list[Parsed]]:
-        """Yield the parsed good lines of up to BATCH at a time; numbers begin at 1, and blank lines count too.
+    def left_out(self, lines: Iterable[bytes], parse: Callable[[bytes], Parsed]) -> Iterator[list[tuple[int, Parsed]]]:
+        """Yield the good lines of up to BATCH at a time, parsed and behind their numbers; blank lines count too.
 
-        `parse`: from number and line; raises UserError for a line that cannot be used.
+        `parse`: raises UserError for a line that cannot be used.
         """
         numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         while batch := list(islice(numbered, BATCH)):
             parsed = []
             for number, line in batch:
                 try:
-                    parsed.append(parse(number, line))
+                    parsed.append((number, parse(line)))
                 except UserError as error:
-                    self.tell(error)
+                    self.tell(f"line {number}: {error}")
             yield parsed
 
 
 def json_record(
-    number: int, line: bytes, required: Mapping[str, type], optional: Mapping[str, type] | None = None
+    line: bytes, required: Mapping[str, type], optional: Mapping[str, type] | None = None
 ) -> dict[str, Any]:
     """Parse a line whose fields must have these types; further fields may stand beside them. Raises UserError."""
     try:
         record = orjson.loads(line)  # json would let half a character pass, which no tokenizer takes
     except ValueError as error:
-        raise UserError(f"line {number}: not JSON: {error}; write one object per line") from error
+        raise UserError(f"not JSON: {error}; write one object per line") from error
     fields = {**required, **(optional or {})}
     for name, kind in fields.items():
         absent = isinstance(record, dict) and name not in record and name not in required
         if not absent and not (isinstance(record, dict) and type(record.get(name)) is kind):
-            raise UserError(f"line {number}: field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
+            raise UserError(f"field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
     return dict(record)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
@@ -88,7 +89,7 @@ def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator
 
     Raises what the sink raised, when the block has ended.
     """
-    ended, seen, failed = threading.Event(), dict[Path, bytes](), list[BaseException]()
+    ended, seen = threading.Event(), dict[Path, bytes]()
 
     def look() -> None:
         with suppress(FileNotFoundError):  # replaced meanwhile: seen the next time
@@ -101,25 +102,19 @@ def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator
         over = cancelled = False
         while not over:
             over = ended.wait(LOOK_EVERY_SECONDS)
-            try:
-                look()
-            except BaseException as error:  # noqa: BLE001 - such as a closed pipe: told by the other thread
-                failed.append(error)
-                return
+            look()
             runs = () if over or cancelled else instance.get_runs(dg.RunsFilter(tags={FOLDER: folder.name}))
             if any(run.status in CANCELLED for run in runs):
                 cancelled = True
                 os.kill(os.getpid(), signal.SIGINT)
 
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watching.join()
-    if failed:
-        raise failed[0]
+    with ThreadPoolExecutor(1) as threads:
+        watching = threads.submit(watch)
+        try:
+            yield
+        finally:
+            ended.set()
+    watching.result()
 
 
 def was_interrupted(result: Result) -> bool:
@@ -128,9 +123,6 @@ def was_interrupted(result: Result) -> bool:
 
 
 def _interrupts(event: dg.DagsterEvent) -> bool:
-    if event.event_type is dg.DagsterEventType.RUN_FAILURE:
-        error = event.job_failure_data.error
-    else:
-        error = event.step_failure_data.error if event.is_step_failure else None
+    error = getattr(event.event_specific_data, "error", None)
     canceled = event.event_type is dg.DagsterEventType.RUN_CANCELED
     return canceled or (error is not None and error.cls_name in INTERRUPTIONS)

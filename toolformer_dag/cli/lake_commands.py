@@ -25,8 +25,7 @@ def verify(config: Config = None, profile: Profile = None, set: Set = None) -> N
     report = verified(plan)
     for damaged in report.damaged:
         typer.echo(f"{plan.lake.shown(damaged.path)}: {damaged.reason}")
-    rate = report.bytes / report.seconds / 2**30 if report.seconds else 0.0
-    typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified at {rate:.2f} GiB/s", err=True)
+    typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified", err=True)
     if report.damaged:
         raise typer.Exit(1)
 
@@ -48,15 +47,11 @@ def clean(
     from toolformer_dag.lake.cleaning import clean as remove
     from toolformer_dag.lake.table import Lake
 
+    if not 0 <= grace_hours <= CENTURY:  # nan neither
+        raise UserError(f"--grace-hours {grace_hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
     lake = Lake.of(settings_of(config, profile, set).paths)
-    gone = remove(lake, _grace(grace_hours), dry_run=dry_run)
+    gone = remove(lake, timedelta(hours=grace_hours), dry_run=dry_run)
     for file in gone:
         typer.echo(f"{file.bytes:>12,}  {file.path}")
     verb = "would go" if dry_run else "gone"
     typer.echo(f"{len(gone)} files, {sum(file.bytes for file in gone):,} bytes {verb}")
-
-
-def _grace(hours: float) -> timedelta:
-    if not 0 <= hours <= CENTURY:  # nan neither
-        raise UserError(f"--grace-hours {hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
-    return timedelta(hours=hours)

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -27,16 +26,8 @@ def description(query: str) -> str:
     return query.partition("\n")[0].removeprefix("-- ")
 
 
-class Format(StrEnum):
-    """How rows are printed. JSON has a line per row."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-    parquet = "parquet"
-    md = "md"
-
-
+Format = Literal["table", "csv", "json", "parquet", "md"]
+"""How rows are printed. JSON has a line per row."""
 ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
 
@@ -47,7 +38,7 @@ def ending_of(format: Format | None, file: Path | None = None) -> str:
     Raises UserError for an ending that stands for no format.
     """
     if format is not None or file is None:
-        return {None: "", Format.table: "", Format.json: ".jsonl"}.get(format, f".{format}")
+        return {None: "", "table": "", "json": ".jsonl"}.get(format, f".{format}")
     if file.suffix.lower() not in ENDINGS:
         raise UserError(f"--output {file}: the ending decides the format; end it with one of {', '.join(ENDINGS)}")
     return file.suffix.lower()
@@ -56,7 +47,7 @@ def ending_of(format: Format | None, file: Path | None = None) -> str:
 def printed(rows: pl.DataFrame, format: Format) -> str:
     """Return all rows as text; `format` is not parquet. Raises WarehouseError for a map whose keys are no text."""
     text = encoded(rows, ending_of(format)).decode()
-    return harmless(text) if format is Format.md else text
+    return harmless(text) if format == "md" else text
 
 
 def encoded(rows: pl.DataFrame, ending: str) -> bytes:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +12,10 @@ from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, settings_o
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from toolformer_dag.cli.project import Project, RunReport
-    from toolformer_dag.settings.sections import Settings
 
 
 First = Annotated[int | None, typer.Option(min=1, help="Take only the first N shards through the line, for a look.")]
-Estimate = Annotated[
-    bool, typer.Option("--estimate", help="Annotate a sample of the texts, forecast what the rest will cost, and stop.")
-]
 Again = Annotated[list[str] | None, typer.Option(help="Make the rows of this shard anew, from its file on.")]
 
 
@@ -32,7 +26,10 @@ def run(
     set: Set = None,
     first: First = None,
     again: Again = None,
-    estimate: Estimate = False,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Annotate a sample of the texts, forecast what the rest will cost, and stop."),
+    ] = False,
 ) -> None:
     """Materialize everything that is missing or stale, training and evaluation included.
 
@@ -69,12 +66,15 @@ def stale(
         raise UserError(f"--again {again[0]}: only --run makes a shard anew; write `stale --run --again {again[0]}`")
     project = _project(config, profile, shards, set, first)
     if run:
-        _run(project, again or (), training=False, ran=lambda name: typer.echo(f"ran {name}")).raise_for_failures()
+        report = _run(project, again or (), training=False)
+        for name in report.ran:
+            typer.echo(f"ran {name}")
+        report.raise_for_failures()
         return
     found = project.stale()
-    for asset in found:
-        typer.echo(asset.name)
-        for reason in asset.reasons.lines if why else ():
+    for name, reasons in found.items():
+        typer.echo(name)
+        for reason in reasons.lines if why else ():
             typer.echo(f"    {reason}")
     if not found:
         typer.echo("Nothing is stale.")
@@ -89,9 +89,7 @@ def _project(
     return Project.of(settings_of(config, profile, [*(pairs or ()), *limit], shards))
 
 
-def _run(
-    project: "Project", again: Sequence[str], training: bool, ran: Callable[[str], None] | None = None
-) -> "RunReport":
+def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
     from toolformer_dag.cli.run_display import shown
     from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
     from toolformer_dag.pipeline.spending import Spent
@@ -105,7 +103,7 @@ def _run(
         withdraw(table_outputs(project.plan), shard)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
-    with shown(ran) as sink:
+    with shown() as sink:
         report = project.run(training, sink)
     for damaged in report.set_aside:
         typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)
@@ -121,19 +119,20 @@ def _run(
     return report
 
 
-FUNNEL = """
-pivot (select tool, step, what, count from funnel)
-on step in (1, 2, 3, 4, 5, 6, 7, 8, 10) using sum(count) group by tool order by tool
-"""
-STEPS = (
-    *("tool", "documents", "texts", "samples", "calls", "with a result", "not ahead", "that help", "kept"),
-    "texts in C*",
-)
-TABLE_2 = """
+TABLES = {
+    "Funnel: what is left after each stage": """
+select tool, "1" as documents, "2" as texts, "3" as samples, "4" as calls, "5" as "with a result", "6" as "not ahead",
+       "7" as "that help", "8" as kept, "10" as "texts in C*"
+from (
+    pivot (select tool, step, count from funnel)
+    on step in (1, 2, 3, 4, 5, 6, 7, 8, 10) using sum(count) group by tool
+) order by tool
+""",
+    "Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0": """
 pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))
 on tau_f using sum(examples) group by tool order by tool
-"""
-CHANCE = """
+""",
+    "Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance, with results of other documents)": """
 pivot (
     select tool, tau_f, places, calls || case
         when swaps = 0 then ' (not measured)'
@@ -143,14 +142,14 @@ pivot (
     from swapped_statistics where tau_f in (0.5, 1.0, 2.0)
 )
 on tau_f using any_value(kept) group by tool, places order by tool
-"""
-LEVEL = """
+""",
+    "The smallest tau_f at which at most 5 % of the kept calls are kept by chance": """
 select tool, places, swapped, round(tau_f, 3) as tau_f, kept, round(100 * fdr, 1) as "% by chance",
        round(100 * fdr_high, 1) as "at most (95 %)",
        coalesce('about ' || swaps_needed || ' swapped places would do', '') as note
 from chance_thresholds where by_chance = 0.05 order by tool
-"""
-EXAMPLES = """
+""",
+    "Three kept and three rejected calls, with their losses": """
 with judged as (
     select loss.*, kept.tool is not null as kept
     from loss_deltas as loss left join filtered_calls as kept using (tool, digest, segment, position, sample)
@@ -163,7 +162,9 @@ select kept, tool, input, left(result, 40) as result, round(loss_empty, 2) as "L
        round(loss_result, 2) as "L(c, r)", round(delta, 2) as delta
 from ranked where number = 1 qualify row_number() over (partition by kept order by hash(digest, position)) <= 3
 order by kept desc, delta desc
-"""
+""",
+}
+"""The tables of `demo`, by title, as queries over the warehouse."""
 NEXT = """Where to go next
   make ui                                        the asset graph, its plots and its runs: http://127.0.0.1:3000
   {bin}/toolformer-dag sql "from filter_statistics"
@@ -178,30 +179,18 @@ def demo(config: Config = None, set: Set = None) -> None:
     Example: toolformer-dag demo
     """
     from toolformer_dag.cli.query_results import drawn
-
-    run(config=config, profile="embedded", shards=None, set=set)
-    settings = settings_of(config, "embedded", set)
-    for title, rows in _tables(settings):
-        typer.echo(f"\n{title}")
-        typer.echo(drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_HORIZONTAL_ONLY"))
-    typer.echo("\n" + NEXT.format(bin=Path(".venv/bin")))
-
-
-def _tables(settings: "Settings") -> "list[tuple[str, pl.DataFrame]]":
     from toolformer_dag.evaluation.measurements import read_accuracy
     from toolformer_dag.lake.table import Lake
     from toolformer_dag.lake.warehouse import query
 
-    warehouse = settings.paths.warehouse
-    funnel = query(warehouse, FUNNEL)
-    return [
-        ("Funnel: what is left after each stage", funnel.rename(dict(zip(funnel.columns, STEPS, strict=True)))),
-        ("Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0", query(warehouse, TABLE_2)),
-        ("Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance, with results of other documents)", query(warehouse, CHANCE)),
-        ("The smallest tau_f at which at most 5 % of the kept calls are kept by chance", query(warehouse, LEVEL)),
-        ("Three kept and three rejected calls, with their losses", query(warehouse, EXAMPLES)),
-        ("Held-out questions answered right, in per cent (95 % interval)", read_accuracy(Lake.of(settings.paths))),
-    ]
+    run(config=config, profile="embedded", shards=None, set=set)
+    paths = settings_of(config, "embedded", set).paths
+    tables = {title: query(paths.warehouse, text) for title, text in TABLES.items()}
+    tables["Held-out questions answered right, in per cent (95 % interval)"] = read_accuracy(Lake.of(paths))
+    for title, rows in tables.items():
+        typer.echo(f"\n{title}")
+        typer.echo(drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_HORIZONTAL_ONLY"))
+    typer.echo("\n" + NEXT.format(bin=Path(".venv/bin")))
 
 
 def ui(

@@ -11,19 +11,11 @@ from rich.text import Text
 
 from assets.running import Step
 
-REFRESHED_PER_SECOND = 4
-
 
 @contextmanager
-def shown(ran: Callable[[str], None] | None = None) -> Iterator[Callable[[Step], None]]:
-    """Yield what shows the progress of runs inside the block on the standard error.
-
-    `ran` is called with the name of each asset as soon as it was made; where its output goes to the same terminal,
-    nothing else is printed of an asset that has ended.
-    """
-    with_lines = ran is None or not sys.stdout.isatty()
+def shown() -> Iterator[Callable[[Step], None]]:
+    """Yield what shows the progress of runs inside the block on the standard error."""
     now: dict[str, Step] = {}
-    names: set[str] = set()
 
     def lines() -> Text:
         told = [f"{step.name}  {step.under_way}".rstrip() for step in list(now.values())]
@@ -34,11 +26,7 @@ def shown(ran: Callable[[str], None] | None = None) -> Iterator[Callable[[Step],
             now[step.name] = step
             return
         now.pop(step.name, None)
-        if with_lines:
-            console.print(Text(f"{step.name}: {step.outcome}"), soft_wrap=True)
-        if step.ran and ran is not None and step.name not in names:  # once, though damage may make it run again
-            names.add(step.name)
-            ran(step.name)
+        console.print(Text(f"{step.name}: {step.outcome}"), soft_wrap=True)
 
     with ExitStack() as stack:
         if not sys.stderr.isatty():
@@ -49,7 +37,6 @@ def shown(ran: Callable[[str], None] | None = None) -> Iterator[Callable[[Step],
             live = Live(
                 get_renderable=lines,
                 console=console,
-                refresh_per_second=REFRESHED_PER_SECOND,
                 transient=True,
                 redirect_stdout=sys.stdout.isatty(),
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolformer_dag.cli.completion import lane_names
-from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines
+from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
 from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, settings_of
 from toolformer_dag.files import UserError
 
@@ -38,7 +38,10 @@ def tool(
     from toolformer_dag.tools.tool import ToolCall
 
     lane = lane_named(settings_of(config, profile, set), name)
-    inputs = _lines() if input == "-" else [input]
+    inputs = [input]
+    if input == "-":
+        read = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))
+        inputs = [valid_text(f"line {number}", line) for number, line in enumerate(read, 1)]
     results = run_calls(lane.tool, [ToolCall(text, context) for text in inputs], lane.limits)
     if input == "-":
         for text, answer in zip(inputs, results, strict=True):
@@ -50,17 +53,6 @@ def tool(
         raise typer.Exit(1)
     else:
         typer.echo(results[0].result)
-
-
-def _lines() -> list[str]:
-    """The lines of the standard input. Raises UserError for one that is no text."""
-    lines = []
-    for number, line in enumerate(open_lines("-"), 1):
-        try:
-            lines.append(line.decode().rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"line {number}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
-    return lines
 
 
 LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
@@ -86,7 +78,7 @@ def score(
     bad = BadLines()
     with open_lines(str(file)) as source:
         for batch in bad.left_out(source, partial(_request, engine)):
-            for (number, record, _), losses in zip(batch, engine.losses([one for *_, one in batch]), strict=True):
+            for (number, (record, _)), losses in zip(batch, engine.losses([one for _, (_, one) in batch]), strict=True):
                 if losses.reason is None:
                     scored = {name: getattr(losses, name) for name in LOSSES}
                     typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
@@ -95,15 +87,11 @@ def score(
     raise typer.Exit(int(bad.found))
 
 
-def _request(engine: "Engine", number: int, line: bytes) -> "tuple[int, Mapping[str, Any], LossRequest]":
+def _request(engine: "Engine", line: bytes) -> "tuple[Mapping[str, Any], LossRequest]":
     from toolformer_dag.model.requests import LossRequest
-    from toolformer_dag.model.weights import OffsetError
 
-    record = json_record(number, line, FIELDS)
+    record = json_record(line, FIELDS)
     if not record["text"]:
-        raise UserError(f"line {number}: the text is empty; there is nothing to predict")
-    try:
-        position = engine.position_at(record["text"], record["offset"])
-    except OffsetError as error:
-        raise UserError(f"line {number}: {error}") from error
-    return number, record, LossRequest(record["text"], position, record["tool"], record["input"], record["result"])
+        raise UserError("the text is empty; there is nothing to predict")
+    position = engine.position_at(record["text"], record["offset"])
+    return record, LossRequest(record["text"], position, record["tool"], record["input"], record["result"])

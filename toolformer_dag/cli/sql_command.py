@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from toolformer_dag.cli.input_lines import valid_text
 from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
 from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
 from toolformer_dag.files import UserError, write_whole
@@ -58,21 +59,21 @@ def sql(
     if (query, file, output) == (None, None, None) and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 
-        answer_queries(database, format or Format.table)
+        answer_queries(database, format or "table")
         return
     text, ending = _query_text(query, file), ending_of(format, output)
     if output is not None:
         rows = ask(database, text)
         write_whole(output, encoded(rows, ending))
         typer.echo(f"{rows.height:,} rows in {output}", err=True)
-    elif format is Format.parquet:
+    elif format == "parquet":
         if sys.stdout.isatty():
             raise UserError(
                 "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
             )
         sys.stdout.buffer.write(encoded(ask(database, text), ending))
     else:
-        sys.stdout.write(printed(ask(database, text), format or Format.table))
+        sys.stdout.write(printed(ask(database, text), format or "table"))
 
 
 def _query_text(query: str | None, file: Path | None) -> str:
@@ -93,14 +94,9 @@ def _query_text(query: str | None, file: Path | None) -> str:
 
 def _given(query: str | None, file: Path | None) -> str:
     """Return the text of the file, the standard input or the argument. Raises UserError for what is no text."""
+    if file is None:
+        return valid_text("the query", sys.stdin.read() if query == "-" else str(query))
     try:
-        if file is not None:
-            return file.read_text("utf-8-sig")
-        text = sys.stdin.read() if query == "-" else str(query)
-        text.encode()  # the input and the arguments may hold bytes that are no text, which DuckDB does not take
-    except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        source = file or ("the standard input" if query == "-" else "the query")
-        raise UserError(f"{source}: is no text in UTF-8 ({error.reason}); write it in UTF-8") from error
+        return valid_text(str(file), file.read_text("utf-8-sig", "surrogateescape"))
     except OSError as error:
         raise UserError(f"--file {file}: {error.strerror}; name a file with a query") from error
-    return text

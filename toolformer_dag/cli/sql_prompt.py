@@ -1,18 +1,16 @@
 """The prompt of `sql`: queries over several lines, with a history and completion of names."""
 
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 import typer
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, WordCompleter
-from prompt_toolkit.document import Document
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import DynamicCompleter, WordCompleter
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import SqlLexer
 
@@ -44,7 +42,7 @@ def answer_queries(database: Path, format: Format) -> None:
     Every query opens the file anew, so that it sees what a run has built meanwhile. Raises WarehouseError where there
     is no warehouse, UserError for a format that a terminal cannot show.
     """
-    if format is Format.parquet:
+    if format == "parquet":
         raise UserError("--format parquet: a prompt cannot show it; give a query, with --output")
     query(database, "select 1")  # raises where there is none
     session = query_session(database)
@@ -68,29 +66,21 @@ def answer(database: Path, asked: str, format: Format) -> None:
     """Print at most SHOWN_ROWS rows of a query, or of the saved one of that name. Raises WarehouseError."""
     rows = query(database, saved_queries().get(asked, asked))
     sys.stdout.write(printed(rows.head(SHOWN_ROWS), format))
-    if format is Format.table:
+    if format == "table":
         more = f", the first {SHOWN_ROWS} shown" if rows.height > SHOWN_ROWS else ""
         sys.stdout.write(f"{rows.height:,} rows{more}\n")
 
 
 def query_session(database: Path) -> PromptSession[str]:
     """Return a prompt whose Enter ends a query that is complete, and else begins another line."""
-    keys = KeyBindings()
-
-    @keys.add("enter", filter=Condition(lambda: complete(session.default_buffer.text)))
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
-
-    session: PromptSession[str] = PromptSession(
+    return PromptSession(
         history=history_file(),
-        completer=NameCompleter(database),
+        completer=DynamicCompleter(lambda: name_completer(database)),
         complete_while_typing=False,
         lexer=PygmentsLexer(SqlLexer),
-        multiline=True,
+        multiline=~Condition(lambda: complete(get_app().current_buffer.text)),
         prompt_continuation=lambda width, number, wrapped: "...> ".rjust(width),
-        key_bindings=keys,
     )
-    return session
 
 
 def complete(text: str) -> bool:
@@ -110,21 +100,9 @@ def history_file() -> History:
     return FileHistory(file)
 
 
-class NameCompleter(Completer):
-    """Completes names of tables, views, macros and columns, keywords, and at the beginning saved queries."""
-
-    def __init__(self, database: Path) -> None:
-        self._database = database
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        word = document.get_word_before_cursor()
-        if not word:
-            return
-        at_start = document.text_before_cursor.strip() == word
-        known = dict.fromkeys(saved_queries() if at_start else (), "saved query")
-        with suppress(WarehouseError, OSError):  # it is being replaced
-            known |= dict(query(self._database, NAMES).iter_rows())
-        known |= dict.fromkeys(KEYWORDS, "")
-        yield from WordCompleter(list(known), ignore_case=True, meta_dict=known).get_completions(
-            document, complete_event
-        )
+def name_completer(database: Path) -> WordCompleter:
+    """Complete saved queries, keywords, and names of tables, views, macros and columns as they are now."""
+    known = {**dict.fromkeys(saved_queries(), "saved query"), **dict.fromkeys(KEYWORDS, "")}
+    with suppress(WarehouseError, OSError):  # it is being replaced
+        known |= dict(query(database, NAMES).iter_rows())
+    return WordCompleter(list(known), ignore_case=True, meta_dict=known)

@@ -1,6 +1,7 @@
 """`toolformer-dag tables`: the paper's tables, with our figures and the paper's."""
 
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -8,18 +9,14 @@ from toolformer_dag.cli.query_results import Format, drawn, printed
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
 
-if TYPE_CHECKING:
-    import polars as pl
-
-WIDTH, LONGEST = 180, 110
-"""Characters of a line, and of a cell."""
+_drawn = partial(drawn, longest=110, width=180, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
 
 
 def tables(
     number: Annotated[str | None, typer.Argument(help="2 to 10, or figure_4; all of them when left out.")] = None,
     format: Annotated[
         Format, typer.Option("--format", help="table, or the rows of one view as csv, json (a line per row) or md.")
-    ] = Format.table,
+    ] = "table",
     config: Config = None,
     profile: Profile = None,
     set: Set = None,
@@ -31,24 +28,20 @@ def tables(
     from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, paper_table, tools_called
     from toolformer_dag.lake.warehouse import CLOSED, opened, received
 
-    if format is Format.parquet:
+    if format == "parquet":
         raise UserError(
             '--format parquet: `toolformer-dag sql "from table_9" --output FILE.parquet` writes such a file'
         )
-    if format is not Format.table and number is None:
+    if format != "table" and number is None:
         raise UserError(f"--format {format}: every table has columns of its own; name one, such as `tables 9`")
     chosen = PAPER_TABLES if number is None else (paper_table(number),)
     with opened(received(settings_of(config, profile, set).paths), CLOSED) as warehouse:
         for table in chosen:
             rows = table.rows(warehouse)
-            if format is not Format.table:
+            if format != "table":
                 typer.echo(printed(rows, format), nl=False)
                 continue
             typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
             if (called := tools_called(warehouse, table)) is not None:
                 typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
             typer.echo("".join(f"  {harmless(note)}\n" for note in notes(warehouse, table)))
-
-
-def _drawn(rows: "pl.DataFrame") -> str:
-    return drawn(rows, LONGEST, WIDTH, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")

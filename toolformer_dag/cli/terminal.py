@@ -34,8 +34,12 @@ def settings_of(
     config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
 ) -> Settings:
     """Settings as the command line asks for them; shard patterns count from the current folder."""
-    patterns = [rooted(pattern, Path.cwd()) for pattern in shards or ()]
-    return load_settings(config, profile=profile, overrides=pairs or (), shards=patterns)
+    return load_settings(
+        config,
+        profile=profile,
+        overrides=pairs or (),
+        shards=[rooted(pattern, Path.cwd()) for pattern in shards or ()],
+    )
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -110,27 +110,13 @@ def bound(port: int, command: str) -> socket.socket:
 
     `command`: what would listen there.
     """
-    probe = socket.socket()
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        probe.bind((HOST, port))
-    except (OSError, OverflowError) as error:
-        probe.close()
-        if isinstance(error, OverflowError):
-            raise UserError(f"--port {port}: no such port; give one from 1 to 65535") from error
-        if isinstance(error, PermissionError):
-            raise UserError(f"port {port} is kept for the system; choose one above 1023 with --port") from error
+        return socket.create_server((HOST, port))
+    except OSError as error:
         raise UserError(
-            f"port {port} is in use, perhaps by another `toolformer-dag {command}`; end that one, or choose "
-            f"another port: `toolformer-dag {command} --port {_free_port()}`"
+            f"port {port}: {error.strerror}; end what listens there, perhaps another `toolformer-dag {command}`, or "
+            f"choose another port: `toolformer-dag {command} --port PORT`"
         ) from error
-    return probe
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -59,19 +59,11 @@ WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
 
 def overview(reader: WarehouseReader) -> dict[str, Any]:
     """Return what every view needs at once: tools with their curves, and the reasons and domains to filter by."""
-    curves = {row.pop("tool"): row for row in reader.rows(CURVE)}
-    bars = {row.pop("tool"): row for row in reader.rows(BARS)}
-    applied = {row.pop("tool"): row for row in reader.rows(APPLIED)}
-    known = {"curve": curves, "bars": bars, "applied": applied}
+    queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED}
+    known = {name: {row.pop("tool"): row for row in reader.rows(sql)} for name, sql in queries.items()}
     tools = [{**row, **{name: of.get(row["tool"]) for name, of in known.items()}} for row in reader.rows(TOOLS)]
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
     return {"version": reader.version(), "tools": tools, "reasons": [row["reason"] for row in reasons], "near": NEAR}
-
-
-def applied_threshold(reader: WarehouseReader, tool: str) -> float | None:
-    """Return the tau_f that the calls of a tool were filtered with; None where there was none."""
-    found = reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
-    return found[0]["tau_f"] if found else None
 
 
 def calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -123,8 +115,8 @@ def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str
     if not found:
         return None
     text = found[0]
-    given = {"shard": key["shard"], "digest": key["digest"], "low": text["offset"]}
-    given["high"] = text["offset"] + text["characters"]
+    ends = {"low": text["offset"], "high": text["offset"] + text["characters"]}
+    given = {"shard": key["shard"], "digest": key["digest"], **ends}
     inside = "shard = $shard AND digest = $digest AND char_offset >= $low AND char_offset < $high"
     scored = reader.rows(f"SELECT {COLUMNS} FROM decisions WHERE {inside} ORDER BY char_offset, tool, sample", given)
     samples = reader.rows(

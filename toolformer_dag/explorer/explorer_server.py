@@ -16,7 +16,6 @@ from starlette.routing import Route
 
 from toolformer_dag.explorer.call_queries import (
     KEY,
-    applied_threshold,
     calls,
     excerpts,
     overview,
@@ -29,7 +28,6 @@ from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 
 SCRIPTS = (
-    "page.js",
     "state.js",
     "elements.js",
     "data.js",
@@ -38,7 +36,9 @@ SCRIPTS = (
     "texts.js",
     "pipeline.js",
     "runs.js",
+    "page.js",
 )
+"""Each behind those that it imports, as an exported page has them."""
 FILES = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css", "index.html": "text/html"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -65,7 +65,9 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None) -> Starlette:
     answers: dict[str, Answer] = {
         "overview": lambda asked: {**overview(reader), "live": model is not None},
         "calls": partial(calls, reader),
-        "excerpts": lambda asked: excerpts(reader, _numbers(asked.get("rows", ""))),
+        "excerpts": lambda asked: excerpts(
+            reader, [int(number) for number in asked.get("rows", "").split(",") if number][:MOST_ROWS]
+        ),
         "call": lambda asked: whole_call(reader, _key(asked, KEY)),
         "text": lambda asked: text_with_calls(reader, _key(asked, KEY[:4])),
         "outcomes": lambda asked: outcome_tables(reader),
@@ -118,7 +120,8 @@ def _token_losses(reader: WarehouseReader, model: LiveModel, asked: Mapping[str,
 
 def _line(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -> dict[str, Any]:
     tool = asked.get("tool", "")
-    return model.line(tool, asked.get("text", ""), asked.get("context", ""), applied_threshold(reader, tool))
+    found = reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
+    return model.line(tool, asked.get("text", ""), asked.get("context", ""), found[0]["tau_f"] if found else None)
 
 
 def _key(asked: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
@@ -127,7 +130,3 @@ def _key(asked: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | in
         name: int(asked.get(name, "")) if name in ("segment", "position", "sample") else asked.get(name, "")
         for name in names
     }
-
-
-def _numbers(listed: str) -> list[int]:
-    return [int(number) for number in listed.split(",") if number][:MOST_ROWS]

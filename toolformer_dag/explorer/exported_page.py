@@ -9,13 +9,12 @@ from typing import Any
 import orjson
 
 from toolformer_dag.explorer.call_queries import calls, excerpts, overview, text_with_calls
-from toolformer_dag.explorer.explorer_server import page_file
+from toolformer_dag.explorer.explorer_server import SCRIPTS, page_file
 from toolformer_dag.explorer.outcome_queries import exported_outcomes, outcome_tables
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
 from toolformer_dag.files import write_whole
 
-IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z]+)\.js";$', re.MULTILINE)
-EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
+MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export ', re.MULTILINE)
 TEXT_KEY = ("tool", "shard", "digest", "segment")
 
 
@@ -67,24 +66,8 @@ def _html(stored: dict[str, Any]) -> str:
 
 
 def bundled() -> str:
-    """Return the modules as one script: each a function that gives what it exports, behind those that it imports."""
-    order: list[str] = []
-
-    def add(name: str) -> None:
-        for _, needed in IMPORT.findall(page_file(f"{name}.js")):
-            add(needed)
-        if name not in order:
-            order.append(name)
-
-    add("page")
-    return "const modules = {};\n" + "\n".join(map(_module, order))
-
-
-def _module(name: str) -> str:
-    text = page_file(f"{name}.js")
-    exported = ", ".join(EXPORT.findall(text))
-    body = EXPORT.sub("", IMPORT.sub(r"const \1 = modules.\2;", text))
-    return f"modules.{name} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();"
+    """Return the modules as one script: SCRIPTS names each behind those that it imports, and no two share a name."""
+    return MODULE_SYNTAX.sub("", "".join(map(page_file, SCRIPTS)))
 
 
 def _hash(text: str) -> str:

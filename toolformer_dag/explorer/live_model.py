@@ -3,13 +3,17 @@
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.scored_candidates import parsed_call
 from toolformer_dag.settings.tool_settings import ChanceThreshold
-from toolformer_dag.texts.calls import Call, MalformedCall, format_call, parse_call
+from toolformer_dag.texts.calls import Call, format_call
 from toolformer_dag.texts.segments import text_digest
 
 if TYPE_CHECKING:
@@ -28,8 +32,6 @@ class LiveModel:
     def __init__(self, plan: Callable[[], Plan]) -> None:
         self._plan = plan
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._finetuned: LanguageModel | None = None
 
     def token_losses(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return -log p of each token from the call on, behind nothing, e(c) and e(c, r); nats.
@@ -41,7 +43,7 @@ class LiveModel:
 
         text = call["text"]
         with self._lock:
-            engine = self._loaded()
+            engine = self._engine
             position = engine.position_at(text, call["text_offset"])
             request = LossRequest(text, position, call["name"], call["input"], call["result"])
             found = engine.token_losses(request, SHOWN_TOKENS)
@@ -56,8 +58,10 @@ class LiveModel:
             }
             for one in found
         ]
-        sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
-        return {"tokens": rows, "sums": sums}
+        return {
+            "tokens": rows,
+            "sums": {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds},
+        }
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
         """Run one tool's line on a text: positions with p_i, sampled calls, results, losses and the verdict at tau_f.
@@ -65,33 +69,41 @@ class LiveModel:
         `found_by_chance`: the tau_f that the filter found, for a tool whose threshold is chosen by chance; None where
         it found none. Nothing is stored. Raises UserError for a text that is empty, too long or does not fit the model.
         """
-        lane = self._lane(tool)
+        from toolformer_dag.model.requests import ProposalRequest
+
+        lane = next((lane for lane in self.plan.lanes if lane.key == tool), None)
+        if lane is None:
+            raise UserError(f"there is no tool {tool!r} in the settings")
         _refuse(text)
         with self._lock:
-            engine = self._loaded()
-            from toolformer_dag.model.requests import ProposalRequest
-
             request = ProposalRequest(text, text_digest(text))
-            [proposal] = engine.propose(
+            [proposal] = self._engine.propose(
                 lane.tool.prompt, [request], tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=self.plan.sampling
             )
             if proposal.reason is not None:
                 raise UserError(f"the model does not take this text ({proposal.reason}); give a shorter one")
-            samples = [
-                {
-                    "position": sample.position,
-                    "sample": sample.sample,
-                    "char": int(proposal.offsets[sample.position]),
-                    "p_api": float(proposal.probabilities[sample.position]),
-                    **_parsed(lane, sample.body, sample.reason),
-                }
-                for sample in proposal.samples
-            ]
+            samples = list[dict[str, Any]]()
+            for sample in proposal.samples:
+                body, input, unfit = parsed_call(lane, sample.body)
+                samples.append(
+                    {
+                        "position": sample.position,
+                        "sample": sample.sample,
+                        "char": int(proposal.offsets[sample.position]),
+                        "p_api": float(proposal.probabilities[sample.position]),
+                        "body": body,
+                        "input": input,
+                        "result": None,
+                        "delta": None,
+                        "reason": unfit or sample.reason,
+                    }
+                )
             self._answer(lane, samples, context)
-            self._score(engine, lane, samples, text)
+            self._score(lane, samples, text)
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
         tau_f = found_by_chance if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
-        _judge(samples, tau_f)
+        for one in samples:
+            one["verdict"] = _verdict(one, tau_f, samples)
         positions = [
             {"char": int(offset), "p": _finite(float(p))}
             for offset, p in zip(proposal.offsets, proposal.probabilities, strict=True)
@@ -112,14 +124,10 @@ class LiveModel:
         Calls are made inline, by the tools of inference (paper, section 4.2).
         """
         from toolformer_dag.decoding.greedy import generate
-        from toolformer_dag.model.loading import load_model
-        from toolformer_dag.training.training_report import finetuned_or_base
 
         _refuse(text)
         settings, lanes = self.plan.settings, self.plan.inference_lanes
         with self._lock:
-            if self._finetuned is None:
-                self._finetuned = load_model(settings.model, finetuned_or_base(settings))
             [written] = generate(
                 self._finetuned,
                 [text],
@@ -132,26 +140,30 @@ class LiveModel:
                 limits={lane.tool.name: lane.limits for lane in lanes},
                 max_call_tokens=settings.sampling.max_call_tokens,
             )
-        calls = [{"tool": c.tool, "input": c.input, "result": c.result, "reason": c.reason} for c in written.calls]
-        return {"text": written.text, "plain": written.plain, "calls": calls, "reason": written.reason}
+        return {
+            "text": written.text,
+            "plain": written.plain,
+            "calls": [asdict(call) for call in written.calls],
+            "reason": written.reason,
+        }
 
     @cached_property
     def plan(self) -> Plan:
         """The settings' plan, made when first asked: it hashes the model's files."""
         return self._plan()
 
-    def _loaded(self) -> "Engine":
-        if self._engine is None:
-            from toolformer_dag.model.engine import load_engine
+    @cached_property
+    def _engine(self) -> "Engine":
+        from toolformer_dag.model.engine import load_engine
 
-            self._engine = load_engine(self.plan.settings.model)
-        return self._engine
+        return load_engine(self.plan.settings.model)
 
-    def _lane(self, tool: str) -> Lane:
-        for lane in self.plan.lanes:
-            if lane.key == tool:
-                return lane
-        raise UserError(f"there is no tool {tool!r} in the settings")
+    @cached_property
+    def _finetuned(self) -> "LanguageModel":
+        from toolformer_dag.model.loading import load_model
+        from toolformer_dag.training.training_report import finetuned_or_base
+
+        return load_model(self.plan.settings.model, finetuned_or_base(self.plan.settings))
 
     def _answer(self, lane: Lane, samples: Sequence[dict[str, Any]], context: str) -> None:
         from toolformer_dag.tools.runner import run_calls
@@ -162,56 +174,36 @@ class LiveModel:
         for sample, answer in zip(asked, found, strict=True):
             sample["result"], sample["reason"] = answer.result, answer.reason
 
-    def _score(self, engine: "Engine", lane: Lane, samples: Sequence[dict[str, Any]], text: str) -> None:
+    def _score(self, lane: Lane, samples: Sequence[dict[str, Any]], text: str) -> None:
         from toolformer_dag.model.requests import LossRequest
 
         asked = [sample for sample in samples if sample["result"] is not None]
         requests = [LossRequest(text, s["position"], lane.tool.name, s["input"], s["result"]) for s in asked]
-        for sample, losses in zip(asked, engine.losses(requests), strict=True):
+        for sample, losses in zip(asked, self._engine.losses(requests), strict=True):
             sample["reason"] = losses.reason
             for name in ("loss_empty", "loss_call", "loss_result", "delta"):
                 sample[name] = _finite(getattr(losses, name))
 
 
-def _parsed(lane: Lane, body: str | None, reason: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"body": body, "input": None, "result": None, "delta": None, "reason": reason}
-    if body is None:
-        return found
-    try:
-        call = parse_call(body)
-    except MalformedCall as error:
-        return {**found, "reason": error.reason}
-    return {**found, "input": call.input} if call.tool == lane.tool.name else {**found, "reason": "other_tool"}
-
-
-def _judge(samples: Sequence[dict[str, Any]], tau_f: float | None) -> None:
-    """Give each sample its verdict: the best call of its position stays where it reaches tau_f."""
-    best: dict[int, dict[str, Any]] = {}
-    for sample in samples:
-        if sample["delta"] is not None and (
-            sample["position"] not in best or sample["delta"] > best[sample["position"]]["delta"]
-        ):
-            best[sample["position"]] = sample
-    for sample in samples:
-        if sample["delta"] is None:
-            sample["verdict"] = sample["reason"]
-        elif tau_f is None:
-            sample["verdict"] = "no_threshold"
-        elif sample["delta"] < tau_f:
-            sample["verdict"] = "below_tau_f"
-        else:
-            sample["verdict"] = "kept" if best[sample["position"]] is sample else "not_best_at_position"
+def _verdict(sample: Mapping[str, Any], tau_f: float | None, samples: Sequence[Mapping[str, Any]]) -> str | None:
+    """What becomes of a sample: the best of its position, of equal ones the first, stays where it reaches tau_f."""
+    if sample["delta"] is None:
+        return sample["reason"] and str(sample["reason"])
+    if tau_f is None:
+        return "no_threshold"
+    if sample["delta"] < tau_f:
+        return "below_tau_f"
+    rivals = [one for one in samples if one["position"] == sample["position"] and one["delta"] is not None]
+    return "kept" if sample is max(rivals, key=itemgetter("delta")) else "not_best_at_position"
 
 
 def _augmented(lane: Lane, text: str, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The text in pieces, calls between them."""
-    pieces, at = list[dict[str, Any]](), 0
-    for sample in sorted((s for s in samples if s["verdict"] == "kept"), key=lambda s: s["char"]):
-        pieces.append({"text": text[at : sample["char"]], "call": False})
-        call = format_call(Call(lane.tool.name, sample["input"]), sample["result"])
-        pieces.append({"text": call, "call": True})
-        at = sample["char"]
-    return [*pieces, {"text": text[at:], "call": False}]
+    kept = sorted((one for one in samples if one["verdict"] == "kept"), key=itemgetter("char"))
+    places = [0, *(one["char"] for one in kept), len(text)]
+    plain = [{"text": text[start:end], "call": False} for start, end in pairwise(places)]
+    calls = [{"text": format_call(Call(lane.tool.name, one["input"]), one["result"]), "call": True} for one in kept]
+    return [plain[0], *(piece for pair in zip(calls, plain[1:], strict=True) for piece in pair)]
 
 
 def _refuse(text: str) -> None:

@@ -1,12 +1,10 @@
-"""Evaluation, training and costs, of tables that the warehouse has once these were run."""
+"""Evaluation, training and costs: tables of the warehouse that are empty until these were run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 
-MADE_BY = "toolformer-dag run"
-TABLES = ("outcomes", "accuracy", "perplexity", "training_curve", "costs")
 MOST_QUESTIONS = 200
 MOST_EXPORTED = 25
 """Questions won and as many lost, of each benchmark, that an exported page holds."""
@@ -45,15 +43,13 @@ COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 
 def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
     """Return the conditions of the questions, which two to compare first, and the rows of the small tables."""
-    there = [name for name in TABLES if reader.has(name)]
 
     def rows(name: str, order: str, limit: int = MOST_COSTS, columns: str = "*") -> list[dict[str, Any]]:
-        sql = f'SELECT {columns} FROM "{name}" ORDER BY {order} LIMIT {limit}'
-        return reader.rows(sql) if name in there else []
+        return reader.rows(f'SELECT {columns} FROM "{name}" ORDER BY {order} LIMIT {limit}')
 
     conditions = _conditions(reader)
     return {
-        "made_by": MADE_BY,
+        "made_by": "toolformer-dag run",
         "conditions": conditions,
         "compared": _compared(conditions),
         "accuracy": rows("accuracy", "benchmark, condition"),
@@ -68,8 +64,7 @@ def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
 
     Of the two that are compared first, MOST_EXPORTED questions won and lost of each benchmark.
     """
-    compared = reader.rows(COMPARED) if reader.has("outcomes") else []
-    counted = [{**both, "rows": pairs(reader, both)} for both in compared]
+    counted = [{**both, "rows": pairs(reader, both)} for both in reader.rows(COMPARED)]
     first = dict(zip(("one", "other"), _compared(_conditions(reader)), strict=False))
     benchmarks = [row["benchmark"] for one in counted if first.items() <= one.items() for row in one["rows"]]
     asked = [{**first, "benchmark": name, "which": which} for name in benchmarks for which in ("won", "lost")]
@@ -77,7 +72,7 @@ def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
 
 
 def _conditions(reader: WarehouseReader) -> list[str]:
-    return [row["condition"] for row in reader.rows(CONDITIONS)] if reader.has("outcomes") else []
+    return [row["condition"] for row in reader.rows(CONDITIONS)]
 
 
 def _compared(conditions: Sequence[str]) -> list[str]:
@@ -88,14 +83,9 @@ def _compared(conditions: Sequence[str]) -> list[str]:
 
 def pairs(reader: WarehouseReader, asked: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return how many questions of each benchmark one condition answers and the other does not."""
-    return reader.rows(PAIRS, _of(asked, ("one", "other"))) if reader.has("outcomes") else []
+    return reader.rows(PAIRS, {name: asked.get(name, "") for name in ("one", "other")})
 
 
 def questions(reader: WarehouseReader, asked: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return questions of a benchmark that were `won`, `lost` or either, with what both conditions wrote."""
-    names = ("one", "other", "benchmark", "which")
-    return reader.rows(QUESTIONS, _of(asked, names)) if reader.has("outcomes") else []
-
-
-def _of(asked: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    return {name: asked.get(name, "") for name in names}
+    return reader.rows(QUESTIONS, {name: asked.get(name, "") for name in ("one", "other", "benchmark", "which")})

@@ -42,11 +42,6 @@ class WarehouseReader:
         except duckdb.Error as error:
             raise WarehouseError(str(error)) from error
 
-    def has(self, table: str) -> bool:
-        """Whether there is a table or view of this name."""
-        found = "SELECT count(*) AS n FROM information_schema.tables WHERE table_name = $name"
-        return bool(self.rows(found, {"name": table})[0]["n"])
-
     def _current(self) -> duckdb.DuckDBPyConnection:
         """A cursor of its own for the caller's thread."""
         with self._lock:

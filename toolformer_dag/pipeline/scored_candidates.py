@@ -179,7 +179,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     samples = store.samples.stored(asked.keys)
     require_whole(output, "samples", asked.keys.height - samples.height + asked.unknown.height)
     parsed = pl.DataFrame(
-        [_parsed(output.lane, body) for body in samples["body"].unique()], schema=BODIES, orient="row"
+        [parsed_call(output.lane, body) for body in samples["body"].unique()], schema=BODIES, orient="row"
     )
     samples = samples.join(parsed, on="body", how="left", nulls_equal=True)
     table = (
@@ -223,8 +223,8 @@ def _sample_rows(answers: Answers) -> pl.DataFrame:
     return pl.DataFrame([*sampled, *refused], schema=SAMPLES, orient="row")
 
 
-def _parsed(lane: Lane, body: str | None) -> tuple[str | None, str | None, str | None]:
-    """(body, input or None, why it is no call of this tool)."""
+def parsed_call(lane: Lane, body: str | None) -> tuple[str | None, str | None, str | None]:
+    """Return the body, its input or None, and why it is no call of this tool."""
     if body is None:
         return None, None, None
     try:

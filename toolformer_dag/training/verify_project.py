@@ -1,7 +1,6 @@
 """Verify the files that runs rely on: the lake, its shards, the checkpoints, the warehouse, the tools' indexes."""
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ NOT_WRITTEN = "is missing, or its content is not what was written"
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The damaged files, the bytes that were read, and the seconds it took."""
+    """The damaged files, and the bytes that were read."""
 
     damaged: tuple[DamagedFile, ...]
     bytes: int
-    seconds: float
 
 
 def verified(plan: Plan) -> Verification:
@@ -38,7 +36,6 @@ def verified(plan: Plan) -> Verification:
     Rows in an object store are set aside at once: objects cannot be touched.
     Not covered: models, passages and other files that were given to the project; their hashes are part of identities.
     """
-    began = time.monotonic()
     indexes = _indexes(plan)
     written = (
         *damaged_files(plan.lake),
@@ -53,7 +50,7 @@ def verified(plan: Plan) -> Verification:
             os.utime(one.path)
     inside = sum(map(_bytes, (plan.lake.root, *indexes)))
     outside = sum(stamp.get("bytes", 0) for stamp in stamps(plan.shards).values()) if plan.settings.corpus.named else 0
-    return Verification((*written, *_shards(plan)), inside + outside, time.monotonic() - began)
+    return Verification((*written, *_shards(plan)), inside + outside)
 
 
 def set_aside(plan: Plan) -> list[DamagedFile]:

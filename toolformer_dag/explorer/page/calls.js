@@ -5,7 +5,7 @@ import { count, csv, download, el, foreign, nats } from "./elements.js";
 import { KEY, encodeKey, link, set, state } from "./state.js";
 import { chosenTau } from "./thresholds.js";
 
-const PAUSE = 120;
+const TYPING_PAUSE = 120;
 const CSV = ["tool", "shard", "digest", "segment", "position", "sample", "domain", "date", "verdict", "delta", "tau", "distance",
   "loss_empty", "loss_call", "loss_result", "p_api", "input", "result", "before", "after"];
 
@@ -55,7 +55,7 @@ export function calls(overview) {
   function change(name, value, wait = false) {
     set({ [name]: value }, { quietly: name !== "tool" });
     clearTimeout(timer);
-    if (name !== "tool") timer = setTimeout(load, wait ? PAUSE : 0);
+    if (name !== "tool") timer = setTimeout(load, wait ? TYPING_PAUSE : 0);
   }
 
   function row(call) {

@@ -48,7 +48,7 @@ function steps(line) {
 }
 
 // A text of the corpus, from what was stored.
-function stored(overview, key, text) {
+function storedLine(overview, key, text) {
   const tool = overview.tools.find(one => one.tool === key.tool), tau = chosenTau(tool);
   const own = text.calls.filter(call => call.tool === key.tool && String(call.segment) === String(key.segment));
   const answers = new Map(text.results.map(result => [result.input, result]));
@@ -106,7 +106,7 @@ export async function pipeline(overview) {
     const { position, sample, ...key } = chosen;
     const text = await data.text(key);
     const tool = overview.tools.find(one => one.tool === key.tool);
-    parts.push(el("h2", {}, `${tool.name}: `, foreign(text.title || key.digest)), el("p", { className: "soft" }, foreign(text.url)), stored(overview, key, text));
+    parts.push(el("h2", {}, `${tool.name}: `, foreign(text.title || key.digest)), el("p", { className: "soft" }, foreign(text.url)), storedLine(overview, key, text));
   } else {
     parts.push(el("p", {}, "Choose a call in ", el("a", { href: link({ view: "calls" }) }, "the list of calls"), " to see the pipeline of its text."));
   }

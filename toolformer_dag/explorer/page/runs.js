@@ -4,7 +4,7 @@ import { data } from "./data.js";
 import { count, el, foreign, nats, svg, table } from "./elements.js";
 import { set, state } from "./state.js";
 
-const WIDTH = 640, HEIGHT = 180, MOST_GOLD = 6;
+const CURVE_WIDTH = 640, CURVE_HEIGHT = 180, MOST_GOLD = 6;
 const absent = (what, by) => el("p", { className: "soft" }, `${what} not in the warehouse yet. It comes with `, el("code", {}, by), ".");
 const percent = share => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`);
 const plain = value => (value === null || value === undefined ? "–" : typeof value === "number" ? value.toLocaleString("en", { maximumFractionDigits: 4 }) : foreign(value));
@@ -59,8 +59,8 @@ function curve(rows, measure, checkpoints) {
   if (points.length < 2) return null;
   const steps = points.map(row => row.step), values = points.map(row => row.value);
   const [low, high, last] = [Math.min(...values), Math.max(...values), Math.max(...steps)];
-  const x = step => 44 + (step / Math.max(1, last)) * (WIDTH - 60);
-  const y = value => HEIGHT - 24 - ((value - low) / Math.max(1e-9, high - low)) * (HEIGHT - 40);
+  const x = step => 44 + (step / Math.max(1, last)) * (CURVE_WIDTH - 60);
+  const y = value => CURVE_HEIGHT - 24 - ((value - low) / Math.max(1e-9, high - low)) * (CURVE_HEIGHT - 40);
   const lines = checkpoints.map((one, number) => {
     const own = points.filter(row => row.checkpoint === one).sort((a, b) => a.step - b.step);
     const last = own.at(-1), ink = `curve tool-${number % 6}`;
@@ -68,10 +68,10 @@ function curve(rows, measure, checkpoints) {
     return [svg("path", { d: own.map((row, at) => `${at ? "L" : "M"}${x(row.step)} ${y(row.value)}`).join(""), class: ink }), ...end];
   });
   const marks = [low, high].map(value => svg("text", { x: 0, y: y(value) + 4, class: "axis" }, nats(value, 2)));
-  const end = svg("text", { x: WIDTH - 16, y: HEIGHT - 6, class: "axis", "text-anchor": "end" }, `step ${count(last)}`);
+  const end = svg("text", { x: CURVE_WIDTH - 16, y: CURVE_HEIGHT - 6, class: "axis", "text-anchor": "end" }, `step ${count(last)}`);
   return el("div", {}, el("h3", {}, foreign(measure)),
-    svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "curves", role: "img", "aria-label": `${measure} over the steps of training, from ${nats(low)} to ${nats(high)}` },
-      svg("path", { d: `M44 ${HEIGHT - 24}H${WIDTH}`, class: "floor" }), ...lines.flat(), ...marks, end));
+    svg("svg", { viewBox: `0 0 ${CURVE_WIDTH} ${CURVE_HEIGHT}`, class: "curves", role: "img", "aria-label": `${measure} over the steps of training, from ${nats(low)} to ${nats(high)}` },
+      svg("path", { d: `M44 ${CURVE_HEIGHT - 24}H${CURVE_WIDTH}`, class: "floor" }), ...lines.flat(), ...marks, end));
 }
 
 function training(rows) {

@@ -9,7 +9,7 @@ import { chosenTau } from "./thresholds.js";
 const LOSSES = [["loss_empty", "L(ε), without a call"], ["loss_call", "L(c), without its result"], ["loss_result", "L(c, r), with its result"]];
 const LOSS_CLASSES = ["plain", "asked", "answered"];
 
-const same = (one, other) => KEY.every(name => String(one[name]) === String(other[name]));
+const sameCall = (one, other) => KEY.every(name => String(one[name]) === String(other[name]));
 
 function chip(overview, call, chosen) {
   const number = overview.tools.findIndex(tool => tool.tool === call.tool);
@@ -23,7 +23,7 @@ function chip(overview, call, chosen) {
 // Of the samples at one place the one that the filter looks at; the others are listed below, or shown when asked for.
 function shownAt(calls, chosen) {
   if (state("every") === "1") return calls;
-  const found = calls.filter(call => call.best || call.kept || (chosen && same(call, chosen)));
+  const found = calls.filter(call => call.best || call.kept || (chosen && sameCall(call, chosen)));
   return found.length ? found : calls.slice(0, 1);
 }
 
@@ -41,7 +41,7 @@ function inText(overview, text, chosen) {
     done = place;
     const lanes = new Map();
     for (const call of places.get(place)) lanes.set(call.tool, [...(lanes.get(call.tool) ?? []), call]);
-    for (const calls of lanes.values()) parts.push(...shownAt(calls, chosen).map(call => chip(overview, call, chosen && same(call, chosen))));
+    for (const calls of lanes.values()) parts.push(...shownAt(calls, chosen).map(call => chip(overview, call, chosen && sameCall(call, chosen))));
   }
   parts.push(foreign(characters.slice(done).join("")));
   return el("div", { className: "text" }, parts);
@@ -127,11 +127,11 @@ export async function texts(overview) {
   if (!chosen) return el("p", {}, "Choose a call in ", el("a", { href: link({ view: "calls" }) }, "the list of calls"), " to see it in its text.");
   const { position, sample, ...key } = chosen;
   const text = await data.text(key);
-  const call = text.calls.find(one => same(one, chosen));
+  const call = text.calls.find(one => sameCall(one, chosen));
   const every = el("input", { type: "checkbox", onchange: () => set({ every: every.checked ? "1" : "" }) });
   every.checked = state("every") === "1";
   const listed = table("Every call in this text", [
-    { title: "call", cell: one => chip(overview, one, call && same(one, call)) },
+    { title: "call", cell: one => chip(overview, one, call && sameCall(one, call)) },
     { title: "p", number: true, cell: one => nats(one.p_api) },
     { title: "Δ", number: true, cell: deltaText },
     { title: "verdict", cell: one => { const tool = overview.tools.find(lane => lane.tool === one.tool); return verdictMark(shownVerdict(one, tool, chosenTau(tool))); } },
