@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.texts.calls import Call, format_call
-from toolformer_dag.tools.registry import PromptError, PromptExample, check_prompt, parse_prompt
+from toolformer_dag.tools.registry import ToolError, check_prompt
 
 SOURCE = Path("prompts/qa.txt")
 INSTRUCTION = 'Add calls to a QA API. Write "[QA(question)]". Here are some examples:\n'
@@ -21,10 +21,8 @@ BIDEN = ("Joe Biden was born in Scranton.", 'Joe Biden was born in [QA("Where wa
 MT = ("il gatto is a cat.", "[QA(gatto)] il gatto is a cat.")
 
 
-def test_instruction_and_examples() -> None:
-    parsed = check_prompt(prompt(BIDEN, MT), "QA", SOURCE)
-    assert parsed.instruction == INSTRUCTION
-    assert parsed.examples == (PromptExample(1, *BIDEN), PromptExample(2, *MT))
+def test_inputs_and_outputs() -> None:
+    assert check_prompt(prompt(BIDEN, MT), "QA", SOURCE) == [BIDEN, MT]
 
 
 def test_texts_may_go_over_several_lines_and_hold_brackets() -> None:
@@ -54,7 +52,7 @@ def test_an_example_without_calls_is_fine_beside_others() -> None:
     ],
 )
 def test_what_cannot_teach_is_refused_with_its_place_and_the_remedy(text: str, message: str) -> None:
-    with pytest.raises(PromptError, match=rf"(?s)prompts/qa\.txt: .*{message}"):
+    with pytest.raises(ToolError, match=rf"(?s)prompts/qa\.txt: .*{message}"):
         check_prompt(text, "QA", SOURCE)
 
 
@@ -74,6 +72,6 @@ def test_any_call_put_before_a_word_passes(words: list[str], at: int, asked: str
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        parse_prompt(text, SOURCE)
-    except PromptError as error:
+        check_prompt(text, "QA", SOURCE)
+    except ToolError as error:
         assert str(SOURCE) in str(error)
