@@ -17,10 +17,9 @@ from toolformer_dag.model.loading import load_language_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.settings.sections import SamplingSettings
 from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.synthetic.names import WorldPart
 from toolformer_dag.synthetic.phenomena import phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon
-from toolformer_dag.synthetic.wordings import WordingSet
+from toolformer_dag.synthetic.wordings import WordingSet, WorldPart
 from toolformer_dag.synthetic.world import the_world
 
 KEPT = 0.5  # a gain that counts as kept in the shares, the paper's smallest tau_f

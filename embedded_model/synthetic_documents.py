@@ -17,11 +17,10 @@ from embedded_model.demonstrations import (
     with_call,
     with_notes,
 )
-from toolformer_dag.synthetic.names import KINDS, PARTS
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon, filler
 from toolformer_dag.synthetic.web import document_text
-from toolformer_dag.synthetic.wordings import Relation, relations, word_list
+from toolformer_dag.synthetic.wordings import KINDS, PARTS, Relation, relations, word_list
 from toolformer_dag.synthetic.world import World
 
 LARGEST_SHARE = 0.3  # of a text's plain words

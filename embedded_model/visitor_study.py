@@ -18,9 +18,8 @@ from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic.calculations import operands, result_of
 from toolformer_dag.synthetic.lexicon import phrase
-from toolformer_dag.synthetic.names import KINDS
 from toolformer_dag.synthetic.today import date_text, day_of
-from toolformer_dag.synthetic.wordings import Numbers, Operation
+from toolformer_dag.synthetic.wordings import KINDS, Numbers, Operation
 from toolformer_dag.synthetic.world import the_world
 
 Split = Literal["guide", "measured", "fresh"]

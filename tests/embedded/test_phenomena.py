@@ -12,9 +12,9 @@ from embedded_model.demonstrations import NAMES
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.calculations import part_of
 from toolformer_dag.synthetic.lexicon import translate
-from toolformer_dag.synthetic.names import PARTS
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon, questions
 from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.wordings import PARTS
 from toolformer_dag.synthetic.world import World, passages
 from toolformer_dag.tools.registry import check_prompt, load_tool
 from toolformer_dag.tools.tool import ToolCall
@@ -108,8 +108,8 @@ def _calls(tool: str) -> list[tuple[str, str, str]]:
     """For each example of the tool's prompt: the text before the call, the call's input, the text after."""
     file = PROMPTS / f"{tool}.txt"
     pattern = re.compile(rf"^(.*) \[{NAMES[tool]}\((.*)\)\]( .*)$")
-    examples = check_prompt(file.read_text(encoding="utf-8"), NAMES[tool], file).examples
-    found = [pattern.match(example.output) for example in examples]
+    examples = check_prompt(file.read_text(encoding="utf-8"), NAMES[tool], file)
+    found = [pattern.match(output) for _, output in examples]
     return [(match[1], match[2], match[3]) for match in found if match]
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.synthetic.lexicon import LANGUAGES, translate, words, words_of
-from toolformer_dag.synthetic.names import KINDS, PARTS, WorldPart
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.today import part_of_day
 from toolformer_dag.synthetic.web import records
+from toolformer_dag.synthetic.wordings import KINDS, PARTS, WorldPart
 from toolformer_dag.synthetic.world import Entity, World, passages, passages_by_relation
 
 Gold = dict[tuple[str, WorldPart], list]

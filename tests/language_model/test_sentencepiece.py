@@ -16,8 +16,8 @@ from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.model.sentencepieces import TEXTS
 from toolformer_dag.model.weights import ModelError, model_identity
 from toolformer_dag.tools.foreign_text import ENGLISH
-from toolformer_dag.tools.nllb_tokenizer import encode, load_nllb_tokenizer
 from toolformer_dag.tools.options import PretrainedOptions, load_tokenizer
+from toolformer_dag.tools.translators import encode, load_nllb_tokenizer
 
 LINES = [
     "The total is 94 + 23 = 117 apples . [Calculator(94 + 23) -> 117] and 5 - 6 = 8 .",

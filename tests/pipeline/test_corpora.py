@@ -14,8 +14,7 @@ from polars.testing import assert_frame_equal
 from tests.pipeline.conftest import Line, NewLine
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.hub import HubReader, resolve
-from toolformer_dag.texts.shard_reader import ShardError
+from toolformer_dag.texts.shard_reader import ShardError, hub_batches, resolve
 
 Record = dict[str, Any]
 HIDDEN = ("shard", "digest", "url")
@@ -133,7 +132,7 @@ def test_a_data_set_that_is_gone_when_a_shard_is_read_can_be_tried_again(new_lin
     split = resolve(str(data), None, "train", None)
     (data / "data" / "train-0.jsonl").rename(data / "data" / "test-0.jsonl")
     with pytest.raises(ShardError, match="has no split 'train'"):
-        list(HubReader(split, 0, FormatChoice()).batches())
+        list(hub_batches(split, 0, FormatChoice()))
 
 
 def test_a_split_or_data_set_that_is_not_there_is_named(new_line: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import zstandard
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FORMATS, FormatChoice, steps_to
-from toolformer_dag.texts.shard_reader import ShardReader, read_documents
+from toolformer_dag.texts.shard_reader import read_documents, shard_batches
 
 Record = Mapping[str, Any]
 URL = "https://www.example.org/2019/04/25/a-page/"
@@ -119,9 +119,8 @@ def test_a_published_record_is_recognized_and_read(tmp_path: Path, name: str, fi
         tmp_path / file, [PUBLISHED[name], {**PUBLISHED[name], "text": "x", "content": "x", "raw_content": "x"}]
     )
     for choice in (FormatChoice(), FormatChoice(name)):
-        reader = ShardReader(path, choice)
-        [batch] = reader.batches()
-        assert reader.format == name
+        [batch] = shard_batches(path, choice)
+        assert batch.layout.format == name
         document = Document("s", **next(batch.frame.iter_rows(named=True)))
         assert (document.text, document.url, document.date, document.domain) == (TEXT, URL, DAY, "www.example.org")
         assert document.language == (None if name in WITHOUT_LANGUAGE else "en")
@@ -214,7 +213,7 @@ def test_optional_fields_that_come_after_the_first_records_are_read(tmp_path: Pa
 @pytest.mark.parametrize("file", ["x.json.gz", "x.parquet"])
 def test_an_optional_field_of_another_type_is_null_and_told_and_a_named_one_refused(tmp_path: Path, file: str) -> None:
     path = write(tmp_path / file, [{"text": TEXT, "title": 1984, "language": ["en"]}])
-    [batch] = ShardReader(path).batches()
+    [batch] = shard_batches(path)
     [row] = batch.frame.to_dicts()
     assert (row["text"], row["title"], row["language"], batch.rejections) == (TEXT, "1984", None, ())
     [told] = batch.ignored

@@ -19,7 +19,7 @@ from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.shard_reader import ShardReader, read_documents
+from toolformer_dag.texts.shard_reader import read_documents, shard_batches
 
 CHOICE = FormatChoice("fineweb")
 OWN = FormatChoice("plain", (("text", "t.x"), ("id", "i"), ("language", "l.0")))
@@ -203,7 +203,7 @@ def test_bytes_that_are_not_utf_8_inside_structs_and_lists_are_counted_too(tmp_p
     table = pa.table({"text": ["a", "b", "c"], "id": ["1", "2", "3"], "metadata": metadata, "links": links})
     pq.write_table(table, tmp_path / "x.parquet", store_schema=False)
     for fields in ((), (("url", "links.0"),)):
-        [batch] = ShardReader(tmp_path / "x.parquet", FormatChoice("datatrove", fields)).batches()
+        [batch] = shard_batches(tmp_path / "x.parquet", FormatChoice("datatrove", fields))
         assert batch.frame["url"].to_list() == ["one", "", "three"]
         assert any("not UTF-8" in told for told in batch.ignored)
     for place in ("metadata.url", "links.0"):
@@ -240,7 +240,7 @@ def test_a_damaged_page_is_a_fault_after_the_rows_before_it(tmp_path: Path, plac
     content[int(len(content) * place)] ^= 0xFF
     (tmp_path / "x.parquet").write_bytes(content)
     with pytest.raises(ShardFault) as told:
-        list(ShardReader(tmp_path / "x.parquet", CHOICE).batches())
+        list(shard_batches(tmp_path / "x.parquet", CHOICE))
     assert told.value.reason == "corrupt_parquet"
 
 
@@ -288,7 +288,7 @@ def test_a_fault_of_zstd_is_named_and_ends_the_shard(tmp_path: Path, damage, rea
     path = tmp_path / "x.jsonl.zst"
     path.write_bytes(damage(zstandard.ZstdCompressor(write_checksum=True).compress(plain())))
     with pytest.raises(ShardFault) as told:
-        list(ShardReader(path, CHOICE).batches())
+        list(shard_batches(path, CHOICE))
     assert told.value.reason == reason
 
 

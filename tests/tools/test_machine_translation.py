@@ -8,8 +8,10 @@ import pytest
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from tests.tools.nllb_checkpoint import PAIRS, write_checkpoint
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.foreign_text import Identifier, IdentifierError, flores_code, identifier_file
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
 FOREIGN = [foreign for _, foreign, _ in PAIRS]
@@ -65,18 +67,16 @@ def test_a_vocabulary_that_was_not_read_is_refused(checkpoint: str, tmp_path: Pa
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
     NllbTokenizer(vocab_file="sentencepiece.bpe.model").save_pretrained(tmp_path)
     with pytest.raises(ToolDown, match=r"tokenizer\.json"):
-        load_tool("machine_translation", {"model": str(tmp_path)}).run([ToolCall(FOREIGN[0])])
+        run_calls(load_tool("machine_translation", {"model": str(tmp_path)}), [ToolCall(FOREIGN[0])], ToolLimits())
 
 
 def test_a_folder_that_is_no_model_stops_the_lane(tmp_path: Path) -> None:
     with pytest.raises(ToolDown, match=r"tools\.machine_translation.*tokenizer\.json"):
-        load_tool("machine_translation", {"model": str(tmp_path)}).run([ToolCall(FOREIGN[0])])
+        run_calls(load_tool("machine_translation", {"model": str(tmp_path)}), [ToolCall(FOREIGN[0])], ToolLimits())
 
 
 def test_every_derived_code_is_one_of_nllb_or_refused_by_its_tokenizer() -> None:
-    labels = [
-        label.removeprefix("__label__") for label in Identifier(None)._loaded().predict("", k=-1, threshold=-1.0)[0]
-    ]
+    labels = [label.removeprefix("__label__") for label in Identifier(None).model.predict("", k=-1, threshold=-1.0)[0]]
     known = {label: flores_code(label) for label in labels if flores_code(label) in FAIRSEQ_LANGUAGE_CODES}
     assert len(known) == 117
     assert len(set(known.values())) == 116  # Croatian and Serbo-Croatian share one
@@ -134,7 +134,11 @@ def test_int8_agrees_with_the_checkpoint_it_comes_from(checkpoint: str, tmp_path
 
 def test_a_folder_that_was_not_converted_is_refused(checkpoint: str) -> None:
     with pytest.raises(ToolDown, match="ct2-transformers-converter"):
-        load_tool("machine_translation", {"backend": "ctranslate2", "model": checkpoint}).run([ToolCall(FOREIGN[0])])
+        run_calls(
+            load_tool("machine_translation", {"backend": "ctranslate2", "model": checkpoint}),
+            [ToolCall(FOREIGN[0])],
+            ToolLimits(),
+        )
 
 
 def test_the_embedded_backend_translates_phrases_of_the_made_world() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.built_in.machine_translation import input_after_call_only
 from toolformer_dag.tools.foreign_text import COMMON, Identifier, chunk_text, foreign_chunks, paragraph_chunks
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
@@ -157,16 +156,15 @@ def test_a_chunk_has_ten_words_or_characters_of_an_unspaced_script() -> None:
     ],
 )
 def test_a_call_whose_input_only_follows_is_taken_back(tool: Tool, text: str, offset: int, removed: bool) -> None:
-    assert input_after_call_only(text, offset, "O homem suprimido") is removed
     assert tool.keeps(text, offset, '"O homem suprimido"') is not removed
 
 
 @given(st.text("ab ", max_size=12), st.integers(0, 12), st.text("ab", min_size=1, max_size=3))
-def test_the_rule_for_kept_calls_in_plain_words(text: str, offset: int, input: str) -> None:
+def test_the_rule_for_kept_calls_in_plain_words(tool: Tool, text: str, offset: int, input: str) -> None:
     offset = min(offset, len(text))
     after = any(text.startswith(input, at) for at in range(offset, len(text)))
     before = any(text.startswith(input, at) and at + len(input) <= offset for at in range(offset))
-    assert input_after_call_only(text, offset, input) is (after and not before)
+    assert tool.keeps(text, offset, input) is not (after and not before)
 
 
 def test_the_embedded_backend_wants_phrases_of_its_lexicon() -> None:

@@ -47,8 +47,8 @@ def test_results_and_reasons(converter: Tool) -> None:
 
 def test_the_prompt_s_calls_give_what_its_texts_say(converter: Tool) -> None:
     """Each call stands right before its own result."""
-    for example in check_prompt(converter.prompt, converter.name, EXAMPLE / "prompt.txt").examples:
-        _, _, rest = example.output.partition("[")
+    for _, output in check_prompt(converter.prompt, converter.name, EXAMPLE / "prompt.txt"):
+        _, _, rest = output.partition("[")
         body, _, after = rest.partition("]")
         (result,) = run_calls(converter, [ToolCall(parse_call(body).input)], ToolLimits())
         assert result.result is not None

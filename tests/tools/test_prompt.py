@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.texts.calls import Call, format_call
-from toolformer_dag.tools.registry import PromptError, PromptExample, check_prompt, parse_prompt
+from toolformer_dag.tools.registry import ToolError, check_prompt
 
 SOURCE = Path("prompts/qa.txt")
 INSTRUCTION = 'Add calls to a QA API. Write "[QA(question)]". Here are some examples:\n'
@@ -33,10 +33,8 @@ def test_what_may_stand_in_a_prompt(examples: list[tuple[str, str]]) -> None:
     check_prompt(prompt(*examples), "QA", SOURCE)
 
 
-def test_instruction_and_examples() -> None:
-    parsed = check_prompt(prompt(BIDEN, MT), "QA", SOURCE)
-    assert parsed.instruction == INSTRUCTION
-    assert parsed.examples == (PromptExample(1, *BIDEN), PromptExample(2, *MT))
+def test_inputs_and_outputs() -> None:
+    assert check_prompt(prompt(BIDEN, MT), "QA", SOURCE) == [BIDEN, MT]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_instruction_and_examples() -> None:
     ],
 )
 def test_what_cannot_teach_is_refused_with_its_place_and_the_remedy(text: str, message: str) -> None:
-    with pytest.raises(PromptError, match=rf"(?s)prompts/qa\.txt: .*{message}"):
+    with pytest.raises(ToolError, match=rf"(?s)prompts/qa\.txt: .*{message}"):
         check_prompt(text, "QA", SOURCE)
 
 
@@ -78,6 +76,6 @@ def test_any_call_put_before_a_word_passes(words: list[str], at: int, asked: str
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        parse_prompt(text, SOURCE)
-    except PromptError as error:
+        check_prompt(text, "QA", SOURCE)
+    except ToolError as error:
         assert str(SOURCE) in str(error)

@@ -20,9 +20,14 @@ from hypothesis.extra.numpy import arrays
 from tests.tools.tiny_readers import write_extractive, write_seq2seq
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering
-from toolformer_dag.tools.endpoint import MAX_ANSWER_BYTES
 from toolformer_dag.tools.passages import Passage
-from toolformer_dag.tools.readers import QuestionAnsweringOptions, Seq2SeqReader, best_span, reader_input
+from toolformer_dag.tools.readers import (
+    MAX_ANSWER_BYTES,
+    QuestionAnsweringOptions,
+    Seq2SeqReader,
+    best_span,
+    reader_input,
+)
 from toolformer_dag.tools.registry import ToolError, load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
@@ -146,7 +151,7 @@ def test_the_best_span_is_the_best_of_all_spans(
 def test_weights_that_do_not_fit_the_reader_stop_the_lane(tmp_path: Path, passages: str) -> None:
     tool = load({"model": str(tmp_path), "passages": passages})
     with pytest.raises(ToolDown, match=r"tools\.question_answering.*save_pretrained"):
-        tool.run([ToolCall("Who?")])
+        run_calls(tool, [ToolCall("Who?")], ToolLimits())
 
 
 # ---- the reader behind an endpoint ----

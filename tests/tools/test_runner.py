@@ -41,6 +41,7 @@ ACCIDENTS: dict[str, BaseException] = {
     "key": KeyError("key"),
     "os": OSError("os"),
     "exit": SystemExit(0),
+    "interrupt": KeyboardInterrupt(),
     "panic": type("PanicException", (BaseException,), {})("Rust"),
     "unshown": Unshown(),
     "busy": RetryableError("503"),
@@ -117,6 +118,7 @@ def test_the_context_makes_calls_distinct() -> None:
     [
         ("a key b c", 4, ["A", "lost:KeyError", "B", "C"]),
         ("a exit b panic", 1, ["A", "lost:SystemExit", "B", "lost:PanicException"]),
+        ("a interrupt b", 2, ["A", "lost:KeyboardInterrupt", "B"]),
         ("unshown a", 2, ["lost:Unshown", "A"]),
         ("busy", 1, ["lost:unavailable"]),
     ],

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.passage_search import (
     PassageSearch,
     analyzer,
@@ -27,6 +28,7 @@ from toolformer_dag.tools.passage_search import (
 )
 from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
 WORDS = [
@@ -102,15 +104,15 @@ def test_ranking_is_bm25(searched: tuple[PassageSearch, list[Passage]], query: s
     scores = bm25_scores(passages, query_terms(query))
     expected = sorted(range(len(passages)), key=lambda n: (-round(scores[n], 4), n))
     hits = search.search(query, 10)
-    assert [int(hit.passage.id) for hit in hits] == expected[:10]
-    assert [hit.score for hit in hits] == pytest.approx([scores[n] for n in expected[:10]], rel=1e-4)
+    assert [int(passage.id) for _, passage in hits] == expected[:10]
+    assert [score for score, _ in hits] == pytest.approx([scores[n] for n in expected[:10]], rel=1e-4)
 
 
 def test_many_equal_scores_stand_in_the_order_of_the_source_however_the_index_was_built(tmp_path: Path) -> None:
     same = [Passage(str(n), "Kestrel", "", "a small falcon") for n in range(300)]
     for name, commit_every in (("whole", 1000), ("pieces", 17)):
         write_index(same, tmp_path / name, lambda done: None, commit_every=commit_every)
-        assert [hit.passage.id for hit in PassageSearch(tmp_path / name).search("falcon", 3)] == ["0", "1", "2"]
+        assert [one.id for _, one in PassageSearch(tmp_path / name).search("falcon", 3)] == ["0", "1", "2"]
 
 
 @given(st.text(max_size=80))
@@ -122,7 +124,7 @@ def test_many_equal_scores_stand_in_the_order_of_the_source_however_the_index_wa
 def test_no_query_is_parsed_as_query_language(searched: tuple[PassageSearch, list[Passage]], query: str) -> None:
     hits = searched[0].search(query, 3)
     assert len(hits) <= 3
-    assert "river" not in query_terms(query) or any("river" in hit.passage.searched() for hit in hits)
+    assert "river" not in query_terms(query) or any("river" in passage.searched() for _, passage in hits)
 
 
 def test_stop_words_alone_are_searched() -> None:
@@ -154,9 +156,7 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert told[-1] == 6_000
     resumed = PassageSearch(folder).search("river castle", 10)
     write_index(made_passages(6_000), tmp_path / "whole", lambda done: None, 250_000)
-    assert [hit.passage for hit in resumed] == [
-        hit.passage for hit in PassageSearch(tmp_path / "whole").search("river castle", 10)
-    ]
+    assert resumed == PassageSearch(tmp_path / "whole").search("river castle", 10)
 
 
 def test_a_whole_index_is_found_again_by_its_content_and_not_built_again(
@@ -190,7 +190,7 @@ def test_a_flipped_bit_in_any_file_of_an_index_is_named_and_the_index_is_built_a
     monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
     source, chance = write(tmp_path / "a.jsonl", made_passages(50)), random.Random(0)
     folder = ensure_index(source)
-    before = [hit.passage for hit in PassageSearch(folder).search("river castle", 10)]
+    before = PassageSearch(folder).search("river castle", 10)
     kinds = {file.suffix for file in whole_files(folder)}
     assert len(kinds) > 5
     for kind in sorted(kinds):
@@ -201,11 +201,11 @@ def test_a_flipped_bit_in_any_file_of_an_index_is_named_and_the_index_is_built_a
         ensure_index(source)
         assert str(file) in caplog.text and "set aside" in caplog.text
         assert damaged_index_files(folder, again=True) == []
-        assert [hit.passage for hit in PassageSearch(folder).search("river castle", 10)] == before
+        assert PassageSearch(folder).search("river castle", 10) == before
     (folder / "meta.json").unlink()
     assert damaged_index_files(folder) == [folder / "meta.json"]
     ensure_index(source)
-    assert [hit.passage for hit in PassageSearch(folder).search("river castle", 10)] == before
+    assert PassageSearch(folder).search("river castle", 10) == before
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,9 @@ def test_the_snippet_length_is_a_setting_and_part_of_the_identity(tool: Tool) ->
 
 def test_missing_passages_stop_the_lane(tmp_path: Path) -> None:
     with pytest.raises(ToolDown, match=r"tools\.wiki_search.*gone\.jsonl"):
-        load_tool("wiki_search", {"passages": str(tmp_path / "gone.jsonl")}).run([ToolCall("river")])
+        run_calls(
+            load_tool("wiki_search", {"passages": str(tmp_path / "gone.jsonl")}), [ToolCall("river")], ToolLimits()
+        )
 
 
 def test_relative_passages_lie_beside_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

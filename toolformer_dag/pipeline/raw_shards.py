@@ -50,7 +50,7 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
         "reader": READER,
         "latest_date": LATEST_DATE.isoformat(),
         **determining(corpus, "format"),
-        "fields": corpus.fields.named(),
+        "fields": corpus.fields.model_dump(exclude_none=True),
     }
 
 
@@ -71,7 +71,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     corpus = worker.plan.settings.corpus
     if not corpus.named:
         write_small_web(worker.plan.settings)
-    choice = FormatChoice(corpus.format, tuple(corpus.fields.named().items()))
+    choice = FormatChoice(corpus.format, tuple(corpus.fields.model_dump(exclude_none=True).items()))
     reading = _Reading(worker.plan.shards[shard], choice)
     return PartRows(reading.frames(output), reading.rejected, facts=reading.facts)
 
@@ -117,9 +117,9 @@ class _Reading:
 
     def _documents(self) -> Iterator[pl.DataFrame]:
         self.facts |= self._shard.facts()
-        source, found = self._shard.reader(self._choice), 0
-        for batch in source.batches():
-            self.facts[FORMAT] = source.format
+        found = 0
+        for batch in self._shard.batches(self._choice):
+            self.facts[FORMAT] = batch.layout.format
             for rejection in batch.rejections:
                 self._reject(rejection)
             self._ignored |= dict.fromkeys(batch.ignored)

@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, expanded, printable, rooted
 from toolformer_dag.synthetic.web import VERSION, write_shards
+from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.hub import HubReader, HubSplit, resolve
-from toolformer_dag.texts.shard_reader import ShardReader
+from toolformer_dag.texts.shard_reader import HubSplit, hub_batches, resolve, shard_batches
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ class ShardFile:
             return {}
         return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
-    def reader(self, choice: FormatChoice) -> ShardReader:
-        """Return what reads its documents."""
-        return ShardReader(self.path, choice)
+    def batches(self, choice: FormatChoice) -> Iterator[Batch]:
+        """Read its documents; see `shard_batches`."""
+        return shard_batches(self.path, choice)
 
     def facts(self) -> dict[str, Any]:
         """Return the hash of the file, with which `verify` notices a change that keeps size and time."""
@@ -85,9 +85,9 @@ class HubFile:
             return {**of, **ShardFile(self.name, Path(self.split.hub) / self.split.files[self.number]).stamp()}
         return {**of, "revision": self.split.revision}
 
-    def reader(self, choice: FormatChoice) -> HubReader:
-        """Return what reads its documents."""
-        return HubReader(self.split, self.number, choice)
+    def batches(self, choice: FormatChoice) -> Iterator[Batch]:
+        """Read its documents; see `hub_batches`."""
+        return hub_batches(self.split, self.number, choice)
 
     def facts(self) -> dict[str, Any]:
         """Return the data set and its revision: a commit, or for a folder a hash of its files' content."""
@@ -162,7 +162,7 @@ def _pinned(settings: Settings) -> HubSplit:
             corpus.hub,
         )
     split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
-    storage.replace(file, sealed("corpus.hub", {"asked": asked, "resolved": split.as_dict()}), version)
+    storage.replace(file, sealed("corpus.hub", {"asked": asked, "resolved": asdict(split)}), version)
     return split
 
 

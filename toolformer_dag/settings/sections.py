@@ -90,10 +90,6 @@ class FieldSettings(SettingsTable):
         "date is that of the crawl, which is not what the calendar needs.",
     )
 
-    def named(self) -> dict[str, str]:
-        """Return the paths that are given, by field."""
-        return {field: path for field, path in self.model_dump().items() if path is not None}
-
 
 class CorpusSettings(SettingsTable):
     """Name the shards of text and their format, and say how a document is cut into texts."""
@@ -359,7 +355,10 @@ class EvaluationSettings(SettingsTable):
     decoding_k: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="Values of `decoding.k` under which Toolformer is asked too, as in Table 9: `[1, 3]`."
     )
-    models: dict[str, Annotated[EvaluatedModel, BeforeValidator(_named_model)]] = Field(
+    models: dict[
+        str,
+        Annotated[EvaluatedModel, BeforeValidator(_named_model)],
+    ] = Field(
         default_factory=dict,
         description="Further models that answer the same questions, by the name that the tables show.",
     )

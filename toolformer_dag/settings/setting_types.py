@@ -18,6 +18,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 
 from toolformer_dag.files import UserError
 
@@ -31,6 +32,16 @@ def meant(word: str, known: Iterable[str], noun: str) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(word, known, 1)
     return f"did you mean {close[0]!r}?" if close else f"known {noun}: {', '.join(known)}"
+
+
+def mistake(item: ErrorDetails, known: Iterable[str]) -> str:
+    """Return the reason and the remedy of a validation error; `known`: the keys that could stand in its place."""
+    if item["type"] == "extra_forbidden":
+        return f"unknown key; {meant(str(item['loc'][-1]), known, 'keys')}"
+    if item["type"] == "missing":
+        return "the key is required; add it to the section"
+    reason = item["msg"].removeprefix("Value error, ")
+    return reason if "; " in reason else f"{reason}; correct the value or remove the key"
 
 
 def printable(text: str | Path) -> str:
@@ -75,7 +86,6 @@ def _left_out(table: BaseModel) -> dict[str, Any]:
     return found
 
 
-LANE_NAME = re.compile(r"[A-Za-z0-9_]+")
 ASSET_GROUPS = ("ccnet", "training", "evaluation", "warehouse", "tables")
 """The groups of the asset graph that are not lanes."""
 
@@ -105,13 +115,9 @@ def _local(value: object) -> object:
     return value
 
 
-def _home_expanded(place: Path | str) -> Path | str:
-    return expanded(place) if isinstance(place, Path) else place
-
-
 def _lane_name(name: str) -> str:
     """Check a name that becomes part of the lane's asset keys."""
-    if not LANE_NAME.fullmatch(name) or name in ASSET_GROUPS:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS:
         groups = ", ".join(ASSET_GROUPS)
         raise ValueError(f"a lane's name has letters, digits and _, and is none of {groups}; rename the section")
     return name
@@ -121,7 +127,7 @@ def _place(value: object) -> object:
     """Take an address of an object store as text, everything else as a path."""
     text = str(value)
     if "://" not in text and not text.startswith(("s3:", "gs:")):
-        return Path(text) if isinstance(value, str) else value
+        return expanded(Path(text)) if isinstance(value, str | Path) else value
     match = OBJECT_PLACE.fullmatch(text)
     if match is None:
         raise ValueError(
@@ -132,7 +138,7 @@ def _place(value: object) -> object:
 
 
 OBJECT_PLACE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]*(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*/?")
-LakePlace = Annotated[Path | str, BeforeValidator(_place), AfterValidator(_home_expanded)]
+LakePlace = Annotated[Path | str, BeforeValidator(_place)]
 """A folder of this machine, as a path, or a place in an object store, as text: s3://bucket/prefix."""
 LocalPath = Annotated[Path, BeforeValidator(_local), AfterValidator(expanded)]
 """A file or folder of this machine; `~` is the home folder."""

@@ -7,16 +7,16 @@ under `[tools]` makes a lane; a profile gives values to lanes and adds none.
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from toolformer_dag.settings.sections import Settings, SettingsTables
-from toolformer_dag.settings.setting_types import SettingsError, Unfingerprinted, meant, printable, tables_in
+from toolformer_dag.settings.setting_types import SettingsError, Unfingerprinted, meant, mistake, printable, tables_in
 from toolformer_dag.settings.tool_settings import FORMS
 
 PREFIX = "TOOLFORMER__"
@@ -42,46 +42,58 @@ class WrittenSettings(SettingsTables):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GivenSetting:
-    """One value outside of the file. `origin`: the option or variable that gives it, for messages."""
-
-    origin: str
-    values: Mapping[str, Any]
-
-    @staticmethod
-    def at(origin: str, path: Sequence[str], value: Any) -> "GivenSetting":
-        """Give a value at a path. Raises SettingsError."""
-        if not all(path):
-            raise SettingsError(f"{origin}: a part of the key is empty; {EXAMPLE}")
-        if len(path) > MAXIMUM_DEPTH:
-            raise SettingsError(f"{origin}: the key has {len(path)} parts, and no setting has as many; {EXAMPLE}")
-        for part in reversed(path):
-            value = {part: value}
-        _refuse_unusable(origin, value)
-        return GivenSetting(origin, value)
-
-    def gives(self, path: Sequence[str]) -> bool:
-        """Return whether the value at `path` comes from here: all of it, a part of it, or a value in place of it."""
-        found: Any = self.values
-        for part in path:
-            if not isinstance(found, Mapping):
-                return True
-            if part not in found:
-                return False
-            found = found[part]
-        return True
+Given = tuple[str, Mapping[str, Any]]
+"""The option or variable that gives one value outside of the file, for messages, and the value, in its tables."""
 
 
-def _toml(file: Path) -> dict[str, Any]:
-    """Read a TOML file, with or without a byte-order mark; empty where there is none. Raises SettingsError, OSError."""
-    shown = printable(file)
+def _given(origin: str, path: Sequence[str], value: Any) -> Given:
+    """Give a value at a path. Raises SettingsError."""
+    if not all(path):
+        raise SettingsError(f"{origin}: a part of the key is empty; {EXAMPLE}")
+    if len(path) > MAXIMUM_DEPTH:
+        raise SettingsError(f"{origin}: the key has {len(path)} parts, and no setting has as many; {EXAMPLE}")
+    for part in reversed(path):
+        value = {part: value}
+    _refuse_unusable(origin, value)
+    return origin, value
+
+
+def _origin(given: Sequence[Given], file: str, path: Sequence[str]) -> str:
+    return next((origin for origin, values in given if _gives(values, path)), file)
+
+
+def _gives(found: Any, path: Sequence[str]) -> bool:
+    """Return whether the value at `path` comes from here: all of it, a part of it, or a value in place of it."""
+    for part in path:
+        if not isinstance(found, Mapping):
+            return True
+        if part not in found:
+            return False
+        found = found[part]
+    return True
+
+
+def _toml(file: Path, named: bool = False) -> dict[str, Any]:
+    """Read a TOML file, with or without a byte-order mark; empty where there is none. Raises SettingsError.
+
+    `named`: somebody named the file, and it has to be there.
+    """
+    shown, mistaken = printable(file), None
     try:
+        str(file).encode()
+        if not file.is_file() and (named or file.exists()):
+            mistaken = "no such file; run in the folder that holds toolformer.toml or name it"
         values = tomllib.loads(file.read_text("utf-8-sig")) if file.is_file() else {}
+    except UnicodeEncodeError:
+        mistaken = "the path is not UTF-8, which tables and DuckDB require; rename it"
+    except OSError as error:
+        mistaken = f"cannot be read: {error.strerror}; name a file that can"
     except RecursionError:
-        raise SettingsError(f"{shown}: values are nested too deeply; no setting needs that") from None
+        mistaken = "values are nested too deeply; no setting needs that"
     except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
-        raise SettingsError(f"{shown}: not TOML: {error}; correct that line") from error
+        mistaken = f"not TOML: {error}; correct that line"
+    if mistaken:
+        raise SettingsError(f"{shown}: {mistaken}")
     _refuse_unusable(shown, values)
     return values
 
@@ -114,20 +126,20 @@ def load_settings(
     environment = os.environ if environment is None else environment
     source = settings_file(file, environment)
     shown, root = printable(source), source.parent
-    in_file = _read(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
+    in_file = _toml(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
     options = {"profile": profile, "shards": list(shards)}
     given = [
-        *[GivenSetting.at(f"--{name}", PLACES[name], value) for name, value in options.items() if value],
+        *[_given(f"--{name}", PLACES[name], value) for name, value in options.items() if value],
         *[_from_pair(shown, pair) for pair in reversed(overrides)],
         *_from_variables(environment, in_file),
     ]
 
-    def origin(path: Sequence[str]) -> str:
-        return next((setting.origin for setting in given if setting.gives(path)), shown)
-
-    with _explained(origin):
-        in_file.setdefault("tools", {name: {} for name in BUILT_IN_TOOLS})
-        return _settings(origin, _over(*(setting.values for setting in given), in_file), root)
+    origin = partial(_origin, given, shown)
+    in_file.setdefault("tools", {name: {} for name in BUILT_IN_TOOLS})
+    try:
+        return _settings(origin, _over(*(values for _, values in given), in_file), root)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explained(item, origin) for item in error.errors())) from error
 
 
 def _settings(origin: Origin, values: Mapping[str, Any], root: Path) -> Settings:
@@ -147,22 +159,6 @@ def _over(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]
         below = merged.get(key)
         merged[key] = _over(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
     return merged
-
-
-def _read(source: Path, named: bool) -> dict[str, Any]:
-    """Read the file; it may be absent where nobody named it."""
-    shown = printable(source)
-    try:
-        str(source).encode()
-        if named and not source.exists():
-            raise SettingsError(f"{shown}: no such file; run in the folder that holds toolformer.toml or name it")
-        if source.exists() and not source.is_file():
-            raise SettingsError(f"{shown}: is not a file; name a TOML file")
-        return _toml(source)
-    except UnicodeEncodeError:
-        raise SettingsError(f"{shown}: the path is not UTF-8, which tables and DuckDB require; rename it") from None
-    except OSError as error:
-        raise SettingsError(f"{shown}: cannot be read: {error.strerror}; name a file that can") from error
 
 
 def _chosen_profile(origin: Origin, written: WrittenSettings) -> dict[str, Any]:
@@ -186,13 +182,13 @@ def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
             raise SettingsError(f"{origin(path)}: {'.'.join(path)}: {reason}")
 
 
-def _from_variables(environment: Mapping[str, str], known: Any) -> list[GivenSetting]:
+def _from_variables(environment: Mapping[str, str], known: Any) -> list[Given]:
     """Read the variables that hold settings; a longer name wins over a shorter name."""
     names = sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
     return [_from_variable(name, environment[name], known) for name in names]
 
 
-def _from_variable(name: str, value: str, known: Any) -> GivenSetting:
+def _from_variable(name: str, value: str, known: Any) -> Given:
     """Read a variable; its name has no capitals of its own, so it takes those of the file's keys."""
     path = []
     for part in name.removeprefix(PREFIX).lower().split("__"):
@@ -201,15 +197,15 @@ def _from_variable(name: str, value: str, known: Any) -> GivenSetting:
         path.append(key)
         known = table.get(key)
     origin = f"${printable(name)}"
-    return GivenSetting.at(origin, path, _value(origin, value))
+    return _given(origin, path, _value(origin, value))
 
 
-def _from_pair(shown: str, pair: str) -> GivenSetting:
+def _from_pair(shown: str, pair: str) -> Given:
     key, equals, value = pair.partition("=")
     origin = f"--set {printable(key.strip())}"
     if not (key and equals):
         raise SettingsError(f"{shown}: {origin}: {EXAMPLE}")
-    return GivenSetting.at(origin, key.strip().split("."), _value(origin, value))
+    return _given(origin, key.strip().split("."), _value(origin, value))
 
 
 def _value(origin: str, text: str) -> Any:
@@ -230,14 +226,12 @@ def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
     """Raise SettingsError for values that TOML allows and nothing else can hold, in options of tools too."""
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
-    if isinstance(value, Mapping):
-        for key, nested in value.items():
-            _refuse_unusable(origin, key, *path, "a key")
-            _refuse_unusable(origin, nested, *path, key)
-    elif isinstance(value, list):
-        for number, nested in enumerate(value):
-            _refuse_unusable(origin, nested, *path, str(number))
-    elif reason := _unusable(value):
+    if isinstance(value, list):
+        value = {str(number): nested for number, nested in enumerate(value)}
+    for key, nested in value.items() if isinstance(value, Mapping) else ():
+        _refuse_unusable(origin, key, *path, "a key")
+        _refuse_unusable(origin, nested, *path, key)
+    if reason := _unusable(value):
         raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
 
 
@@ -251,27 +245,14 @@ def _unusable(value: object) -> str | None:
     return None
 
 
-@contextmanager
-def _explained(origin: Origin) -> Iterator[None]:
-    """Turn errors of validation into a SettingsError with a line per mistake: origin, key, reason, remedy."""
-    try:
-        yield
-    except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            path = [str(part) for part in item["loc"] if part not in FORMS]
-            key = ".".join(path) or "settings"
-            lines.append(f"{origin(path)}: {key}: {_reason(path, item['type'], item['msg'])}")
-        raise SettingsError("\n".join(lines)) from error
-
-
-def _reason(path: Sequence[str], kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return f"unknown key; {meant(path[-1], _known_keys(path), 'keys')}"
-    if kind in ("model_type", "dict_type"):
-        return f"must be a table; write [{'.'.join(map(str, path))}] and its keys below it"
-    reason = message.removeprefix("Value error, ")
-    return reason if "; " in reason else f"{reason}; correct the value or remove the key"
+def _explained(item: ErrorDetails, origin: Origin) -> str:
+    """Return origin, key, reason and remedy of a mistake."""
+    path = [str(part) for part in item["loc"] if part not in FORMS]
+    key = ".".join(path) or "settings"
+    if item["type"] in ("model_type", "dict_type"):
+        return f"{origin(path)}: {key}: must be a table; write [{key}] and its keys below it"
+    known = _known_keys(path) if item["type"] == "extra_forbidden" else ()
+    return f"{origin(path)}: {key}: {mistake(item, known)}"
 
 
 def _known_keys(path: Sequence[str]) -> list[str]:

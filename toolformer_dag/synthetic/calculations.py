@@ -1,13 +1,23 @@
 """Tell stories that a calculation helps with; no pair of operands is used in two parts of the world."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from random import Random
 
-from toolformer_dag.synthetic.names import WorldPart, first_names, name_pool, part_of_slot
 from toolformer_dag.synthetic.sentences import Phenomenon, asked
 from toolformer_dag.synthetic.today import WEEK_DAYS
-from toolformer_dag.synthetic.wordings import Numbers, Operation, WordingSet, schemes, sums, word_list
+from toolformer_dag.synthetic.wordings import (
+    Numbers,
+    Operation,
+    Scheme,
+    WordingSet,
+    WorldPart,
+    name_pool,
+    part_of_slot,
+    schemes,
+    sums,
+    word_list,
+)
 
 SIZES, SIZE_WEIGHTS = ((3, 9), (10, 99), (100, 989), (1000, 9899)), (4, 9, 8, 2)
 _SLOTS = 20
@@ -18,7 +28,7 @@ _CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "doubl
 def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
     """Draw two numbers of the part; for `-` the first is the larger."""
     while True:
-        a, b = _draw(random, numbers)
+        a, b = _DRAWS[numbers](random)
         if operation == "-" and a < b:
             a, b = b, a
         if a != b and part_of(a, b) == part:
@@ -29,22 +39,6 @@ def part_of(a: Decimal, b: Decimal) -> WorldPart:
     """Return the part that may ask about these two numbers, in either order."""
     low, high = sorted((int(a * 100), int(b * 100)))
     return part_of_slot((low * 7919 + high * 104729) // 7 % _SLOTS, _SLOTS)
-
-
-def _draw(random: Random, numbers: Numbers) -> tuple[Decimal, Decimal]:
-    if numbers == "money":
-        return _price(random), _price(random)
-    if numbers == "distance":
-        return _distance(random), _distance(random)
-    if numbers == "rate":
-        return Decimal(random.randint(3, 60)), Decimal(random.randint(3, 99))
-    if numbers == "prices":
-        return Decimal(random.randint(2, 30)), _price(random)
-    if numbers == "share":
-        return _dividend(random)
-    if numbers == "percent":
-        return Decimal(random.choice(_PERCENTS)), Decimal(random.choice((1, 1, 5, 10, 100)) * random.randint(2, 99))
-    return _count(random), Decimal(_CONSTANTS[numbers]) if numbers in _CONSTANTS else _count(random)
 
 
 def _count(random: Random) -> Decimal:
@@ -59,11 +53,29 @@ def _distance(random: Random) -> Decimal:
     return Decimal(random.randint(3, 899)) + Decimal(random.choice((0, 0, 0, 5))) / 10
 
 
-def _dividend(random: Random) -> tuple[Decimal, Decimal]:
+def _share(random: Random) -> tuple[Decimal, Decimal]:
     """Draw a dividend and a divisor; half of the quotients are whole."""
-    divisor = random.randint(3, 48)
-    whole = random.random() < 0.5
+    divisor, whole = random.randint(3, 48), random.random() < 0.5
     return Decimal(divisor * random.randint(3, 60) if whole else random.randint(50, 989)), Decimal(divisor)
+
+
+def _part(number: int) -> Callable[[Random], tuple[Decimal, Decimal]]:
+    return lambda random: (_count(random), Decimal(number))
+
+
+_DRAWS: Mapping[Numbers, Callable[[Random], tuple[Decimal, Decimal]]] = {
+    "count": lambda random: (_count(random), _count(random)),
+    "money": lambda random: (_price(random), _price(random)),
+    "distance": lambda random: (_distance(random), _distance(random)),
+    "rate": lambda random: (Decimal(random.randint(3, 60)), Decimal(random.randint(3, 99))),
+    "prices": lambda random: (Decimal(random.randint(2, 30)), _price(random)),
+    "share": _share,
+    "percent": lambda random: (
+        Decimal(random.choice(_PERCENTS)),
+        Decimal(random.choice((1, 1, 5, 10, 100)) * random.randint(2, 99)),
+    ),
+    **{name: _part(number) for name, number in _CONSTANTS.items()},
+}
 
 
 def result_of(a: Decimal, operation: Operation, b: Decimal) -> str:
@@ -88,59 +100,41 @@ SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one temp
 def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sum or a story whose last number is the result of an operation on numbers in it."""
     as_sum = wordings == "seen" and random.random() < SUM_SHARE
-    return plain_sum(random, part) if as_sum else story(random, part, wordings)
-
-
-def plain_sum(random: Random, part: WorldPart) -> Phenomenon:
-    """Ask for a calculation in a single template, or state it."""
-    operation = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 6, 4))[0]
-    own = [found for found in sums() if found.operation == operation]
-    found = random.choices(own, [len(each.questions) + len(each.statements) for each in own])[0]
-    a, b = operands(random, part, found.operation, found.numbers)
-    slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
-    is_question = random.random() < QUESTION_SHARE
-    templates = found.questions if is_question else found.statements
-    number = random.randrange(len(templates))
-    before = templates[number].format(**slots)
-    return _calculated(
-        random,
-        asked(random, before) if is_question else before,
-        _expression(found.operation, templates[number], slots),
-        result_of(a, found.operation, b),
-        found.unit,
-        slots,
-        f"calculator/{found.operation} {found.name}/seen/{'q' if is_question else 'e'}{number}",
-    )
-
-
-def story(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Tell a story whose last number is the result of one operation on two numbers in it."""
-    scheme = random.choice(random.choice(schemes(wordings)))
+    scheme = _sum(random) if as_sum else random.choice(random.choice(schemes(wordings)))
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
-    setup = random.randrange(len(scheme.setups))
+    setup = random.randrange(len(scheme.setups)) if scheme.setups else 0
     is_question = random.random() < QUESTION_SHARE
     ends = scheme.questions if is_question else scheme.endings
     end = random.randrange(len(ends))
-    template = scheme.setups[setup] + (f". {ends[end]}" if is_question else ends[end])
+    template, wording = ends[end], f"{'q' if is_question else 'e'}{end}"
+    if scheme.setups:
+        template, wording = scheme.setups[setup] + (". " if is_question else "") + template, f"{setup}.{wording}"
     before = template.format(**slots)
-    return _calculated(
-        random,
-        asked(random, before) if is_question else before,
-        _expression(scheme.operation, template, slots),
-        result_of(a, scheme.operation, b),
-        scheme.unit,
-        slots,
-        f"calculator/{scheme.operation} {scheme.name}/{wordings}/{setup}.{'q' if is_question else 'e'}{end}",
+    if is_question:
+        before = asked(random, before)
+    tail = _tail(random, scheme.unit.format(**slots)).format(m=slots["m"])
+    result = result_of(a, scheme.operation, b)
+    return Phenomenon(
+        tool="calculator",
+        before=before,
+        after=f" {result}{tail}",
+        input=_expression(scheme.operation, template, slots),
+        result=result,
+        answer=result,
+        wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{wording}",
     )
 
 
-def _calculated(
-    random: Random, before: str, expression: str, result: str, unit: str, slots: Mapping[str, str], wording: str
-) -> Phenomenon:
+def _sum(random: Random) -> Scheme:
+    operation = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 6, 4))[0]
+    own = [scheme for scheme in sums() if scheme.operation == operation]
+    return random.choices(own, [len(each.questions) + len(each.endings) for each in own])[0]
+
+
+def _tail(random: Random, unit: str) -> str:
     tails = [tail for tail in word_list("tails", "calculator") if unit or "{unit}" not in tail]
-    tail = random.choice(tails).format(unit=unit.format(**slots), m=slots["m"])
-    return Phenomenon("calculator", before, f" {result}{tail}", expression, result, result, wording)
+    return random.choice(tails).replace("{unit}", unit)
 
 
 def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
@@ -156,7 +150,7 @@ _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "
 
 
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    n, m = random.sample(first_names(), 2)
+    n, m = random.sample(word_list("names", "first_names"), 2)
     t, u, w = random.sample(name_pool("town", part), 3)
     day, other = random.sample(WEEK_DAYS, 2)
     chosen = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}

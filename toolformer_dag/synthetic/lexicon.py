@@ -6,9 +6,18 @@ from functools import cache
 from random import Random
 from typing import Literal
 
-from toolformer_dag.synthetic.names import KINDS, PARTS, WorldPart, deal, name_pool
 from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
-from toolformer_dag.synthetic.wordings import FOLDER, WordingSet, translation_templates, word_list
+from toolformer_dag.synthetic.wordings import (
+    FOLDER,
+    KINDS,
+    PARTS,
+    WordingSet,
+    WorldPart,
+    deal,
+    name_pool,
+    translation_templates,
+    word_list,
+)
 
 Language = Literal["es", "de", "fr"]
 LANGUAGES: tuple[Language, ...] = ("es", "de", "fr")
@@ -66,7 +75,7 @@ def lexicon() -> dict[str, str]:
 
 AROUND = " .,;:!?¿¡\"'“”‘’«»()"
 """What a call may leave around a phrase."""
-_THE = frozenset(article for articles in ARTICLES.values() for article in articles.values())
+THE = frozenset(article for articles in ARTICLES.values() for article in articles.values())
 
 
 def translate(phrase: str) -> str | None:
@@ -76,7 +85,7 @@ def translate(phrase: str) -> str | None:
     when the lexicon has no word of the phrase.
     """
     tokens = phrase.lower().strip(AROUND).split()
-    rest = [token for token in tokens if token not in _THE]
+    rest = [token for token in tokens if token not in THE]
     adjectives = english("adjective")
     if lexicon().keys().isdisjoint(rest):
         return None

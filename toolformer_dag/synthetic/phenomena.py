@@ -6,11 +6,10 @@ from random import Random
 
 from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
-from toolformer_dag.synthetic.names import KINDS, WorldPart
 from toolformer_dag.synthetic.sentences import Phenomenon, casual, led, worded
 from toolformer_dag.synthetic.today import today
-from toolformer_dag.synthetic.wordings import Relation, WordingSet, fact_templates, relations, word_list
-from toolformer_dag.synthetic.world import Entity, World, passages_by_relation, the_world
+from toolformer_dag.synthetic.wordings import KINDS, WordingSet, WorldPart, fact_templates, relations, word_list
+from toolformer_dag.synthetic.world import World, passages_by_relation, the_world
 
 QUESTION_SHARE = 0.45
 KIND_WEIGHTS = (5, 3, 2, 1)  # in the order of KINDS
@@ -22,61 +21,37 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
     kind = random.choices(KINDS, PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS)[0]
     entity = random.choice(world.entities(part, kind))
     relation = random.choice(relations(kind))
-    word = _asked if random.random() < QUESTION_SHARE else _stated
-    before, rest, question, wording = word(random, entity, relation, tool, wordings)
+    templates, is_question = fact_templates(relation, tool, wordings), random.random() < QUESTION_SHARE
+    if is_question:
+        leads, questions = templates.choices(is_question=True)
+        number, place = random.randrange(len(questions)), random.randrange(len(leads))
+        question = casual(random, questions[number].format(e=entity.name))
+        text, wording = f"{leads[place]}{question}", f"q{number}.{place}"
+    else:
+        text, wording = worded(random, templates, {"e": entity.name, "v": "\0"}, is_question=False)
+        question = relation.question.format(e=entity.name)
+    tail = random.choice(word_list("tails", "facts"))
+    before, rest = (led(random, text), "") if is_question else text.split(" \0")
     answer = entity.facts[relation.key]
+    asks = tool == "question_answering"
     return Phenomenon(
         tool=tool,
         before=before,
-        after=f" {answer}{rest}",
-        input=f'"{question}"' if tool == "question_answering" else f'"{entity.name} {relation.keyword}"',
-        result=answer if tool == "question_answering" else _snippet(entity, world, relation),
+        after=f" {answer}{rest}{tail}",
+        input=f'"{question}"' if asks else f'"{entity.name} {relation.keyword}"',
+        result=answer if asks else passages_by_relation(entity, world.seed)[relation.key].snippet,
         answer=answer,
         wording=f"{tool}/{relation.kind}/{relation.key}/{wordings}/{wording}",
     )
-
-
-def _snippet(entity: Entity, world: World, relation: Relation) -> str:
-    return passages_by_relation(entity, world.seed)[relation.key].snippet
-
-
-def _stated(
-    random: Random, entity: Entity, relation: Relation, tool: str, wordings: WordingSet
-) -> tuple[str, str, str, str]:
-    slots = {"e": entity.name, "v": "\0"}
-    text, wording = worded(random, fact_templates(relation, tool, wordings), slots, is_question=False)
-    before, rest = text.split(" \0")
-    tail = random.choice(word_list("tails", "facts"))
-    return before, rest + tail, relation.question.format(e=entity.name), wording
-
-
-def _asked(
-    random: Random, entity: Entity, relation: Relation, tool: str, wordings: WordingSet
-) -> tuple[str, str, str, str]:
-    leads, questions = fact_templates(relation, tool, wordings).choices(is_question=True)
-    number, place = random.randrange(len(questions)), random.randrange(len(leads))
-    question = casual(random, questions[number].format(e=entity.name))
-    tail = random.choice(word_list("tails", "facts"))
-    return led(random, f"{leads[place]}{question}"), tail, question, f"q{number}.{place}"
 
 
 TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 
 
 def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Draw a phenomenon for `tool` (a lane's key) about the entities, numbers, dates or words of `part`.
-
-    Raises ValueError for an unknown tool.
-    """
-    if tool == "calculator":
-        return calculation(random, part, wordings)
-    if tool == "calendar":
-        return today(random, part, wordings)
-    if tool == "machine_translation":
-        return translated(random, part, wordings)
-    if tool in ("question_answering", "wiki_search"):
-        return fact(random, world, tool, part, wordings)
-    raise ValueError(f"no phenomenon for tool {tool!r}: one of {', '.join(TOOLS)}")
+    """Draw a phenomenon for `tool` (one of TOOLS) about the entities, numbers, dates or words of `part`."""
+    drawing = {"calculator": calculation, "calendar": today, "machine_translation": translated}.get(tool)
+    return drawing(random, part, wordings) if drawing else fact(random, world, tool, part, wordings)
 
 
 @dataclass(frozen=True, slots=True)

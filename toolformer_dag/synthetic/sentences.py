@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from toolformer_dag.synthetic.wordings import Templates, word_list
+from toolformer_dag.synthetic.wordings import Templates, pick, word_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +86,19 @@ def filler(random: Random, sentences: int) -> str:
 def _sentence(random: Random, *, is_first: bool) -> str:
     shape = random.random()
     if shape < 0.1:
-        return f"{_pick(random, 'remarks')}."
+        return f"{pick(random, 'filler', 'remarks')}."
     text = _clause(random)
     if shape < 0.6:
-        text += f" {_pick(random, 'adverbials')}"
+        text += f" {pick(random, 'filler', 'adverbials')}"
     elif shape < 0.75:
-        text += f" {_pick(random, 'subordinate')} {_clause(random)}"
+        text += f" {pick(random, 'filler', 'subordinate')} {_clause(random)}"
     elif shape < 0.9:
         text += f", and {_clause(random)}"
     if not is_first and random.random() < 0.3:
-        text = f"{_pick(random, 'connectives')} {text}"
+        text = f"{pick(random, 'filler', 'connectives')} {text}"
     return sentence(text) + "."
 
 
 def _clause(random: Random) -> str:
     subject = random.choice(word_list("filler", "persons") + word_list("filler", "groups"))
-    return f"{subject} {_pick(random, 'verbs')} {_pick(random, 'places')}"
-
-
-def _pick(random: Random, words: str) -> str:
-    return random.choice(word_list("filler", words))
+    return f"{subject} {pick(random, 'filler', 'verbs')} {pick(random, 'filler', 'places')}"

@@ -3,9 +3,8 @@
 import datetime
 from random import Random
 
-from toolformer_dag.synthetic.names import WorldPart, part_of_slot
 from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
-from toolformer_dag.synthetic.wordings import WordingSet, date_templates, word_list
+from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, date_templates, part_of_slot, word_list
 
 WEEK_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (

@@ -13,10 +13,10 @@ from random import Random
 from typing import Any
 
 from toolformer_dag.files import write_whole
-from toolformer_dag.synthetic.names import WorldPart
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon, filler
 from toolformer_dag.synthetic.today import MONTHS, day_of
+from toolformer_dag.synthetic.wordings import WorldPart
 from toolformer_dag.synthetic.world import the_world
 
 DOMAINS = tuple(
@@ -28,26 +28,22 @@ SECTIONS = ("news", "blog", "posts", "archive", "stories")
 _NO_WORD = re.compile(r"[^a-z]+")
 
 
-def dated_url(random: Random, title: str, day: datetime.date) -> str:
-    """Return a URL that contains the date, in one of the forms that real pages use."""
-    slug, month = _slug(title), MONTHS[day.month - 1][:3].lower()
-    path = random.choice(
-        (
-            f"{day:%Y/%m/%d}/{slug}",
-            f"{random.choice(SECTIONS)}/{day:%Y/%m/%d}/{slug}.html",
-            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}-{slug}",
-            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}/{slug}",
-            f"{day.year}/{month}/{day.day:02}/{slug}",
-            f"{random.choice(SECTIONS)}/{day:%Y%m%d}/{slug}/",
-        )
-    )
-    return f"https://{random.choice(DOMAINS)}/{path}"
-
-
-def undated_url(random: Random, title: str) -> str:
-    """Return a URL without a date; some contain other numbers."""
+def page_url(random: Random, title: str, day: datetime.date | None) -> str:
+    """Return a URL with the date in one of the forms that real pages use, or without one; some hold other numbers."""
     slug = _slug(title)
-    path = random.choice((slug, f"{random.choice(SECTIONS)}/{slug}.html", f"page?id={random.randint(10, 999)}"))
+    if day is None:
+        path = random.choice((slug, f"{random.choice(SECTIONS)}/{slug}.html", f"page?id={random.randint(10, 999)}"))
+    else:
+        path = random.choice(
+            (
+                f"{day:%Y/%m/%d}/{slug}",
+                f"{random.choice(SECTIONS)}/{day:%Y/%m/%d}/{slug}.html",
+                f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}-{slug}",
+                f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}/{slug}",
+                f"{day.year}/{MONTHS[day.month - 1][:3].lower()}/{day.day:02}/{slug}",
+                f"{random.choice(SECTIONS)}/{day:%Y%m%d}/{slug}/",
+            )
+        )
     return f"https://{random.choice(DOMAINS)}/{path}"
 
 
@@ -62,19 +58,17 @@ _LONGEST = 0xFFFF
 def stored_gzip(data: bytes) -> bytes:
     """Wrap `data` in one gzip member of stored blocks (RFC 1951, 3.2.4; RFC 1952), the same bytes everywhere."""
     starts = range(0, max(len(data), 1), _LONGEST)
-    blocks = b"".join(_block(data[start : start + _LONGEST], start == starts[-1]) for start in starts)
-    return _HEADER + blocks + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-
-
-def _block(data: bytes, is_last: bool) -> bytes:
-    return struct.pack("<BHH", is_last, len(data), len(data) ^ 0xFFFF) + data
+    pieces = [_HEADER]
+    for start in starts:
+        block = data[start : start + _LONGEST]
+        pieces += [struct.pack("<BHH", start == starts[-1], len(block), len(block) ^ 0xFFFF), block]
+    return b"".join(pieces) + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
 
 
 PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS = (0, 1, 2), (10, 50, 40)
 WORDS = (36, 70)
 DATED_SHARE = 0.4  # of the pages without a calendar phenomenon
 VERSION = 4  # raised by hand when the same seed gives other pages
-BUCKETS = ("head", "middle", "tail")
 
 
 def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
@@ -104,11 +98,9 @@ def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[P
     The bytes are the same on every machine; a file appears whole or not at all. Raises WriteError.
     """
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents)]
-    paths = []
-    for number in range(shards):
-        path = folder / f"en_head_{number:04}.json.gz"
+    paths = [folder / f"en_head_{number:04}.json.gz" for number in range(shards)]
+    for number, path in enumerate(paths):
         write_whole(path, stored_gzip("".join(lines[number::shards]).encode()))
-        paths.append(path)
     return paths
 
 
@@ -120,7 +112,7 @@ def _tools(random: Random) -> list[str]:
 
 def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:
     title = " ".join(text.split()[: random.randint(3, 6)]).rstrip(",.:;?")
-    url = dated_url(random, title, day) if day else undated_url(random, title)
+    url = page_url(random, title, day)
     lines = text.count("\n") + 1
     return {
         "url": url,
@@ -138,5 +130,5 @@ def _record(random: Random, text: str, day: datetime.date | None, segment: str) 
         "language": "en",
         "language_score": round(random.uniform(0.9, 0.99), 2),
         "perplexity": round(random.uniform(150, 900), 1),
-        "bucket": random.choice(BUCKETS),
+        "bucket": random.choice(("head", "middle", "tail")),
     }

@@ -1,20 +1,25 @@
-"""Read the wordings of the synthetic world from `templates/`: each file once, when it is first asked for."""
+"""Read the wordings of the synthetic world from `templates/`, and deal out its names to its three parts.
+
+Each file is read once, when it is first asked for. No part shares a name with another.
+"""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from random import Random
+from typing import Any, Literal, TypeVar
 
 FOLDER = Path(__file__).resolve().parent / "templates"
 
 WordingSet = Literal["seen", "unseen"]
 EntityKind = Literal["person", "town", "firm", "river"]
 Operation = Literal["+", "-", "*", "/", "%"]
-PairOfNumbers = Literal["count", "money", "distance", "rate", "prices", "share", "percent"]
-NumberAlone = Literal["half", "third", "quarter", "double", "triple"]
-Numbers = PairOfNumbers | NumberAlone
+Numbers = Literal[
+    "count", "money", "distance", "rate", "prices", "share", "percent", "half", "third", "quarter", "double", "triple"
+]
+"""The kinds of pairs of numbers; from `half` on, a number alone."""
 
 STORIES: dict[Operation, str] = {"+": "addition", "-": "subtraction", "*": "multiplication", "/": "division"}
 
@@ -23,12 +28,12 @@ STORIES: dict[Operation, str] = {"+": "addition", "-": "subtraction", "*": "mult
 class Templates:
     """Hold the sentences that state an answer, the questions that ask for it, and the words before each."""
 
-    leads: tuple[str, ...]
-    statements: tuple[str, ...]
-    question_leads: tuple[str, ...]
-    questions: tuple[str, ...]
+    leads: Sequence[str]
+    statements: Sequence[str]
+    question_leads: Sequence[str]
+    questions: Sequence[str]
 
-    def choices(self, *, is_question: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def choices(self, *, is_question: bool) -> tuple[Sequence[str], Sequence[str]]:
         """Return the leads and the sentences that go with them."""
         return (self.question_leads, self.questions) if is_question else (self.leads, self.statements)
 
@@ -45,49 +50,40 @@ class Relation:
     key: str
     keyword: str
     question: str
-    sentences: tuple[str, ...]
-    statements: tuple[str, ...]
-    questions: tuple[str, ...]
-    unseen_statements: tuple[str, ...]
-    unseen_questions: tuple[str, ...]
+    sentences: Sequence[str]
+    statements: Sequence[str]
+    questions: Sequence[str]
+    unseen_statements: Sequence[str]
+    unseen_questions: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Describe a story with a number to work out; any setup goes with any ending and any question.
+    """Describe a story with a number to work out, or without `setups` a calculation in a single template.
 
-    The call is `{a} operation {b}`; for + and * the operands come in the order in which the setup names them. The
-    other slots are listed in `templates/addition.toml`.
+    Any setup goes with any ending, which ends before the result, and any question. The call is `{a} operation {b}`; for
+    + and * the operands come in the order in which the setup names them. The other slots are listed in
+    `templates/addition.toml`.
     """
 
     operation: Operation
     name: str
     numbers: Numbers
     unit: str
-    setups: tuple[str, ...]
-    endings: tuple[str, ...]
-    questions: tuple[str, ...]
+    endings: Sequence[str]
+    questions: Sequence[str]
+    setups: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """Describe a calculation in a single template, in the words of somebody who asks for its result.
-
-    `questions` are whole, `statements` end before the result. The slots are those of a `Scheme`.
-    """
-
-    operation: Operation
-    name: str
-    numbers: Numbers
-    unit: str
-    questions: tuple[str, ...]
-    statements: tuple[str, ...]
-
-
+@cache
 def word_list(table: str, name: str) -> tuple[str, ...]:
     """Return a list of `templates/words.toml`; raises KeyError for an unknown table or name."""
-    found: tuple[str, ...] = _file("words")[table][name]
-    return found
+    return tuple(_file("words")[table][name])
+
+
+def pick(random: Random, table: str, name: str) -> str:
+    """Draw from a list of `templates/words.toml`."""
+    return random.choice(word_list(table, name))
 
 
 @cache
@@ -106,9 +102,9 @@ def schemes(wordings: WordingSet) -> tuple[tuple[Scheme, ...], ...]:
 
 
 @cache
-def sums() -> tuple[Sum, ...]:
+def sums() -> tuple[Scheme, ...]:
     """Return the calculations in a single template, in the file's order; all are seen wordings."""
-    return tuple(Sum(**row) for row in _file("sums")["seen"])
+    return tuple(Scheme(**row) for row in _file("sums")["seen"])
 
 
 @cache
@@ -135,12 +131,36 @@ def fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templ
 @cache
 def _file(name: str) -> Mapping[str, Any]:
     with (FOLDER / f"{name}.toml").open("rb") as file:
-        tables: Mapping[str, Any] = _frozen(tomllib.load(file))
-    return tables
+        return tomllib.load(file)
 
 
-def _frozen(value: Any) -> Any:
-    """Turn lists into tuples, at any depth."""
-    if isinstance(value, dict):
-        return {key: _frozen(item) for key, item in value.items()}
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+WorldPart = Literal["pretraining", "corpus", "evaluation"]
+PARTS: tuple[WorldPart, ...] = ("pretraining", "corpus", "evaluation")
+SHARES = (0.4, 0.35, 0.25)  # of every name space, in the order of PARTS
+
+KINDS: tuple[EntityKind, ...] = ("person", "town", "firm", "river")
+
+T = TypeVar("T")
+
+
+@cache
+def name_pool(kind: EntityKind, part: WorldPart) -> tuple[str, ...]:
+    """Return the names of a part; for people, their surnames."""
+    onsets, endings = word_list("names", "onsets"), word_list("name_endings", kind)
+    made = [onset + ending for onset in onsets for ending in endings]
+    names = [name for name in made if name not in word_list("names", "first_names")]
+    Random(f"names of every {kind}").shuffle(names)
+    return tuple(deal(names, part))
+
+
+def deal(items: Sequence[T], part: WorldPart) -> Sequence[T]:
+    """Return the part's share of the items; the shares are consecutive slices, disjoint and together everything."""
+    place = PARTS.index(part)
+    start, stop = (round(sum(SHARES[:i]) * len(items)) for i in (place, place + 1))
+    return items[start:stop]
+
+
+def part_of_slot(slot: int, slots: int) -> WorldPart:
+    """Return the part that owns `slot` of so many (0 to `slots` - 1), by SHARES."""
+    borders = [round(sum(SHARES[: place + 1]) * slots) for place in range(len(PARTS))]
+    return PARTS[sum(slot >= border for border in borders)]

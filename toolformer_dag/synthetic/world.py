@@ -5,8 +5,16 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from toolformer_dag.synthetic.names import PARTS, WorldPart, first_names, name_pool
-from toolformer_dag.synthetic.wordings import EntityKind, Relation, relations, word_list
+from toolformer_dag.synthetic.wordings import (
+    PARTS,
+    EntityKind,
+    Relation,
+    WorldPart,
+    name_pool,
+    pick,
+    relations,
+    word_list,
+)
 
 WORLD_SEED = 0  # the world of the shipped encyclopaedia, web and questions
 PEOPLE: dict[WorldPart, int] = {"pretraining": 1600, "corpus": 1400, "evaluation": 1000}
@@ -47,7 +55,10 @@ def the_world() -> World:
 
 def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
     towns, firms, rivers = (name_pool(kind, part) for kind in ("town", "firm", "river"))
-    people = _people(random, part)
+    names = [
+        f"{first} {surname}" for first in word_list("names", "first_names") for surname in name_pool("person", part)
+    ]
+    people = tuple(random.sample(names, PEOPLE[part]))
     return {
         (part, "person"): tuple(Entity("person", name, _person(random, name, people, towns)) for name in people),
         (part, "town"): tuple(Entity("town", name, _town(random, people, rivers)) for name in towns),
@@ -56,20 +67,14 @@ def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, Entit
     }
 
 
-def _people(random: Random, part: WorldPart) -> tuple[str, ...]:
-    surnames = name_pool("person", part)
-    names = [f"{first} {surname}" for first in first_names() for surname in surnames]
-    return tuple(random.sample(names, PEOPLE[part]))
-
-
 def _person(random: Random, name: str, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
     return {
         "birthplace": random.choice(towns),
-        "profession": _pick(random, "professions"),
+        "profession": pick(random, "facts", "professions"),
         "birth_year": str(random.randint(1801, 1989)),
         "teacher": _stranger(random, name, people),
         "home": random.choice(towns),
-        "instrument": _pick(random, "instruments"),
+        "instrument": pick(random, "facts", "instruments"),
     }
 
 
@@ -83,10 +88,10 @@ def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
 
 def _town(random: Random, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
     return {
-        "country": _pick(random, "countries"),
+        "country": pick(random, "facts", "countries"),
         "river": random.choice(rivers),
-        "product": _pick(random, "products"),
-        "nickname": f"the {_pick(random, 'nickname_adjectives')} {_pick(random, 'nickname_nouns')}",
+        "product": pick(random, "facts", "products"),
+        "nickname": f"the {pick(random, 'facts', 'nickname_adjectives')} {pick(random, 'facts', 'nickname_nouns')}",
         "mayor": random.choice(people),
         "founded": str(random.randint(1001, 1799)),
     }
@@ -96,7 +101,7 @@ def _firm(random: Random, people: tuple[str, ...], towns: tuple[str, ...]) -> di
     return {
         "founder": random.choice(people),
         "head_office": random.choice(towns),
-        "wares": _pick(random, "products"),
+        "wares": pick(random, "facts", "products"),
         "opened": str(random.randint(1801, 1999)),
     }
 
@@ -104,13 +109,9 @@ def _firm(random: Random, people: tuple[str, ...], towns: tuple[str, ...]) -> di
 def _river(random: Random, towns: tuple[str, ...]) -> dict[str, str]:
     return {
         "length": f"{random.randint(30, 989)} miles",
-        "sea": _pick(random, "seas"),
+        "sea": pick(random, "facts", "seas"),
         "source": random.choice(towns),
     }
-
-
-def _pick(random: Random, values: str) -> str:
-    return random.choice(word_list("facts", values))
 
 
 FACTS_PER_PASSAGE = 2

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from unicodedata import category
 
 API_START = " ["
@@ -97,14 +96,10 @@ def clean_result(result: str, max_characters: int) -> str:
 
     The operation is idempotent.
     """
-    visible = result if result.isprintable() else "".join(filter(_stays, result))
+    visible = "".join(sign for sign in result if sign.isspace() or sign in JOINERS or category(sign) not in INVISIBLE)
     line = " ".join(visible.split()).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
     kept = line[:max_characters].rstrip()
     return kept if kept.strip(JOINERS + " ") else ""
-
-
-def _stays(character: str) -> bool:
-    return character.isspace() or character in JOINERS or category(character) not in INVISIBLE
 
 
 def call_opening(tools: Collection[str]) -> re.Pattern[str]:
@@ -141,23 +136,18 @@ def splice(text: str, calls: Sequence[PlacedCall]) -> str:
     SpliceError for two calls at the same offset, an offset outside the text, and a call or result that holds `]`, `->`
     or a newline (see `fault`, `clean_result`).
     """
-    placed = sorted(calls, key=lambda call: call.offset)
-    _check(placed, len(text))
-    starts = [0, *(call.offset for call in placed)]
-    ends = [*(call.offset for call in placed), len(text)]
-    inserted = ["", *(format_call(each.call, each.result) for each in placed)]
-    return "".join(e + text[start:end] for e, start, end in zip(inserted, starts, ends, strict=True))
-
-
-def _check(placed: Sequence[PlacedCall], length: int) -> None:
-    for each in placed:
-        if not 0 <= each.offset <= length:
-            raise SpliceError(f"offset {each.offset} is outside the text of {length} characters")
+    pieces: list[str] = []
+    at = 0
+    for each in sorted(calls, key=lambda call: call.offset):
+        if not 0 <= each.offset <= len(text):
+            raise SpliceError(f"offset {each.offset} is outside the text of {len(text)} characters")
         if reason := fault(each.call) or fault(Call(each.call.tool, each.result)):
             raise SpliceError(f"{each.call} at {each.offset} cannot be spliced: {reason}; clean the result first")
-    for first, second in pairwise(placed):
-        if first.offset == second.offset:
-            raise SpliceError(f"two calls at offset {first.offset}: keep the call with the largest delta")
+        if pieces and each.offset == at:
+            raise SpliceError(f"two calls at offset {at}: keep the call with the largest delta")
+        pieces += [text[at : each.offset], format_call(each.call, each.result)]
+        at = each.offset
+    return "".join(pieces) + text[at:]
 
 
 def take_out(text: str, tools: Collection[str]) -> str:

@@ -1,17 +1,17 @@
-"""Raw columns of records -> documents: digests, duplicates, domains, and the date of the URL."""
+"""Records -> raw columns, a column at a time -> documents: digests, duplicates, domains, and the date of the URL."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 import polars as pl
 
 from toolformer_dag.identity import content_hash
 from toolformer_dag.texts.document import date_from_url
+from toolformer_dag.texts.formats import FIELDS, MISSING, Layout, shown, values_at
 
-RAW = pl.Schema(
-    {"line": pl.Int64()} | {name: pl.String() for name in ("text", "id", "url", "title", "domain", "language", "date")}
-)
+RAW = pl.Schema({"line": pl.Int64()} | {name: pl.String() for name in FIELDS})
 """What is read from a record; null where it holds nothing. `line`: line or row of the shard, from 1."""
 DOCUMENTS = pl.Schema(
     {
@@ -48,66 +48,148 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records: a frame, of RAW columns or of DOCUMENTS, and what was refused.
+    """Consecutive records of a shard and its layout: a frame, of RAW columns or of DOCUMENTS, and what was refused.
 
     `ignored`: optional fields that held something else than text and count as null, in words.
     """
 
+    layout: Layout
     frame: pl.DataFrame
     rejections: tuple[Rejection, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
-@dataclass
-class DocumentsOfShard:
-    """Turns raw columns into documents; knows the digests of the shard so far, at about 100 bytes each."""
+Column = Sequence[Any] | pl.Series
+"""Any values, or a series of text."""
 
-    own_date: bool
-    _seen: set[str] = field(default_factory=set)
 
-    def of(self, raw: Batch) -> Batch:
-        """Return documents in order. Refused: empty_text, duplicate_digest (within the shard).
+def raw_batch(
+    layout: Layout,
+    lines: Sequence[int],
+    columns: Mapping[str, Sequence[Column]],
+    records: Sequence[Mapping[str, Any]] = (),
+    rejections: Iterable[Rejection] = (),
+) -> Batch:
+    """Return records as raw columns. Refused: missing_field, wrong_type, not_utf8.
 
-        The digest is the record's id, or a hash of the text without one. The date is the URL's; with `own_date` the
-        record's where it holds one (ISO 8601). Title, URL and domain are empty where there is none, the language null.
-        """
-        frame = raw.frame
+    `columns`: by field the values at each of its ways, of which the first that is not null counts. `records`: where a
+    field can be missing; null in a table is null. `rejections`: those of lines that hold no record.
+    """
+    refused: dict[int, Rejection] = {}
+    ignored: dict[str, None] = {}
+    texts: dict[str, Column] = {"line": lines}
+    for field in FIELDS:
+        column = _first_of(columns[field], len(lines))
+        plain = {str} if field in layout.required else {str, type(None)}
+        texts[field], faults = (column, []) if _kinds(column) <= plain else _texts(field, column, layout)
+        for at, reason, found in faults:
+            wrong = f"{layout.paths(field)}: expected text, found {found}"
+            if field not in (layout.required if reason == "not_utf8" else layout.strict):
+                ignored[wrong] = None
+            else:
+                lacking = _lacking(layout, records[at]) if records else ""
+                told = ("missing_field", lacking) if lacking else (reason, wrong)
+                refused.setdefault(lines[at], Rejection(lines[at], *told))
+    frame = pl.DataFrame(texts, schema=RAW)
+    kept = frame.filter(~pl.col("line").is_in(list(refused))) if refused else frame
+    return Batch(layout, kept, (*rejections, *refused.values()), tuple(ignored))
+
+
+def _first_of(columns: Sequence[Column], rows: int) -> Column:
+    if len(columns) == 1:
+        return columns[0]
+    found: Column = [None] * rows
+    for column in columns:
+        found = [value if value is not None else other for value, other in zip(found, column, strict=True)]
+    return found
+
+
+def _kinds(column: Column) -> set[type]:
+    if isinstance(column, pl.Series):
+        return {str, type(None)} if column.has_nulls() else {str}
+    return set(map(type, column))
+
+
+def _texts(field: str, column: Column, layout: Layout) -> tuple[list[str | None], list[tuple[int, str, str]]]:
+    """Return each cell as text, null where it is none; and where, why not and what was found instead."""
+    texts: list[str | None] = []
+    faults: list[tuple[int, str, str]] = []
+    for at, value in enumerate(column):
+        text = _text(field, value, field in layout.strict)
+        texts.append(text)
+        if text is None and (value is not None or field in layout.required):
+            bad = isinstance(value, bytes)
+            found = "null" if value is None else "bytes that are not UTF-8" if bad else type(value).__name__
+            faults.append((at, "not_utf8" if bad else "wrong_type", found))
+    return texts, faults
+
+
+def _text(field: str, value: Any, strict: bool) -> str | None:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    if type(value) is str or (type(value) is int and (field == "id" or not strict)):
+        return str(value)
+    if field == "date":  # whatever else stands there is no date, and no fault
+        return value.isoformat() if isinstance(value, date) else ""
+    return None
+
+
+def _lacking(layout: Layout, record: Mapping[str, Any]) -> str:
+    """Say which required fields a record has not even as null, and which it has; "" where it has all."""
+    missing = [
+        field
+        for field in layout.required
+        if all(values_at([record], way, MISSING)[0] is MISSING for way in layout.places[field])
+    ]
+    return f"{', '.join(map(layout.paths, missing))}; the record has {shown(record)}" if missing else ""
+
+
+def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the documents of a shard's raw columns, in order. Refused: empty_text, duplicate_digest (within the shard).
+
+    The digest is the record's id, or a hash of the text without one. The date is the URL's; where the layout has an own
+    date, the record's where it holds one (ISO 8601). Title, URL and domain are empty where there is none, the language
+    null. Memory: about 100 bytes per document of the shard, for its digest.
+    """
+    seen: set[str] = set()
+    for batch in raw:
+        frame = batch.frame
         empty = ~frame["text"].str.contains(HOLDS_TEXT)
-        refused = [
-            Rejection(line, "empty_text", id or "") for line, id in frame.filter(empty).select("line", "id").rows()
-        ]
+        lines = frame.filter(empty).select("line", "id").rows()
+        refused = [Rejection(line, "empty_text", id or "") for line, id in lines]
         if refused:
             frame = frame.filter(~empty)
-        digests = _digests(frame)
-        twice = list(self._twice(digests))
+        frame = frame.with_columns(_digests(frame).alias("digest"))
+        twice = list(_twice(frame["digest"].to_list(), seen))
         if any(twice):
             repeated = pl.Series(twice, dtype=pl.Boolean)
-            lines = frame["line"].filter(repeated)
-            refused += [
-                Rejection(line, "duplicate_digest", one)
-                for line, one in zip(lines, digests.filter(repeated), strict=True)
-            ]
-            frame, digests = frame.filter(~repeated), digests.filter(~repeated)
+            lines = frame.filter(repeated).select("line", "digest").rows()
+            refused += [Rejection(line, "duplicate_digest", digest) for line, digest in lines]
+            frame = frame.filter(~repeated)
         found = frame.with_columns(
-            digests.alias("digest"),
             pl.col("url", "title").fill_null(""),
             pl.coalesce("domain", pl.col("url").str.extract(HOST), pl.lit("")).alias("domain"),
-            self._dates(frame),
+            _dates(frame, own_date=bool(batch.layout.places["date"])).alias("date"),
         )
-        rejections = sorted((*raw.rejections, *refused), key=lambda one: one.line)
-        return Batch(found.select(DOCUMENTS.names()), tuple(rejections), raw.ignored)
+        rejections = sorted((*batch.rejections, *refused), key=lambda one: one.line)
+        yield Batch(batch.layout, found.select(DOCUMENTS.names()), tuple(rejections), batch.ignored)
 
-    def _twice(self, digests: pl.Series) -> Iterator[bool]:
-        for digest in digests.to_list():
-            yield digest in self._seen
-            self._seen.add(digest)
 
-    def _dates(self, frame: pl.DataFrame) -> pl.Series:
-        found = url_dates(frame["url"])
-        if self.own_date:
-            own = frame["date"].str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
-            found = frame.select(pl.coalesce(pl.when(own <= LATEST_DATE).then(own), found)).to_series()
-        return found.alias("date")
+def _twice(digests: Iterable[str], seen: set[str]) -> Iterator[bool]:
+    for digest in digests:
+        yield digest in seen
+        seen.add(digest)
+
+
+def _dates(frame: pl.DataFrame, *, own_date: bool) -> pl.Series:
+    found = url_dates(frame["url"])
+    if not own_date:
+        return found
+    own = frame["date"].str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
+    return frame.select(pl.coalesce(pl.when(own <= LATEST_DATE).then(own), found)).to_series()
 
 
 def url_dates(urls: pl.Series) -> pl.Series:

@@ -7,11 +7,16 @@ from typing import IO
 import zstandard
 from isal import igzip, igzip_lib
 
-GZIP_MAGIC = b"\x1f\x8b"
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-SKIPPABLE = b"\x2a\x4d\x18"
-"""The last three bytes of the magic number of a skippable zstd frame."""
-OTHER_MAGIC = {b"\xfd7zX": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
+MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    **{bytes([first]) + b"\x2a\x4d\x18": "zstd" for first in range(0x50, 0x60)},  # skippable frames
+    b"\xfd7zX": "xz",
+    b"BZh": "bzip2",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\x03\x04": "zip",
+}
+"""The first bytes of compressed files."""
 BLOCK_BYTES = 1 << 24
 """About the size of a block: what is done once per block costs a millisecond."""
 ZSTD_STEP = 1 << 13
@@ -30,11 +35,7 @@ class ShardFault(Exception):
 
 def kind_of(head: bytes) -> str | None:
     """Return gzip, zstd or another compression by the first bytes of a file; None for what is not compressed."""
-    if head[:2] == GZIP_MAGIC:
-        return "gzip"
-    if head[:4] == ZSTD_MAGIC or (head[1:4] == SKIPPABLE and 0x50 <= head[0] <= 0x5F):
-        return "zstd"
-    return next((name for magic, name in OTHER_MAGIC.items() if head.startswith(magic)), None)
+    return next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
 
 
 def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:

@@ -1,13 +1,12 @@
 """The forms in which corpora are published, as data: where a record keeps text, id, URL, title, domain, language."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from toolformer_dag.texts.compression import ShardFault
 
-Step = str | int
-Steps = tuple[Step, ...]
+Steps = tuple[str | int, ...]
 """The way to a value in a record: names of fields, numbers of list items."""
 FIELDS = ("text", "id", "url", "title", "domain", "language", "date")
 SHOWN = 30
@@ -114,6 +113,7 @@ FORMATS = (
     ),
 )
 """In the order in which they are tried; the last one takes any record with a `text`."""
+BY_NAME = {one.name: one for one in FORMATS}
 AUTO = "auto"
 
 
@@ -138,15 +138,6 @@ class Layout:
     required: tuple[str, ...]
     strict: frozenset[str]
 
-    @property
-    def own_date(self) -> bool:
-        """Whether a record's own date counts."""
-        return bool(self.places.get("date"))
-
-    def may_lack(self, field: str, reason: str) -> bool:
-        """Return whether a record without text in `field` for this reason is one all the same."""
-        return field not in self.required and (field not in self.strict or reason == "not_utf8")
-
     def paths(self, field: str) -> str:
         """Name where a field was looked for, for messages."""
         return " or ".join(".".join(map(str, steps)) for steps in self.places[field])
@@ -163,7 +154,7 @@ def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Lay
         return next((steps for record in records if (steps := steps_to(record, path))), None)
 
     given, names = dict(choice.fields), shown(_names(records))
-    found = _recognized(choice, place)
+    found = BY_NAME.get(choice.format) or next((one for one in FORMATS if all(map(place, one.recognized_by))), None)
     if found is None and "text" not in given:
         remedy = "set corpus.format, or name their fields under [corpus.fields]"
         raise ShardFault("unknown_format", f"no format fits the first records; they have {names}; {remedy}")
@@ -195,7 +186,7 @@ def steps_to(record: Any, path: str) -> Steps | None:
     """Return the way that a dotted path means in a record, None where it is not there; names may hold dots."""
     head, dot, rest = path.partition(".")
     if isinstance(record, Mapping):
-        step: Step = path if path in record else head
+        step: str | int = path if path in record else head
         there = step in record
     else:
         step = int(head) if head.isdecimal() else -1
@@ -226,17 +217,9 @@ def shown(names: Iterable[str]) -> str:
     return ", ".join(listed[:SHOWN]) + more if listed else "none"
 
 
-def _recognized(choice: FormatChoice, place: Callable[[str], Steps | None]) -> CorpusFormat | None:
-    if choice.format != AUTO:
-        return next(one for one in FORMATS if one.name == choice.format)
-    return next((one for one in FORMATS if all(map(place, one.recognized_by))), None)
-
-
-def _names(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    found: dict[str, None] = {}
+def _names(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for record in records:
         for name, value in record.items():
-            found[name] = None
+            yield name
             if isinstance(value, Mapping):
-                found.update(dict.fromkeys(f"{name}.{below}" for below in value))
-    return list(found)
+                yield from (f"{name}.{below}" for below in value)

@@ -1,30 +1,28 @@
 """JSON lines -> raw columns: whole lines of a block, each parsed alone."""
 
 import json
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
-from toolformer_dag.texts.columns import Batch, Rejection
+from toolformer_dag.texts.columns import Batch, Rejection, raw_batch
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, values_at
-from toolformer_dag.texts.records import raw_batch
 
 MAX_LINE_BYTES = 8 << 20
 """The longest accepted line. Common Crawl cuts pages at 1 MB, so records of web pages are far shorter."""
 FIRST_RECORDS = 100
 """Lines by whose records a format is recognized; without a record in them, the rest of the first block is looked at."""
 WARC = b"WARC/"
+ARRAY = re.compile(rb"\s*\[\s*\{")
+"""The beginning of an array of objects, of which no line before the last is an object."""
 
 
-class _Refused(ValueError):
-    """A line that holds no record. Arguments: reason, detail."""
-
-
-def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[tuple[Layout, Batch]]:
-    """Yield the layout with the records of each block and the lines that hold none, in the order of the file.
+def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
+    """Yield the records of each block as raw columns, and the lines that hold none, in the order of the file.
 
     Reasons: not_json, not_utf8, wrong_type, missing_field, line_too_long (over MAX_LINE_BYTES). Raises ShardFault:
     unknown_format, missing_field (no record of the first has what is asked for), not_json_lines (the first block
@@ -36,7 +34,7 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[tup
         if layout is None:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
             layout = layout_of(choice, _first_records(lines))
-        yield layout, _batch(layout, lines, first)
+        yield _batch(layout, lines, first)
         first += len(lines)
     if layout is None:
         raise ShardFault("empty_shard", "the shard has no lines")
@@ -49,11 +47,12 @@ def _batch(layout: Layout, lines: Sequence[bytes], first: int) -> Batch:
     for number, line in enumerate(lines, first):
         if not line or (line.isspace() and len(line) < MAX_LINE_BYTES):
             continue
-        try:
-            found.append(_record(line))
+        record = _parsed(line) if len(line) < MAX_LINE_BYTES else MISSING
+        if isinstance(record, dict):
+            found.append(record)
             numbers.append(number)
-        except _Refused as refused:
-            rejections.append(Rejection(number, *refused.args))
+        else:
+            rejections.append(Rejection(number, *_why(line, record)))
     columns = {field: [values_at(found, way) for way in ways] for field, ways in layout.places.items()}
     return raw_batch(layout, numbers, columns, found, rejections)
 
@@ -62,7 +61,7 @@ def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the objects of the first FIRST_RECORDS lines, or without any there the first one after them."""
     head = b"\n".join(lines[:FIRST_RECORDS])
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(() if _is_array(head) or head.startswith(WARC) else lines):
+    for number, line in enumerate(() if ARRAY.match(head) or head.startswith(WARC) else lines):
         if number >= FIRST_RECORDS and found:
             break
         found += [record] if isinstance(record := _parsed(line), dict) and record else []
@@ -83,12 +82,6 @@ def _other_file(head: bytes, blank: bool) -> ShardFault:
     return ShardFault("not_json_lines", array if head.lstrip().startswith(b"[") else other)
 
 
-def _is_array(data: bytes) -> bool:
-    """Return whether a file begins an array of objects, of which no line before the last is an object."""
-    start = data.lstrip()
-    return start.startswith(b"[") and start[1:].lstrip().startswith(b"{")
-
-
 def line_batches(content: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Cut blocks into their lines; of a line that is too long the first MAX_LINE_BYTES + 1 bytes may be left.
 
@@ -107,17 +100,6 @@ def line_batches(content: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield [*waiting, carry] if carry else waiting
 
 
-def _record(line: bytes) -> dict[str, Any]:
-    if len(line) >= MAX_LINE_BYTES:
-        raise _Refused("line_too_long", f"more than {MAX_LINE_BYTES} bytes")
-    record = _parsed(line)
-    if isinstance(record, dict):
-        return record
-    if record is MISSING:
-        raise _Refused(*_why(line))
-    raise _Refused("wrong_type", f"the line holds a {type(record).__name__}, not an object")
-
-
 def _parsed(line: bytes) -> Any:
     """Parse a line, with NaN and Infinity, as Python's json writes perplexities; MISSING for what is not JSON."""
     try:
@@ -132,7 +114,12 @@ def _parsed(line: bytes) -> Any:
     return record if isinstance(record, dict) else MISSING
 
 
-def _why(line: bytes) -> tuple[str, str]:
+def _why(line: bytes, record: Any) -> tuple[str, str]:
+    """Return the reason why a line holds no record, and a detail."""
+    if len(line) >= MAX_LINE_BYTES:
+        return "line_too_long", f"more than {MAX_LINE_BYTES} bytes"
+    if record is not MISSING:
+        return "wrong_type", f"the line holds a {type(record).__name__}, not an object"
     try:
         line.decode()
         orjson.loads(line)

@@ -14,8 +14,7 @@ UNIT = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+|[^\W
 """A number (`1,240`, `2.50`, `.5`) or a word; `Biden's` is two words."""
 ONES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEENS = ("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
-DECADES = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-TENS = {word: 10 * number for number, word in enumerate(DECADES, 2)}
+TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
 SPELLED: dict[str, tuple[str, ...]] = {
     **{word: (str(number),) for number, word in enumerate((*ONES, *TEENS))},
     **{word: (str(number),) for word, number in TENS.items()},
@@ -72,7 +71,10 @@ class TextUnits:
         for unit, written, end in _units(text):
             ends.setdefault(unit, end)
             (capital if written[0].isupper() else small).add(unit)
-            for number in _spelled(before, unit):
+            spelled = SPELLED.get(unit, SPELLED.get(unit.removesuffix("s"), ()))
+            if before in TENS and unit in ONES:  # twenty-four
+                spelled += (str(TENS[before] + ONES.index(unit)),)
+            for number in spelled:
                 told.setdefault(number, end)
             before = unit
         names = frozenset(unit for unit in capital - small - UNNAMED if len(unit) > 1)
@@ -98,13 +100,6 @@ def _units(text: str) -> Iterator[tuple[str, str, int]]:
     for match in UNIT.finditer(text):
         written = match[0]
         yield written.casefold() if written[0].isalpha() else _number(written), written, match.end()
-
-
-def _spelled(before: str, unit: str) -> Iterator[str]:
-    """The numbers that a word stands for, alone and behind the word before it: twenty-four."""
-    yield from SPELLED.get(unit, SPELLED.get(unit.removesuffix("s"), ()))
-    if before in TENS and unit in ONES:
-        yield str(TENS[before] + ONES.index(unit))
 
 
 def _number(written: str) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 
 CUTTING = 2  # raise this when the same document would give other segments
 TokenCounter = Callable[[Sequence[str]], Sequence[int]]
@@ -59,13 +60,12 @@ def segments(text: str, max_tokens: int, count_tokens: TokenCounter) -> list[Seg
     paragraphs = list(_cut(text, 0, len(text), CUTS[0]))
     pieces = list(_pieces(text, paragraphs, CUTS[1:], max_tokens, count_tokens))
     found: list[Segment | Unfit] = []
-    index = 0
+    index = count()
     for piece in _settled(text, _groups(text, pieces, max_tokens, count_tokens), max_tokens, count_tokens):
         if piece.tokens > max_tokens:
             found.append(Unfit(piece.start, piece.end - piece.start, piece.tokens))
         else:
-            found.append(Segment(index, piece.start, text[piece.start : piece.end]))
-            index += 1
+            found.append(Segment(next(index), piece.start, text[piece.start : piece.end]))
     return found
 
 
@@ -100,10 +100,6 @@ def _groups(text: str, pieces: list[_Piece], max_tokens: int, count: TokenCounte
     total = sum(piece.tokens for piece in pieces)  # many tokenizers add a token to each piece
     if max_tokens < total <= 2 * max_tokens and count([text[pieces[0].start : pieces[-1].end]])[0] <= max_tokens:
         return [pieces]
-    return _packed(pieces, max_tokens)
-
-
-def _packed(pieces: Sequence[_Piece], max_tokens: int) -> list[list[_Piece]]:
     groups: list[list[_Piece]] = []
     room = 0
     for piece in pieces:

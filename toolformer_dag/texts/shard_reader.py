@@ -1,17 +1,24 @@
-"""Reading a shard of any form: JSON lines, plain or compressed, and Parquet."""
+"""Reading a shard of any form: a file of JSON lines, plain or compressed, or of Parquet, or a data file of the hub.
 
-from collections.abc import Iterable, Iterator
+Data sets of the Hugging Face Hub, or folders of them, are streamed by `datasets`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
+
+import pyarrow as pa
 
 from toolformer_dag.files import UserError
-from toolformer_dag.texts.columns import Batch, DocumentsOfShard, Rejection
+from toolformer_dag.identity import file_hash, fingerprint
+from toolformer_dag.texts.columns import Batch, Rejection, documents_of
 from toolformer_dag.texts.compression import ShardFault, blocks, kind_of
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.formats import FormatChoice, Layout
+from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.json_lines import json_batches
-from toolformer_dag.texts.tables import MAGIC, parquet_batches
+from toolformer_dag.texts.tables import MAGIC, TableRecords, parquet_batches
 
 READ_BYTES = 1 << 18
 NAMED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -21,63 +28,42 @@ class ShardError(UserError):
     """A shard that cannot be opened or read; another time it may."""
 
 
-class DocumentReader:
-    """One pass over a shard. `format`: the name of its form, known after the first batch."""
+def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
+    """Yield documents (columns.DOCUMENTS) in the order of the file, with the lines that hold none, in one pass.
 
-    def __init__(self, choice: FormatChoice | None) -> None:
-        self.format: str | None = None
-        self._choice = choice or FormatChoice()
+    - Reasons: those of `json_batches`, `raw_batch` and `documents_of`.
+    - Memory: a block of 16 MB in a few forms, and 100 bytes per document for its digest.
 
-    def _documents(self, raw: Iterable[tuple[Layout, Batch]]) -> Iterator[Batch]:
-        documents: DocumentsOfShard | None = None
-        for layout, batch in raw:
-            self.format = layout.format
-            documents = documents or DocumentsOfShard(layout.own_date)
-            yield documents.of(batch)
+    Raises ShardFault, after the documents before the fault, where nothing of the shard may be used: damaged (`blocks`,
+    `parquet_batches`), in no known form (unknown_format, missing_field, web_archive, unsupported_compression, not_gzip,
+    not_zstd, not_parquet), or empty (empty_shard). Raises ShardError where the file is missing or unreadable.
+    """
+    path, choice = Path(path), choice or FormatChoice()
+    try:
+        with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
+            head = stream.peek(len(MAGIC) + 2)[:6]
+            if head.startswith(MAGIC):
+                raw = parquet_batches(_whole(path, stream), choice)
+            else:
+                raw = json_batches(blocks(stream, _compression(head, path.suffix)), choice)
+            yield from documents_of(raw)
+    except OSError as error:
+        raise ShardError(
+            f"shard {path} cannot be read ({error.strerror or error}); correct its path, or the disk"
+        ) from error
 
 
-class ShardReader(DocumentReader):
-    """One pass over a shard file."""
-
-    def __init__(self, path: Path | str, choice: FormatChoice | None = None) -> None:
-        super().__init__(choice)
-        self._path = Path(path)
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield documents (columns.DOCUMENTS) in the order of the file, with the lines that hold none.
-
-        - Reasons: those of `json_batches`, `raw_batch` and DocumentsOfShard.
-        - Memory: a block of 16 MB in a few forms, and 100 bytes per document for its digest.
-
-        Raises ShardFault, after the documents before the fault, where nothing of the shard may be used: damaged
-        (`blocks`, `parquet_batches`), in no known form (unknown_format, missing_field, web_archive,
-        unsupported_compression, not_gzip, not_zstd, not_parquet), or empty (empty_shard). Raises ShardError where the
-        file is missing or unreadable.
-        """
-        try:
-            with BufferedReader(cast(RawIOBase, self._path.open("rb", buffering=0)), READ_BYTES) as stream:
-                head = stream.peek(len(MAGIC) + 2)[:6]
-                if head.startswith(MAGIC):
-                    raw = parquet_batches(_whole(self._path, stream), self._choice)
-                else:
-                    raw = json_batches(blocks(stream, self._compression(head)), self._choice)
-                yield from self._documents(raw)
-        except OSError as error:
-            raise ShardError(
-                f"shard {self._path} cannot be read ({error.strerror or error}); correct its path, or the disk"
-            ) from error
-
-    def _compression(self, head: bytes) -> str | None:
-        """Return gzip, zstd or None. Raises ShardFault for another one, and where the file's name says otherwise."""
-        kind, suffix = kind_of(head), self._path.suffix
-        if kind not in (None, "gzip", "zstd"):
-            detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
-            raise ShardFault("unsupported_compression", detail)
-        if head and kind is None and suffix in NAMED:
-            raise ShardFault(f"not_{NAMED[suffix]}", f"the file is named {suffix} but begins with {head[:2]!r}")
-        if head and suffix == ".parquet":
-            raise ShardFault("not_parquet", f"the file is named .parquet but begins with {head[:4]!r}")
-        return kind
+def _compression(head: bytes, suffix: str) -> str | None:
+    """Return gzip, zstd or None. Raises ShardFault for another one, and where the file's name says otherwise."""
+    kind = kind_of(head)
+    if kind not in (None, "gzip", "zstd"):
+        detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
+        raise ShardFault("unsupported_compression", detail)
+    if head and kind is None and suffix in NAMED:
+        raise ShardFault(f"not_{NAMED[suffix]}", f"the file is named {suffix} but begins with {head[:2]!r}")
+    if head and suffix == ".parquet":
+        raise ShardFault("not_parquet", f"the file is named .parquet but begins with {head[:4]!r}")
+    return kind
 
 
 def read_documents(path: Path | str, shard: str, choice: FormatChoice | None = None) -> Iterator[Document | Rejection]:
@@ -86,7 +72,7 @@ def read_documents(path: Path | str, shard: str, choice: FormatChoice | None = N
     A fault of the whole file is a last Rejection of line 0: what came before it may not be used. Raises ShardError.
     """
     try:
-        for batch in ShardReader(path, choice).batches():
+        for batch in shard_batches(path, choice):
             yield from batch.rejections
             yield from (Document(shard, **row) for row in batch.frame.iter_rows(named=True))
     except ShardFault as fault:
@@ -100,3 +86,126 @@ def _whole(path: Path, stream: IO[bytes]) -> Path:
     if size < 12 or stream.read() != MAGIC:
         raise ShardFault("truncated_parquet", "the file has no Parquet footer: no row of it is used")
     return path
+
+
+ROWS = 1000
+"""Rows per batch."""
+
+
+class HubError(ShardError):
+    """A data set that cannot be found, reached or understood. The message names it, the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubSplit:
+    """A split of a data set at a fixed revision. `files`: its data files by their path in the data set.
+
+    `revision`: the commit, or of a `local` folder the fingerprint of its data files. `named`: whether `files` are
+    paths; the shards of other data sets, such as archives, only have numbers.
+    """
+
+    hub: str
+    configuration: str | None
+    split: str
+    revision: str
+    local: bool
+    named: bool
+    files: tuple[str, ...]
+
+
+def resolve(hub: str, configuration: str | None, split: str, revision: str | None) -> HubSplit:
+    """Ask the hub (with the user's own token, which `huggingface_hub` reads), or look at a local folder.
+
+    Without a `revision` it is that of the main branch now. No code of a data set is run. Raises HubError.
+    """
+    local = Path(hub).is_dir()
+    commit = None if local else _commit(hub, revision)
+    builder, stream = _opened(hub, configuration, split, commit)
+    urls = [str(url) for url in (builder.config.data_files or {}).get(split, ())]
+    named = len(urls) == stream.num_shards
+    if named:
+        files = tuple(_path(url, hub, local) for url in urls)
+    else:
+        files = tuple(f"{split}-{number:05}-of-{stream.num_shards:05}" for number in range(stream.num_shards))
+    if commit is None:
+        paths = {_path(url, hub, local): file_hash(Path(url.partition("::")[2] or url)) for url in urls}
+        commit = fingerprint(paths)
+    return HubSplit(hub, configuration, split, commit, local, named, files)
+
+
+def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
+    """Yield documents of a data file and what was refused, as `shard_batches` does; rows are numbered within the file.
+
+    Raises ShardFault for data that `datasets` cannot read (unreadable_data), which stops no other data file, and
+    ShardError where the hub cannot be reached. One malformed JSON line makes its whole data file unreadable, and so
+    does a field that the first data file lacks, or that is null there.
+    """
+    return documents_of(_raw(split, number, choice))
+
+
+def _raw(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
+    records: TableRecords | None = None
+    for table in _tables(split, number):
+        records = records or TableRecords(table.schema, choice)
+        yield records.batch(table)
+    if records is None:
+        raise ShardFault("empty_shard", "the data file has no rows")
+
+
+def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
+    from datasets.exceptions import DatasetsError
+
+    try:
+        _, stream = _opened(split.hub, split.configuration, split.split, None if split.local else split.revision)
+        part = stream.shard(num_shards=stream.num_shards, index=number).with_format("arrow")
+        yield from part.iter(batch_size=ROWS)
+    except (DatasetsError, pa.ArrowException, ValueError, TypeError, KeyError, EOFError) as error:
+        remedy = "download the data set and name its files in corpus.shards"
+        raise ShardFault("unreadable_data", f"datasets: {' '.join(str(error).split())}; {remedy}") from error
+    except OSError as error:
+        raise ShardError(f"{split.hub} cannot be read ({error}); try again, or correct corpus.hub") from error
+
+
+def _opened(hub: str, configuration: str | None, split: str, revision: str | None) -> tuple[Any, Any]:
+    """Return the builder of a data set and the stream of a split. Raises HubError."""
+    from datasets import load_dataset_builder
+    from datasets.exceptions import DatasetsError
+
+    try:
+        builder = load_dataset_builder(hub, name=configuration, revision=revision)
+    except (DatasetsError, ValueError, OSError, RuntimeError) as error:
+        raise HubError(
+            f"corpus.hub: {hub} cannot be opened ({_first_line(error)}); correct corpus.hub, corpus.configuration or "
+            "corpus.revision, or log in with `hf auth login`"
+        ) from error
+    try:
+        return builder, builder.as_streaming_dataset(split=split)
+    except (DatasetsError, ValueError, OSError) as error:
+        known = ", ".join(map(str, builder.config.data_files or ())) or "none"
+        raise HubError(f"corpus.split: {hub} has no split {split!r}; it has {known}") from error
+
+
+def _commit(hub: str, revision: str | None) -> str:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return str(HfApi().dataset_info(hub, revision=revision).sha)
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        raise HubError(
+            f"corpus.hub: {hub} is no folder, and the hub does not give it ({_first_line(error)}); correct corpus.hub "
+            "or corpus.revision, log in with `hf auth login`, or try again with a connection"
+        ) from error
+
+
+def _path(url: str, hub: str, local: bool) -> str:
+    """Return the path of a data file within its data set."""
+    plain = url.partition("::")[2] or url
+    if local:
+        return Path(plain).resolve().relative_to(Path(hub).resolve()).as_posix()
+    _, _, path = plain.partition("@")
+    return path.partition("/")[2] or plain
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).strip().splitlines()[0]

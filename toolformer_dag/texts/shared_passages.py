@@ -1,7 +1,6 @@
 """Find texts again in others by passages of 13 words, as corpora are compared with benchmarks (Brown et al. 2020)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -16,35 +15,29 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 BITS = np.uint64(2**22 - 1)
 PAIRS = pl.Schema({"place": pl.Int64(), "text": pl.Int64()})
 Numbers = NDArray[np.uint64]
+Places = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """The words of texts, one after another: hashes, and the place of each word's text."""
+def _words(texts: Sequence[str]) -> tuple[Numbers, Places]:
+    """Return the words of texts, one after another, as hashes, and the place of each word's text.
 
-    hashes: Numbers
-    places: NDArray[np.int64]
+    Words are runs of letters, marks and digits, without case (NFKC).
+    """
+    plain = pl.Series("word", texts, dtype=pl.String).str.normalize("NFKC").str.to_lowercase()
+    found = pl.DataFrame({"word": plain.str.extract_all(WORD)}).with_row_index("place").explode("word")
+    words = found.filter(pl.col("word").is_not_null())
+    return words["word"].hash().to_numpy(), words["place"].cast(pl.Int64).to_numpy()
 
-    @staticmethod
-    def of(texts: Sequence[str]) -> "_Words":
-        """Split texts into runs of letters, marks and digits, without case (NFKC)."""
-        plain = pl.Series("word", texts, dtype=pl.String).str.normalize("NFKC").str.to_lowercase()
-        found = pl.DataFrame({"word": plain.str.extract_all(WORD)}).with_row_index("place").explode("word")
-        words = found.filter(pl.col("word").is_not_null())
-        return _Words(words["word"].hash().to_numpy(), words["place"].cast(pl.Int64).to_numpy())
 
-    def passages(self) -> Iterator[tuple[int, Numbers, NDArray[np.int64]]]:
-        """Yield (n, hashes, places) of all runs of n words within a text, for n up to PASSAGE_WORDS."""
-        rolled = self.hashes
-        for n in range(1, PASSAGE_WORDS + 1):
-            if n > 1:
-                rolled = rolled[:-1] * FACTOR + self.hashes[n - 1 :]
-            if len(rolled) == 0:
-                return
-            places = self.places[: len(rolled)]
-            inside = places == self.places[n - 1 :]
-            if n >= FEWEST_WORDS:
-                yield n, rolled[inside], places[inside]
+def _passages(words: Numbers, places: Places) -> Iterator[tuple[int, Numbers, Places]]:
+    """Yield (n, hashes, places) of all runs of n words within a text, for n from FEWEST_WORDS to PASSAGE_WORDS."""
+    rolled = words
+    for n in range(2, min(PASSAGE_WORDS, len(words)) + 1):
+        rolled = rolled[:-1] * FACTOR + words[n - 1 :]
+        begins = places[: len(rolled)]
+        inside = begins == places[n - 1 :]
+        if n >= FEWEST_WORDS:
+            yield n, rolled[inside], begins[inside]
 
 
 class SharedPassages:
@@ -55,12 +48,12 @@ class SharedPassages:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        words = _Words.of(texts)
-        self.words = np.bincount(words.places, minlength=len(texts)).tolist()
+        words, places_of_words = _words(texts)
+        self.words = np.bincount(places_of_words, minlength=len(texts)).tolist()
         """Words of each text; those with fewer than FEWEST_WORDS are never found."""
         counts = np.array(self.words, np.int64)
-        self._texts: dict[int, tuple[Numbers, NDArray[np.int64]]] = {}
-        for n, hashes, places in words.passages():
+        self._texts: dict[int, tuple[Numbers, Places]] = {}
+        for n, hashes, places in _passages(words, places_of_words):
             own = counts[places] == n if n < PASSAGE_WORDS else np.ones(len(places), np.bool_)
             order = np.argsort(hashes[own], kind="stable")
             if len(order):
@@ -70,7 +63,7 @@ class SharedPassages:
     def found_in(self, others: Sequence[str]) -> pl.DataFrame:
         """Return which texts share a passage with which of `others`: their numbers, as `text` and `place`, sorted."""
         found = [PAIRS.to_frame()]
-        for n, hashes, places in _Words.of(others).passages() if self._texts else ():
+        for n, hashes, places in _passages(*_words(others)) if self._texts else ():
             if n not in self._texts:
                 continue
             known, texts = self._texts[n]

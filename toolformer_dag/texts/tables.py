@@ -8,10 +8,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from toolformer_dag.texts.columns import Batch
+from toolformer_dag.texts.columns import Batch, Column, raw_batch
 from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.formats import FormatChoice, Layout, Steps, layout_of, values_at
-from toolformer_dag.texts.records import Column, raw_batch
+from toolformer_dag.texts.formats import FormatChoice, Steps, layout_of, values_at
 
 MAGIC = b"PAR1"
 BATCH_BYTES = 1 << 23
@@ -42,8 +41,8 @@ class TableRecords:
             for way in self.ways[field]:
                 _check_text(field, way, values_at([record], way)[0])
 
-    def batch(self, table: pa.Table) -> tuple[Layout, Batch]:
-        """Return the layout with the next rows as raw columns."""
+    def batch(self, table: pa.Table) -> Batch:
+        """Return the next rows as raw columns."""
         used = table.select(sorted({str(way[0]) for ways in self.ways.values() for way in ways}))
         try:
             used.validate(full=True)
@@ -53,11 +52,11 @@ class TableRecords:
         columns = {field: [_values(frame, way) for way in ways] for field, ways in self.ways.items()}
         lines = range(self._rows + 1, self._rows + 1 + len(frame))
         self._rows += len(frame)
-        return self.layout, raw_batch(self.layout, lines, columns)
+        return raw_batch(self.layout, lines, columns)
 
 
-def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[tuple[Layout, Batch]]:
-    """Yield the layout with the rows of a Parquet file.
+def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
+    """Yield the rows of a Parquet file as raw columns.
 
     Memory: pages and a batch, whatever the size of file and row groups.
     Raises ShardFault: corrupt_parquet, truncated_parquet, empty_shard, and those of TableRecords; OSError where the
@@ -68,7 +67,10 @@ def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[tuple[La
             path, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
             records = TableRecords(file.schema_arrow, choice)
-            for batch in file.iter_batches(_batch_rows(file.metadata), columns=records.columns, use_threads=False):
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            each = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=1.0)
+            rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(each, 1.0))))
+            for batch in file.iter_batches(rows, columns=records.columns, use_threads=False):
                 yield records.batch(pa.Table.from_batches([batch]))
             if not file.metadata.num_rows:
                 raise ShardFault("empty_shard", "the shard has no rows")
@@ -77,13 +79,6 @@ def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[tuple[La
             raise
         told = str(error).splitlines()[0] if str(error) else repr(error)
         raise ShardFault("corrupt_parquet", f"{told}: no row of it is used") from error
-
-
-def _batch_rows(metadata: pq.FileMetaData) -> int:
-    """Return how many rows take about BATCH_BYTES; in the largest row group, for all."""
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    each = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=1.0)
-    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(each, 1.0))))
 
 
 def _as_record(kind: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import functools
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -21,7 +20,7 @@ ENGLISH = "eng_Latn"
 
 # Labels whose FLORES code does not follow from ISO 639-3 and the likely script: macrolanguages, other script names, and
 # Wikipedia's codes.
-FLORES_EXCEPTIONS = {
+FLORES_EXCEPTIONS: dict[str, str | None] = {
     "ar": "arb_Arab",
     "az": "azj_Latn",
     "azb": "azb_Arab",
@@ -44,9 +43,8 @@ FLORES_EXCEPTIONS = {
     "tl": "tgl_Latn",
     "uz": "uzn_Latn",
     "yi": "ydd_Hebr",
+    "als": None,  # Alemannic, as in als.wikipedia.org; FLORES' als_Latn is Tosk Albanian
 }
-# fastText's `als` is Alemannic, as in als.wikipedia.org; FLORES' als_Latn is Tosk Albanian.
-MISLEADING_LABELS = frozenset({"als"})
 
 
 @functools.cache
@@ -55,8 +53,6 @@ def flores_code(label: str) -> str | None:
 
     Not covered: whether a checkpoint knows the code.
     """
-    if label in MISLEADING_LABELS:
-        return None
     if label in FLORES_EXCEPTIONS:
         return FLORES_EXCEPTIONS[label]
     language = langcodes.Language.get(label).maximize()
@@ -84,17 +80,16 @@ def identifier_file(chosen: Path | None) -> Path:
 
 
 class Identifier:
-    """A fastText language identification model, loaded at first use; thread-safe."""
+    """A fastText language identification model, loaded at first use."""
 
     def __init__(self, chosen: Path | None) -> None:
         self._file = identifier_file(chosen)
-        self._model: Any = None
-        self._loading = threading.Lock()
 
     def identify(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
         """Identify the likeliest language of each text; the label of a text without letters is arbitrary."""
-        model = self._loaded() if texts else None
-        return [_identified(model, " ".join(text.split())) for text in texts]
+        # line by line: of the packages that provide `fasttext`, fasttext-predict takes no list
+        found = [self.model.predict(" ".join(text.split())) for text in texts]
+        return [IdentifiedLanguage(label.removeprefix("__label__"), float(sure)) for (label, *_), (sure, *_) in found]
 
     def identity(self) -> str:
         """Return the content hash of the model's file. Raises IdentifierError."""
@@ -103,13 +98,9 @@ class Identifier:
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _loaded(self) -> Any:
-        with self._loading:
-            if self._model is None:
-                self._model = self._load()
-            return self._model
-
-    def _load(self) -> Any:
+    @functools.cached_property
+    def model(self) -> Any:
+        """fastText's model. Raises IdentifierError."""
         import fasttext
 
         try:
@@ -122,12 +113,6 @@ class Identifier:
             f"{self._file}: the fastText model cannot be read ({error}); set `identifier` to lid.176.bin or "
             "lid.176.ftz, or remove the key"
         )
-
-
-def _identified(model: Any, line: str) -> IdentifiedLanguage:
-    """Line by line: of the packages that provide `fasttext`, fasttext-predict takes no list."""
-    labels, probabilities = model.predict(line)
-    return IdentifiedLanguage(labels[0].removeprefix("__label__"), float(probabilities[0]))
 
 
 CHUNK_TOKENS = 10
@@ -157,11 +142,6 @@ _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 MAX_CHARACTERS = 2**22
 """The most characters per document that fastText is given. A page of Common Crawl has at most 1 MB of text; a token
 stands in two chunks, and a chunk is asked about at most twice where no chunk is English."""
-
-
-def holds_foreign_chunk(text: str, identifier: Identifier) -> bool:
-    """Return whether the text has a foreign chunk with English before and after it. Raises OverBudget."""
-    return next(foreign_chunks(text, identifier), None) is not None
 
 
 def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:

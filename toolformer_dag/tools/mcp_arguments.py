@@ -10,9 +10,9 @@ from pydantic import AfterValidator
 
 from toolformer_dag.tools.tool import NoResult
 
+WHOLE = r"\A(?:{})\z"
+"""A regular expression that has to match from the first to the last character."""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_CHOICES = ("anyOf", "oneOf", "allOf")
-_BOOLEANS = {"true": True, "false": False}
 
 
 def placeholders(template: Any) -> set[str]:
@@ -26,7 +26,7 @@ def placeholders(template: Any) -> set[str]:
 def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
     """Refuse what Rust's regular expressions lack: they match in linear time, where Python's may take for ever."""
     try:
-        for form in (pattern.pattern, _whole(pattern)):
+        for form in (pattern.pattern, WHOLE.format(pattern.pattern)):
             pl.Series([""]).str.contains(form)
     except pl.exceptions.PolarsError as error:
         reason = " ".join(str(error).partition("This error occurred")[0].split())
@@ -41,10 +41,6 @@ LinearPattern = Annotated[re.Pattern[str], AfterValidator(_linear)]
 """A regular expression that is matched by Rust's engine: in linear time, without look-around and backreferences."""
 
 
-def _whole(pattern: re.Pattern[str]) -> str:
-    return rf"\A(?:{pattern.pattern})\z"
-
-
 def occurs(pattern: re.Pattern[str], text: str) -> bool:
     """Return whether the pattern matches anywhere in the text."""
     return bool(pl.Series([text]).str.contains(pattern.pattern)[0])
@@ -57,7 +53,7 @@ def split_fields(text: str, fields: re.Pattern[str] | None) -> dict[str, str]:
     """
     if fields is None:
         return {"input": text}
-    whole = _whole(fields)
+    whole = WHOLE.format(fields.pattern)
     if not pl.Series([text]).str.contains(whole)[0]:
         raise NoResult("does_not_match_fields")
     groups = pl.Series([text]).str.extract_groups(whole)[0] if fields.groups else {}
@@ -88,14 +84,16 @@ def _filled(part: Any, values: Mapping[str, str], parts: Sequence[Any], schema: 
 
 
 def _typed(value: str, kinds: Collection[str]) -> Any:
-    if "string" in kinds:
+    number = next((read for kind, read in (("number", float), ("integer", int)) if kind in kinds), None)
+    if "string" in kinds or not (number or "boolean" in kinds):
         return value
     try:
-        if "number" in kinds or "integer" in kinds:
-            return _number(value, whole="number" not in kinds)
-        return _BOOLEANS[value.lower()] if "boolean" in kinds else value
+        read = number(value) if number else {"true": True, "false": False}[value.lower()]
+        if math.isfinite(read):
+            return read
     except (KeyError, ValueError, OverflowError):
-        raise NoResult("bad_argument") from None
+        pass
+    raise NoResult("bad_argument")  # JSON knows neither infinity nor nan
 
 
 def _within(schemas: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
@@ -118,7 +116,7 @@ def _reached(part: Any, schema: Mapping[str, Any], followed: frozenset[str]) -> 
     found = [part]
     if reference.startswith("#") and reference not in followed:
         found += _reached(_referred(reference, schema), schema, followed | {reference})
-    choices = [choice for word in _CHOICES for choice in part.get(word, ())]
+    choices = [choice for word in ("anyOf", "oneOf", "allOf") for choice in part.get(word, ())]
     return found + [each for choice in choices for each in _reached(choice, schema, followed)]
 
 
@@ -128,13 +126,6 @@ def _referred(reference: str, schema: Mapping[str, Any]) -> Any:
     for name in reference.split("/")[1:]:
         found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
     return found
-
-
-def _number(value: str, *, whole: bool) -> int | float:
-    number = int(value) if whole else float(value)
-    if not math.isfinite(number):  # JSON knows neither infinity nor nan
-        raise ValueError(value)
-    return number
 
 
 def argument_names(schema: Mapping[str, Any]) -> list[str]:

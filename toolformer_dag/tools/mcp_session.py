@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.tools.mcp_arguments import LinearPattern, placeholders
 from toolformer_dag.tools.options import (
     MAX_SECONDS,
     OptionPath,
     ToolOptions,
     WebAddress,
-    shown_command,
     shown_url,
     url_secrets,
     without,
@@ -73,13 +73,9 @@ class McpOptions(ToolOptions):
     version: str = "1"
 
     @model_validator(mode="after")
-    def _one_server(self) -> "McpOptions":
+    def _fits_together(self) -> "McpOptions":
         if (self.command is None) == (self.url is None):
             raise ValueError("an MCP server needs either command = [...] (stdio) or url = ... (HTTP), not both")
-        return self
-
-    @model_validator(mode="after")
-    def _known_placeholders(self) -> "McpOptions":
         known = {"input", *(self.fields.groupindex if self.fields else ())}
         if unknown := placeholders(self.arguments or {}) - known:
             raise ValueError(
@@ -89,14 +85,17 @@ class McpOptions(ToolOptions):
 
     @property
     def shown(self) -> str:
-        """The server for records and messages, without what may be a secret."""
-        return shown_url(self.url or "") if self.command is None else shown_command(self.command)
+        """The server for records and messages: arguments, which may be secrets, are told by their hash."""
+        if self.command is None:
+            return shown_url(self.url or "")
+        program, *arguments = self.command
+        return f"{program} (its arguments are {fingerprint(arguments)})" if arguments else program
 
     def public(self, error: BaseException) -> str:
         """Return the message of an error in a line, without arguments of the command, parts of the url, variables."""
         variables = [os.environ.get(name, "") for name in (*self.env, *filter(None, [self.token_env]))]
         secrets = [*(self.command or ())[1:], *url_secrets(self.url or ""), *variables]
-        return " ".join(without(secrets, str(error)).split())[:MESSAGE_CHARACTERS]
+        return " ".join(without(secrets, str(error)).split())[:300]  # a breach of the protocol is told at length
 
 
 def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
@@ -161,7 +160,6 @@ def _variable(key: str, name: str) -> str:
 
 
 CALL_SECONDS = 3600.0  # the lane's timeout_s limits a call; this limit ends requests that timed-out calls left open
-MESSAGE_CHARACTERS = 300  # a breach of the protocol is told at length, with the whole of what was sent
 
 
 class SessionLost(RetryableError):
@@ -185,7 +183,14 @@ class Session:
         tool's output schema or is too long, `refused` is any other rejection of the call.
         """
         from mcp import MCPError
-        from mcp.types import INTERNAL_ERROR, REQUEST_TIMEOUT
+        from mcp.types import (
+            CONNECTION_CLOSED,
+            INTERNAL_ERROR,
+            INVALID_REQUEST,
+            METHOD_NOT_FOUND,
+            PARSE_ERROR,
+            REQUEST_TIMEOUT,
+        )
 
         try:
             return self.portal.call(partial(_answered, self.client, self.tool.name, arguments))
@@ -193,8 +198,8 @@ class Session:
             told = f"MCP server: {self.options.public(error)}"
             if TOO_LONG in str(error):
                 raise NoResult("malformed_response") from error
-            if error.code in _session_lost():
-                raise SessionLost(told) from error
+            if error.code in (CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR):
+                raise SessionLost(told) from error  # a restarted server knows neither the session nor its requests
             if error.code in (INTERNAL_ERROR, REQUEST_TIMEOUT):
                 raise RetryableError(told) from error
             raise NoResult("refused") from error
@@ -205,13 +210,6 @@ class Session:
         """Close the session and end a command. Errors of a lost session are ignored."""
         with suppress(ExceptionGroup, OSError):
             self.stack.close()
-
-
-def _session_lost() -> tuple[int, ...]:
-    """Return error codes of a lost session: a restarted server knows neither the session nor its requests."""
-    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
-
-    return CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
 
 def open_session(key: str, options: McpOptions) -> Session:
@@ -231,13 +229,13 @@ def open_session(key: str, options: McpOptions) -> Session:
         with suppress(ExceptionGroup, OSError):
             stack.close()
         raise _no_session(key, options, error) from error
-    if options.tool not in tools:
-        stack.close()
-        raise ToolDown(
-            f"[tools.{key}]: the server has no tool {options.tool!r}; set tool = to a name of its tools: "
-            f"{', '.join(sorted(tools))}"
-        )
-    return Session(options, stack, portal, client, tools[options.tool])
+    if tool := tools.get(options.tool):
+        return Session(options, stack, portal, client, tool)
+    stack.close()
+    known = ", ".join(sorted(tools))
+    raise ToolDown(
+        f"[tools.{key}]: the server has no tool {options.tool!r}; set tool = to a name of its tools: {known}"
+    )
 
 
 async def _answered(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
@@ -269,16 +267,12 @@ async def _listed(client: "Client", seconds: float) -> "list[Tool]":
 def _no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
     while isinstance(error, BaseExceptionGroup):  # task groups wrap the actual error
         error = error.exceptions[0]
-    told, patience = options.public(error), f"start_timeout_s above {options.start_timeout_s:g}"
-    if isinstance(error, ValidationError):
-        why = f"a description from the MCP server {options.shown} breaks the protocol ({told}); fix the server, or use "
-        return ToolDown(f"[tools.{key}]: {why}another version of it")
+    what, remedy = f"no MCP server answers at {options.shown}", "start it, correct the url"
     if options.command is not None:
-        return ToolDown(
-            f"[tools.{key}]: the MCP server {options.shown} does not start in {options.cwd} ({told}); run the command "
-            f"by hand to see its output, or raise {patience}"
-        )
-    return ToolDown(
-        f"[tools.{key}]: no MCP server answers at {options.shown} ({told}); start it, correct the url, or raise "
-        f"{patience}"
-    )
+        what = f"the MCP server {options.shown} does not start in {options.cwd}"
+        remedy = "run the command by hand to see its output"
+    if isinstance(error, ValidationError):
+        what = f"a description from the MCP server {options.shown} breaks the protocol"
+        remedy = "fix the server, use another version of it"
+    patience = f"or raise start_timeout_s above {options.start_timeout_s:g}"
+    return ToolDown(f"[tools.{key}]: {what} ({options.public(error)}); {remedy}, {patience}")

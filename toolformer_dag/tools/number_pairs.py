@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from hashlib import blake2b
+from itertools import chain
 from math import gcd
 from operator import itemgetter
 from typing import NamedTuple
@@ -18,13 +19,14 @@ MAX_WHOLE_DIGITS = 15
 MAX_DECIMALS = 12
 UNIT_DIGITS = MAX_DECIMALS + 2  # a percent sign needs two more
 UNIT = 10**UNIT_DIGITS
-HUNDREDTH = UNIT // 100
 
 # Possessive, so that no part of `10.5kg` matches. The lookbehinds follow the first character: a pattern that begins
 # with a character set is found many times faster. A point after a closing mark ends a sentence.
 RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
-INDIAN = "[1-9][0-9]?(?:,[0-9]{2}){1,5},[0-9]{3}"
-WHOLE = rf"0|[1-9][0-9]{{0,{MAX_WHOLE_DIGITS - 1}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}|{INDIAN}"
+WHOLE = (
+    rf"0|[1-9][0-9]{{0,{MAX_WHOLE_DIGITS - 1}}}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}}){{1,4}}"
+    r"|[1-9][0-9]?(?:,[0-9]{2}){1,5},[0-9]{3}"  # Indian
+)
 PART_OF_A_GROUPED_NUMBER = re.compile(",0[0-9]")
 SINGLE = re.compile(rf"({WHOLE}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
 TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -100,8 +102,11 @@ def holds_operation(text: str, found: Sequence[Number]) -> bool:
         while position - at[nearest] >= WINDOW:
             nearest += 1
         budget.spend(second - nearest)
-        for first, result in _results(values, nearest, second, places, unit, limits):
-            if _third(at[first], position, places[result]):
+        sums = _sums(values, nearest, second, places, unit)
+        for first, result in chain(sums, _products(values, nearest, second, places, unit, limits)):
+            third = bisect_right(places[result], position - WINDOW)  # the first within a window with the second
+            near = places[result][third : third + 3]
+            if any(each not in (at[first], position) and each < at[first] + WINDOW for each in near):
                 return True
     return False
 
@@ -111,24 +116,17 @@ def _scaled(values: Sequence[int]) -> tuple[list[int], int]:
 
     Small integers are added and looked up several times faster.
     """
-    step = gcd(HUNDREDTH, *values)
+    step = gcd(UNIT // 100, *values)
     return [value // step for value in values], UNIT // step
-
-
-def _results(
-    values: Sequence[int], begin: int, second: int, places: Container[int], unit: int, limits: tuple[int, int]
-) -> Iterator[tuple[int, int]]:
-    """Yield (first, result) for the pairs of number `second` with each one from `begin`: results that are in `places`.
-
-    A result is exact, or rounded half up to hundredths and no whole number. Nothing in `places` lies outside `limits`.
-    """
-    yield from _sums(values, begin, second, places, unit)
-    yield from _products(values, begin, second, places, unit, limits)
 
 
 def _sums(
     values: Sequence[int], begin: int, second: int, places: Container[int], unit: int
 ) -> Iterator[tuple[int, int]]:
+    """Yield (first, result) for the pairs of number `second` with each one from `begin`: results that are in `places`.
+
+    A result is exact, or rounded half up to hundredths and no whole number.
+    """
     hundredth, half = unit // 100, unit // 200
     b = values[second]
     for first in range(begin, second):
@@ -145,6 +143,7 @@ def _sums(
 def _products(
     values: Sequence[int], begin: int, second: int, places: Container[int], unit: int, limits: tuple[int, int]
 ) -> Iterator[tuple[int, int]]:
+    """Yield (first, result) as `_sums` does. Nothing in `places` lies outside `limits`."""
     hundredth, (least, most) = unit // 100, limits
     b = values[second]
     for first in range(begin, second):
@@ -173,12 +172,6 @@ def _tokens(text: str, start: int, end: int) -> int:
     near = min(end, start + 10 * WINDOW)
     count = len(TOKEN.findall(text, start, near))
     return count if count >= WINDOW or near == end else len(TOKEN.findall(text, start, end))
-
-
-def _third(first: int, second: int, candidates: Sequence[int]) -> bool:
-    """Return whether a third number lies within a window with the two; all are token positions."""
-    nearest = bisect_right(candidates, second - WINDOW)
-    return any(each not in (first, second) and each < first + WINDOW for each in candidates[nearest : nearest + 3])
 
 
 PHRASES = ("=", "equals", "equal to", "total of", "average of")

@@ -1,7 +1,7 @@
 """The keys of a tool's section in toolformer.toml: reading them, showing them without secrets, loading their models."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import ModelError, model_identity
-from toolformer_dag.settings.setting_types import meant, under
+from toolformer_dag.settings.setting_types import mistake, under
 from toolformer_dag.settings.tool_settings import ToolSettings
 
 
@@ -37,19 +37,10 @@ class ToolOptions(BaseModel):
 
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
     """Format a validation error: a line per mistake with section, key, problem and remedy."""
-    return "\n".join(
-        f"[tools.{key}] {'.'.join(map(str, item['loc']))}: {_remedy(item['type'], item['msg'], item['loc'], options)}"
-        for item in error.errors()
-    )
-
-
-def _remedy(kind: str, message: str, place: tuple[int | str, ...], options: type[ToolOptions]) -> str:
-    if kind == "missing":
-        return "this tool needs the key; add it to the section"
-    if kind != "extra_forbidden":
-        return f"{message.removeprefix('Value error, ')}; correct the value"
     known = {"use", *options.model_fields, *ToolSettings.model_fields}
-    return f"unknown key; {meant(str(place[-1]), known, 'keys')}"
+    return "\n".join(
+        f"[tools.{key}] {'.'.join(map(str, item['loc']))}: {mistake(item, known)}" for item in error.errors()
+    )
 
 
 MAX_SECONDS = 86_400.0
@@ -79,17 +70,9 @@ def shown_url(url: str) -> str:
     parts = urlsplit(url)
     segments = [segment for segment in parts.path.split("/") if segment]
     plain = all(PLAIN_SEGMENT.fullmatch(segment) for segment in segments)
-    bare = parts._replace(
-        netloc=parts.netloc.rpartition("@")[2], query="", fragment="", path=parts.path if plain else ""
-    )
-    shown = bare.geturl()
+    host, path = parts.netloc.rpartition("@")[2], parts.path if plain else ""
+    shown = f"{parts.scheme}://{host}{path}"
     return shown if shown == url else f"{shown} (the rest is {fingerprint(url)})"
-
-
-def shown_command(command: Sequence[str]) -> str:
-    """Return a command for records and messages: the program, and the hash of the arguments, which may be secrets."""
-    program, *arguments = command
-    return f"{program} (its arguments are {fingerprint(arguments)})" if arguments else program
 
 
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,13 +98,9 @@ def url_secrets(url: str) -> list[str]:
 
 def without(secrets: Iterable[str], text: str) -> str:
     """Return a message with every secret of four characters or more replaced by `***`."""
-    for secret in sorted({secret for secret in secrets if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True):
+    for secret in sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
-
-
-SHORTEST_SECRET = 4
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def _folder_under_root(name: str, info: ValidationInfo) -> str:
@@ -144,7 +123,7 @@ class PretrainedOptions(ToolOptions):
 
     model: PretrainedName = ""
     revision: str | None = None
-    dtype: Dtype = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
 
     def weights_identity(self) -> Mapping[str, object]:

@@ -1,33 +1,27 @@
 """Build BM25 indexes of passages, named by content hash, and search them."""
 
 import functools
+import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import tantivy
+from platformdirs import user_cache_path
 from pydantic import AfterValidator, ValidationInfo
 
 from toolformer_dag.files import FILES, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
-from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, passages_digest, read_passages
+from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
 
 _log = logging.getLogger(__name__)
-
-
-def cache_root() -> Path:
-    """Return the folder of indexes and hashes: `$TOOLFORMER_CACHE`, else toolformer-dag in the user's cache."""
-    if named := os.environ.get("TOOLFORMER_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolformer-dag"
 
 
 def source_digest(source: str) -> str:
@@ -42,7 +36,10 @@ def source_digest(source: str) -> str:
 
 @functools.cache
 def _embedded_digest() -> str:
-    return passages_digest(read_passages(EMBEDDED))
+    digest = hashlib.blake2b(digest_size=16)
+    for passage in read_passages(EMBEDDED):
+        digest.update(passage.packed() + b"\n")
+    return digest.hexdigest()
 
 
 MAX_TERM_BYTES = 40
@@ -60,11 +57,9 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 @functools.cache
 def analyzer() -> tantivy.TextAnalyzer:
     """Return an analyzer: runs of letters and digits up to 40 bytes, lower case, accents folded."""
-    filters = (tantivy.Filter.remove_long(MAX_TERM_BYTES), tantivy.Filter.lowercase(), tantivy.Filter.ascii_fold())
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-    for each in filters:
-        builder = builder.filter(each)
-    return builder.build()
+    short = builder.filter(tantivy.Filter.remove_long(MAX_TERM_BYTES))
+    return short.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.ascii_fold()).build()
 
 
 def query_terms(query: str) -> list[str]:
@@ -83,13 +78,16 @@ WRITER_THREADS = 2
 
 MANIFEST = "manifest.json"
 """The file of a finished index that holds the hashes of all others, sealed."""
-
 IndexingProgress = Callable[[int], None]
 
 
 def index_folder(source: str, root: Path | None = None) -> Path:
-    """Return the folder of the passages' index under `root` (default: the cache); it may not exist."""
-    return (root or cache_root() / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
+    """Return the folder of the passages' index under `root`; it may not exist.
+
+    The default is `indexes` in $TOOLFORMER_CACHE, else in toolformer-dag in the user's cache.
+    """
+    cache = Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag"))
+    return (root or cache / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
 
 
 def ensure_index(
@@ -107,13 +105,17 @@ def ensure_index(
     Raises PassageError.
     """
     folder = index_folder(source, root)
-    if damaged_index_files(folder):
+    set_aside_damaged_index(folder)
+    if not folder.is_dir():
         with _building(folder):
-            _set_aside(folder)
             if not folder.is_dir():
                 partial = folder.with_suffix(".building")
                 write_index(read_passages(source), partial, progress or (lambda done: None), commit_every)
-                _publish(partial, folder)
+                for lock in partial.glob(".tantivy-*.lock"):
+                    lock.unlink()
+                write_whole(partial / MANIFEST, sealed(str(folder), {FILES: hashes_beside(partial / MANIFEST)}))
+                partial.replace(folder)
+                sync(folder.parent)
     return folder
 
 
@@ -127,40 +129,24 @@ def set_aside_damaged_index(folder: Path) -> list[Path]:
     if not folder.is_dir() or not damaged_index_files(folder):
         return []
     with _building(folder):
-        return _set_aside(folder)
-
-
-def _set_aside(folder: Path) -> list[Path]:
-    """Rename an index with damaged files, whose lock is held, and return these."""
-    damaged = damaged_index_files(folder) if folder.is_dir() else []
-    if not damaged:
-        return []
-    aside = folder.with_suffix(".damaged")
-    names = ", ".join(str(path) for path in damaged)
-    _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.replace(aside)
+        damaged = damaged_index_files(folder) if folder.is_dir() else []  # unless another process was faster
+        if damaged:
+            names = ", ".join(map(str, damaged))
+            _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
+            aside = folder.with_suffix(".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.replace(aside)
     return damaged
-
-
-def _publish(partial: Path, folder: Path) -> None:
-    """Seal a finished index and rename it."""
-    for lock in partial.glob(".tantivy-*.lock"):
-        lock.unlink()
-    write_whole(partial / MANIFEST, sealed(str(folder), {FILES: hashes_beside(partial / MANIFEST)}))
-    partial.replace(folder)
-    sync(folder.parent)
 
 
 @contextmanager
 def _building(folder: Path) -> Iterator[None]:
     """Lock the index; wait for another process that builds it."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(folder.with_suffix(".lock")))
-        except OSError as error:
-            raise PassageError(f"{folder.parent}: {error.strerror}. Set `index_folder` to another folder.") from error
-        yield
+    try:
+        with locked(folder.with_suffix(".lock")):
+            yield
+    except OSError as error:
+        raise PassageError(f"{folder.parent}: {error}. Set `index_folder` to another folder.") from error
 
 
 def schema() -> tantivy.Schema:
@@ -181,7 +167,11 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
     progress(done)
     writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
     for number, passage in enumerate(islice(passages, done, None), done):
-        writer.add_document(_document(number, passage))
+        document = tantivy.Document()
+        document.add_text("words", passage.searched())
+        document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
+        document.add_bytes("passage", passage.packed())
+        writer.add_document(document)
         if (number + 1) % commit_every == 0:
             writer.commit()
             progress(number + 1)
@@ -191,23 +181,9 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
     progress(index.searcher().num_docs)
 
 
-def _document(number: int, passage: Passage) -> tantivy.Document:
-    document = tantivy.Document()
-    document.add_text("words", passage.searched())
-    document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
-    document.add_bytes("passage", passage.packed())
-    return document
-
-
 TIE_MARGIN = 8
 """Passages that are asked for beyond the limit at first, because some may score as the last within it."""
 SCORE_DIGITS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    score: float
-    passage: Passage
 
 
 class PassageSearch:
@@ -219,8 +195,8 @@ class PassageSearch:
         self._schema = index.schema
         self._searcher = index.searcher()
 
-    def search(self, query: str, limit: int) -> list[Hit]:
-        """Return at most `limit` passages that share a term with the query, best first.
+    def search(self, query: str, limit: int) -> list[tuple[float, Passage]]:
+        """Return (score, passage) of at most `limit` passages that share a term with the query, best first.
 
         The query is a bag of terms, never query language. Ties are in the order of the source, so that results do not
         depend on how the index was built.
@@ -234,7 +210,8 @@ class PassageSearch:
         found = self._with_ties(any_term, limit)
         numbers = self._searcher.fast_field_values("number", [address for _, address in found])
         ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
-        return [Hit(score, self._passage(address)) for (score, address), _ in ranked[:limit]]
+        packed = [(score, bytes(self._searcher.doc(address)["passage"][0])) for (score, address), _ in ranked[:limit]]
+        return [(score, Passage.unpacked(passage)) for score, passage in packed]
 
     def _with_ties(self, query: tantivy.Query, limit: int) -> list[tuple[float, Any]]:
         """Return (score, address) of the best `limit` passages and of all that score as the last of them."""
@@ -245,9 +222,6 @@ class PassageSearch:
             if len(found) < wanted or scores[-1] < scores[limit - 1]:
                 return found
             wanted *= 4
-
-    def _passage(self, address: tantivy.DocAddress) -> Passage:
-        return Passage.unpacked(bytes(self._searcher.doc(address)["passage"][0]))
 
 
 def _passages_under_root(source: str, info: ValidationInfo) -> str:
@@ -271,14 +245,7 @@ class RetrievalOptions(ToolOptions):
 
     def open_search(self, progress: IndexingProgress | None = None) -> PassageSearch:
         """Open the index; build it where it is missing. Raises PassageError."""
-        folder = ensure_index(self.passages, self.index_folder, progress)
-        try:
-            return PassageSearch(folder)
-        except (ValueError, OSError) as error:
-            raise PassageError(
-                f"{folder}: the index of passages is damaged ({error}); remove the folder and run again, which builds "
-                "it anew"
-            ) from error
+        return PassageSearch(ensure_index(self.passages, self.index_folder, progress))
 
     def retrieval_identity(self) -> Mapping[str, object]:
         """Return the hash of the passages and the search method, without paths. Raises PassageError."""

@@ -1,7 +1,6 @@
 """Read passages of an encyclopaedia: from the synthetic world, KILT's knowledge source, or JSON lines."""
 
 import gzip
-import hashlib
 import re
 import zlib
 from codecs import BOM_UTF8
@@ -120,26 +119,13 @@ def _file_passages(file: Path) -> Iterator[Passage]:
         raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
 
 
-def _line_passages(line: bytes, number: int) -> Iterator[Passage]:
+def _line_passages(line: bytes, number: int) -> Iterable[Passage]:
     if not line.strip():
-        return
+        return ()
     record = orjson.loads(line)
     if "wikipedia_title" in record:
-        yield from kilt_passages(record)
-    else:
-        yield _plain_passage(record, number)
-
-
-def _plain_passage(record: Mapping[str, object], number: int) -> Passage:
-    fields = (str(record.get("id", number)), record["title"], record.get("section") or "", record["text"])
-    if not all(isinstance(field, str) for field in fields):
+        return kilt_passages(record)
+    passage = Passage(str(record.get("id", number)), record["title"], record.get("section") or "", record["text"])
+    if not all(isinstance(field, str) for field in (passage.title, passage.section, passage.text)):
         raise TypeError("title, section and text must be strings")
-    return Passage(*(str(field) for field in fields))
-
-
-def passages_digest(passages: Iterable[Passage]) -> str:
-    """Hash passages and their order to 32 hex characters."""
-    digest = hashlib.blake2b(digest_size=16)
-    for passage in passages:
-        digest.update(passage.packed() + b"\n")
-    return digest.hexdigest()
+    return (passage,)

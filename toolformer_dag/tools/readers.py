@@ -1,16 +1,18 @@
 """Readers that answer from passages: sequence-to-sequence, extractive, HTTP endpoint."""
 
+import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from toolformer_dag.tools.endpoint import Endpoint
 from toolformer_dag.tools.options import (
     MAX_SECONDS,
     PretrainedName,
@@ -18,11 +20,14 @@ from toolformer_dag.tools.options import (
     WebAddress,
     load_model,
     load_tokenizer,
+    shown_url,
+    url_secrets,
+    without,
 )
 from toolformer_dag.tools.passage_search import RetrievalOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage
 from toolformer_dag.tools.tool import NO_ANSWER, NoResult, RetryableError, ToolDown, ToolResult
-from toolformer_dag.tools.wording_reader import EmbeddedReader
+from toolformer_dag.tools.wording_reader import read_by_wording
 
 ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
 
@@ -82,9 +87,8 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
         return self.model_copy(update={"inference": None, **chosen, **revision})
 
 
-class Reader(Protocol):
-    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """Answer each question from its passages, best passage first."""
+Reader = Callable[[Sequence[str], Sequence[Sequence[Passage]]], list[ToolResult]]
+"""Answers each question from its passages, best passage first."""
 
 
 def reader_input(question: str, passages: Sequence[Passage]) -> str:
@@ -104,19 +108,9 @@ class Seq2SeqReader:
         self.model = load_model("AutoModelForSeq2SeqLM", options)
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        texts = [reader_input(question, own) for question, own in zip(questions, passages, strict=True)]
-        return self._generate(self.encode(texts))
-
-    def encode(self, texts: Sequence[str]) -> Any:
-        """Tokenize texts to padded ids and mask on the model's device, truncated to `max_input_tokens`."""
-        batch = self.tokenizer(
-            list(texts), truncation=True, max_length=self.options.max_input_tokens, padding=True, return_tensors="pt"
-        )
-        return batch.to(self.model.device)
-
-    def _generate(self, batch: Any) -> list[ToolResult]:
         import torch
 
+        batch = self.encode([reader_input(question, own) for question, own in zip(questions, passages, strict=True)])
         with torch.inference_mode():
             tokens = self.model.generate(
                 input_ids=batch["input_ids"],
@@ -125,18 +119,25 @@ class Seq2SeqReader:
                 do_sample=False,
                 num_beams=1,
             )
-        answers = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return [ToolResult(answer.strip()) if answer.strip() else NO_ANSWER for answer in answers]
+        answers = map(str.strip, self.tokenizer.batch_decode(tokens, skip_special_tokens=True))
+        return [ToolResult(answer) if answer else NO_ANSWER for answer in answers]
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Tokenize texts to padded ids and mask on the model's device, truncated to `max_input_tokens`."""
+        batch = self.tokenizer(
+            list(texts), truncation=True, max_length=self.options.max_input_tokens, padding=True, return_tensors="pt"
+        )
+        return batch.to(self.model.device)
 
 
 Scores = NDArray[np.float32]
-
-
 Span = tuple[float, int, int]
 """A score, and where a span begins and ends."""
 
 
-def best_span(starts: Scores, ends: Scores, allowed: NDArray[np.bool_], max_tokens: int) -> Span | None:
+def best_span(
+    starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
+) -> Span | None:
     """Return the best span of allowed tokens, first to last inclusive; None unless it scores above no answer.
 
     The score is the sum of its logits minus that of the first token, which stands for no answer.
@@ -169,6 +170,8 @@ class ExtractiveReader:
 
     def _spans(self, pairs: Sequence[tuple[str, str]]) -> list[Span | None]:
         """Return the score and the characters of the best span of each pair of question and text."""
+        import torch
+
         if not pairs:
             return []
         batch = self._tokenizer(
@@ -182,17 +185,68 @@ class ExtractiveReader:
         )
         offsets = batch.pop("offset_mapping").tolist()
         in_text = np.array([[part == 1 for part in batch.sequence_ids(row)] for row in range(len(pairs))])
-        starts, ends = self._scores(batch)
+        with torch.inference_mode():
+            logits = self._model(**batch.to(self._model.device))
+        starts, ends = (scores.float().cpu().numpy() for scores in (logits.start_logits, logits.end_logits))
         most = self._options.max_answer_tokens
         spans = [best_span(*row, most) for row in zip(starts, ends, in_text, strict=True)]
         return [span and (span[0], at[span[1]][0], at[span[2]][1]) for span, at in zip(spans, offsets, strict=True)]
 
-    def _scores(self, batch: Any) -> tuple[Scores, Scores]:
-        import torch
 
-        with torch.inference_mode():
-            scores = self._model(**batch.to(self._model.device))
-        return scores.start_logits.float().cpu().numpy(), scores.end_logits.float().cpu().numpy()
+MAX_ANSWER_BYTES = 4 << 20
+"""The longest answer, after decompression."""
+
+
+class Endpoint:
+    """A URL that is asked with JSON, a POST request per answer, which is bounded in bytes and in time.
+
+    Safe for several threads, whose requests share connections.
+
+    Requests run in an event loop of their own, so that one deadline ends all of a request: connecting, sending, headers
+    and body. A limit per read, as blocking clients have, lets an answer of a byte a second go on for ever.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
+        self.shown = shown_url(url)
+        self._url, self._seconds = url, seconds
+        self._secrets = [*url_secrets(url), *(value.split()[-1] for value in headers.values())]
+        self._client = httpx.AsyncClient(timeout=seconds, headers={"Accept-Encoding": "gzip, deflate", **headers})
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def post(self, body: object) -> tuple[int, bytes]:
+        """Send `body` as JSON; return the status and the decompressed body.
+
+        Raises RetryableError for a lost connection or a passed deadline, NoResult("answer_too_long") over
+        MAX_ANSWER_BYTES, and NoResult("malformed_response") for compressed data that is damaged.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(self._answer(body), self._loop).result()
+        except TimeoutError as error:
+            raise RetryableError(f"{self.shown}: no whole answer within {self._seconds:g} s") from error
+        except httpx.TransportError as error:
+            raise RetryableError(f"{self.shown}: {type(error).__name__}: {self.public(str(error))}") from error
+
+    def public(self, text: str) -> str:
+        """Return a message of the backend without the secrets of the URL and the headers."""
+        return without(self._secrets, text)
+
+    async def _answer(self, body: object) -> tuple[int, bytes]:
+        async with asyncio.timeout(self._seconds), self._client.stream("POST", self._url, json=body) as response:
+            return response.status_code, await _content(response)
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """Read and decompress a body block by block: a megabyte of gzip can hold a gigabyte."""
+    content = bytearray()
+    try:
+        async for block in response.aiter_bytes():
+            if len(content) + len(block) > MAX_ANSWER_BYTES:
+                raise NoResult("answer_too_long")
+            content += block
+    except httpx.DecodingError as error:
+        raise NoResult("malformed_response") from error
+    return bytes(content)
 
 
 UNKNOWN = "unknown"
@@ -217,7 +271,14 @@ class HttpReader:
     def _ask(self, text: str) -> ToolResult:
         shown = self._endpoint.shown
         try:
-            status, content = self._endpoint.post(self._body(text))
+            status, content = self._endpoint.post(
+                {
+                    "model": self._options.model,
+                    "messages": [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}],
+                    "temperature": 0,
+                    "max_tokens": self._options.max_answer_tokens,
+                }
+            )
         except NoResult as error:
             return ToolResult(None, error.reason)
         if status in BUSY or status >= 500:
@@ -235,24 +296,14 @@ class HttpReader:
             raise RetryableError(f"{shown}: {self._endpoint.public(str(sent)[:200])}")
         return _result(body)
 
-    def _body(self, text: str) -> Mapping[str, object]:
-        messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}]
-        return {
-            "model": self._options.model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": self._options.max_answer_tokens,
-        }
-
 
 def _headers(variable: str | None) -> Mapping[str, str]:
     if variable is None:
         return {}
     key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ToolDown(f"the environment variable {variable} is empty; set it to the key, or remove api_key_variable")
-    if not (key.isascii() and key.isprintable()):
-        raise ToolDown(f"the environment variable {variable} holds characters that no header can; set it to the key")
+    if not (key and key.isascii() and key.isprintable()):
+        reason = "holds characters that no header can" if key else "is empty"
+        raise ToolDown(f"the environment variable {variable} {reason}; set it to the key, or remove api_key_variable")
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -281,10 +332,7 @@ def _result(body: Mapping[str, Any]) -> ToolResult:
 def load_reader(options: QuestionAnsweringOptions) -> Reader:
     """Load the reader and its weights. Raises ModelError."""
     if options.reader == "embedded":
-        return EmbeddedReader()
-    kinds: dict[str, Callable[[QuestionAnsweringOptions], Reader]] = {
-        "http": HttpReader,
-        "extractive": ExtractiveReader,
-        "seq2seq": Seq2SeqReader,
-    }
-    return kinds[options.reader](options)
+        return read_by_wording
+    if options.reader == "http":
+        return HttpReader(options).read
+    return Seq2SeqReader(options).read if options.reader == "seq2seq" else ExtractiveReader(options).read

@@ -5,7 +5,6 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
@@ -16,115 +15,79 @@ from toolformer_dag.files import UserError, require_regular
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call, take_out
-from toolformer_dag.tools.options import ToolOptions, explain_options
+from toolformer_dag.tools.options import explain_options
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
 EMBEDDED = "embedded"
 _CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
 
 
-class PromptError(UserError):
-    """A prompt that is not valid. The message names the file, the example, the reason and the remedy."""
+class ToolError(UserError):
+    """A tool that cannot be loaded. The message names the section or the prompt, the reason and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptExample:
-    """A text and the same text with calls; `number` counts from 1."""
+def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Path) -> tuple[Path, str]:
+    """Read the file that the option names, relative to `root`; or the synthetic world's, or the tool's own.
 
-    number: int
-    input: str
-    output: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A parsed prompt file."""
-
-    instruction: str
-    examples: tuple[PromptExample, ...]
-
-
-def _prompt_file(key: str, tool_class: type[Tool], option: str | None, root: Path) -> Path:
-    """Return the file that the option names, relative to `root`; or the synthetic world's, or the tool's own.
-
-    The tool's own is calculator.txt for calculator.py, and prompt.txt beside a user's class.
+    The tool's own is calculator.txt for calculator.py, and prompt.txt beside a user's class. Raises ToolError.
     """
-    if option == EMBEDDED:
-        return PROMPTS / f"{key}.txt"
-    if option is not None:
-        return under(root, option)
     file = Path(inspect.getfile(tool_class))
-    return file.with_suffix(".txt") if file.parent == BUILT_IN_FOLDER else file.with_name("prompt.txt")
-
-
-def _read(file: Path) -> str:
+    file = file.with_suffix(".txt") if file.parent == BUILT_IN_FOLDER else file.with_name("prompt.txt")
+    if option is not None:
+        file = PROMPTS / f"{key}.txt" if option == EMBEDDED else under(root, option)
     try:
         require_regular(file)
-        return file.read_text("utf-8").strip() + "\n"
+        return file, file.read_text("utf-8").strip() + "\n"
     except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"{file}: the prompt cannot be read ({error}); set prompt = to a UTF-8 file") from error
+        raise ToolError(
+            f"[tools.{key}]: {file}: the prompt cannot be read ({error}); set prompt = to a UTF-8 file"
+        ) from error
 
 
-def parse_prompt(text: str, source: Path) -> Prompt:
-    """Split a prompt at lines that begin with `Input:` and `Output:`; texts may span several lines.
+def check_prompt(text: str, name: str, source: object) -> list[tuple[str, str]]:
+    """Check a prompt and return its examples, (Input, Output), which begin with these words and may span several lines.
 
-    Raises PromptError where an Input has no Output, or the instruction or all examples are missing.
+    Raises ToolError where an Input has no Output, the instruction or all examples are missing, or a call does not
+    parse or is not one to `name`, or an Output without its calls is not the Input. Not covered: whether the tool
+    accepts the inputs of the calls.
     """
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
-        raise PromptError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
+        raise ToolError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
     if not blocks:
-        raise PromptError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
-    return Prompt(instruction, tuple(_example(block, number, source) for number, block in enumerate(blocks, 1)))
+        raise ToolError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
+    examples = [_example(block, name, f"{source}: example {number}") for number, block in enumerate(blocks, 1)]
+    if not any(_CALL_START.search(output) for _, output in examples):
+        raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
+    return examples
 
 
-def _example(block: str, number: int, source: Path) -> PromptExample:
-    parts = re.split(r"^Output:", block, flags=re.MULTILINE)
-    if len(parts) != 2 or not all(part.strip() for part in parts):
-        raise PromptError(f"{source}: example {number}: write one 'Input: text' line and one 'Output: text' line")
-    return PromptExample(number, parts[0].strip(), parts[1].strip())
-
-
-def check_prompt(text: str, name: str, source: Path) -> Prompt:
-    """Parse a prompt and check its calls: they parse, use `name`, and removing them restores the Input.
-
-    Raises PromptError. Not covered: whether the tool accepts the inputs of the calls.
-    """
-    prompt = parse_prompt(text, source)
-    calls = sum(_check_example(example, name, source) for example in prompt.examples)
-    if not calls:
-        raise PromptError(f"{source}: no example holds a call; add calls as [{name}(input)]")
-    return prompt
-
-
-def _check_example(example: PromptExample, name: str, source: Path) -> int:
-    where = f"{source}: example {example.number}"
-    bodies = [example.output[start.end() :].partition("]")[0] for start in _CALL_START.finditer(example.output)]
+def _example(block: str, name: str, where: str) -> tuple[str, str]:
+    parts = [part.strip() for part in re.split(r"^Output:", block, flags=re.MULTILINE)]
+    if len(parts) != 2 or not all(parts):
+        raise ToolError(f"{where}: write one 'Input: text' line and one 'Output: text' line")
+    given, output = parts
+    bodies = [output[start.end() :].partition("]")[0] for start in _CALL_START.finditer(output)]
     for body in bodies:
         try:
             called = parse_call(body).tool
         except MalformedCall as error:
-            raise PromptError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
+            raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
         if called != name:
-            raise PromptError(f"{where}: [{body}] calls {called!r}, but this tool's name is {name!r}; rename the call")
-    left = take_out(" " + example.output, {name}).strip()  # a call may stand before the first word
-    if left != example.input:
-        raise PromptError(
-            f"{where}: without its calls the Output reads {left!r}, not the Input {example.input!r}; "
+            raise ToolError(f"{where}: [{body}] calls {called!r}, but this tool's name is {name!r}; rename the call")
+    left = take_out(" " + output, {name}).strip()  # a call may stand before the first word
+    if left != given:
+        raise ToolError(
+            f"{where}: without its calls the Output reads {left!r}, not the Input {given!r}; "
             "make both texts equal, and put a single space before each call"
         )
-    return len(bodies)
+    return given, output
 
 
-BUILT_IN = "toolformer_dag.tools.built_in"
 BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
 """A file per tool, with its prompt beside it."""
 REQUIRED_ATTRIBUTES = {"name": str, "version": str, "defaults": ToolDefaults}
 """The attributes that every tool class sets."""
-
-
-class ToolError(UserError):
-    """A tool that cannot be loaded. The message names the section, the reason and the remedy."""
 
 
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
@@ -148,21 +111,15 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     toolformer.toml. Raises ToolError.
     """
     tool_class = _tool_class(key, str(options.get("use", key)), root)
-    chosen = _options(key, tool_class, {name: value for name, value in options.items() if name != "use"}, root)
     try:
-        source = _prompt_file(key, tool_class, chosen.prompt, root)
-        prompt = _read(source)
-        tool = _construct(tool_class, key, chosen, prompt)
+        given = {name: value for name, value in options.items() if name != "use"}
+        chosen = tool_class.Options.model_validate(given, context={"root": root})
+        source, prompt = _read_prompt(key, tool_class, chosen.prompt, root)
+        tool = tool_class(key, chosen, prompt)
         _check_complete(tool)
-        check_prompt(prompt, tool.name, source)
-    except PromptError as error:
-        raise ToolError(f"[tools.{key}]: {error}") from error
-    return tool
-
-
-def _construct(tool_class: type[Tool], key: str, options: ToolOptions, prompt: str) -> Tool:
-    try:
-        return tool_class(key, options, prompt)
+        check_prompt(prompt, tool.name, f"[tools.{key}]: {source}")
+    except ValidationError as error:
+        raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -170,6 +127,7 @@ def _construct(tool_class: type[Tool], key: str, options: ToolOptions, prompt: s
             f"[tools.{key}]: {tool_class.__name__} cannot be constructed ({described(error)}); "
             "its __init__ must accept key, options and prompt"
         ) from error
+    return tool
 
 
 def _check_complete(tool: Tool) -> None:
@@ -188,16 +146,15 @@ def _check_complete(tool: Tool) -> None:
         )
 
 
-def _options(key: str, tool_class: type[Tool], options: Mapping[str, object], root: Path) -> ToolOptions:
-    try:
-        return tool_class.Options.model_validate(options, context={"root": root})
-    except ValidationError as error:
-        raise ToolError(explain_options(key, error, tool_class.Options)) from error
-
-
 def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
+    if use in built_in_tools():
+        module = importlib.import_module(f"toolformer_dag.tools.built_in.{use}")
+        return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
     if ":" not in use:
-        return _built_in(key, use)
+        raise ToolError(
+            f"[tools.{key}]: there is no built-in tool {use!r} ({', '.join(built_in_tools())}); for your own tool add "
+            'use = "my_package.tools:MyTool"'
+        )
     module_name, _, class_name = use.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
@@ -215,17 +172,6 @@ def built_in_tools() -> list[str]:
     return sorted(path.stem for path in BUILT_IN_FOLDER.glob("*.py") if path.stem != "__init__")
 
 
-def _built_in(key: str, name: str) -> type[Tool]:
-    known = built_in_tools()
-    if name not in known:
-        raise ToolError(
-            f"[tools.{key}]: there is no built-in tool {name!r} ({', '.join(known)}); for your own tool add "
-            'use = "my_package.tools:MyTool"'
-        )
-    module = importlib.import_module(f"{BUILT_IN}.{name}")
-    return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
-
-
 def _is_tool(value: object) -> TypeGuard[type[Tool]]:
     return inspect.isclass(value) and issubclass(value, Tool) and not inspect.isabstract(value)
 
@@ -236,12 +182,8 @@ def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
         sys.path.append(folder)
     try:
         return importlib.import_module(module_name)
-    except ImportError as error:
-        raise ToolError(
-            f"[tools.{key}]: use = {use!r} cannot be imported ({error}); install the package, or put the module beside "
-            "toolformer.toml"
-        ) from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ToolError(
-            f"[tools.{key}]: use = {use!r} cannot be imported ({described(error)}); fix {module_name}"
+            f"[tools.{key}]: use = {use!r} cannot be imported ({described(error)}); fix {module_name}, or install the "
+            "package or put the module beside toolformer.toml"
         ) from error

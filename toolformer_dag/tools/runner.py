@@ -4,14 +4,14 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from toolformer_dag.files import UserError
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import clean_result
 from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult, blamed, described
@@ -19,16 +19,19 @@ from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, Tool
 _log = logging.getLogger(__name__)
 LONGEST_PAUSE = 3600.0
 """Seconds between two tries at most, however often the pause was doubled."""
-
-
 REASON_CHARACTERS = 100
-NOT_A_RESULT = "not_a_result"
+FAILURES_IN_A_ROW = 10
+"""After this many lost calls in a row, the tool counts as down."""
+
+CallBatch = Sequence[ToolCall]
 
 
-def check_results(tool: Tool, batch: Sequence[ToolCall], results: object) -> list[ToolResult]:
-    """Return the results of `Tool.run` with plain fields (see `plain_result`).
+def check_results(
+    tool: Tool, batch: CallBatch, results: object, max_characters: int, seconds: float
+) -> list[ToolResult]:
+    """Return the results of `Tool.run` in the form of `plain_result`; `seconds` are those of the batch.
 
-    Anything else in the list is a lost call, `lost:not_a_result`. Raises ToolDown unless there is one entry per call.
+    Raises ToolDown unless there is one entry per call.
     """
     if not isinstance(results, list | tuple) or len(results) != len(batch):
         told = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
@@ -36,27 +39,32 @@ def check_results(tool: Tool, batch: Sequence[ToolCall], results: object) -> lis
             f"[tools.{tool.key}]: {type(tool).__name__}.run returned {told} for {len(batch)} calls; it must return a "
             "list of one ToolResult per call, in order"
         )
-    return [plain_result(tool.key, result) for result in results]
+    return [plain_result(tool.key, result, max_characters, seconds / len(batch)) for result in results]
 
 
-def plain_result(key: str, value: object) -> ToolResult:
-    """Return a result whose fields a table can hold, whatever a backend sent.
+def plain_result(key: str, value: object, max_characters: int, seconds: float) -> ToolResult:
+    """Return a result that a table and e(c, r) can hold, whatever a backend sent.
 
-    - result: a number becomes text; anything else that is not text has the reason `not_a_text`.
+    - Anything else than a ToolResult is a lost call, `lost:not_a_result`.
+    - result: a number becomes text; anything else that is not text has the reason `not_a_text`. A text is cleaned; the
+      reason is `empty_result` where nothing of it is left.
     - reason: one short line, `no_reason` where nothing of it is left.
-    - cost and seconds: see `amount`; what is no amount is left out, with a warning per tool and type.
+    - cost and seconds: see `amount`; what is no amount is left out, with a warning per tool and type. `seconds`: if the
+      result tells none.
     """
     if not isinstance(value, ToolResult):
         _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
-        return ToolResult(None, LOST + NOT_A_RESULT)
-    cost, seconds = amount(value.cost), amount(value.seconds) or 0.0
-    if cost is None and value.cost is not None:
+        return ToolResult(None, f"{LOST}not_a_result", seconds)
+    cost, seconds = amount(value.cost), amount(value.seconds) or seconds
+    if (cost is None) != (value.cost is None):
         _warn_once(key, f"a cost of type {type(value.cost).__name__} is no amount of money; it is left out")
     if value.result is None:
         reason = clean_result(_text(value.reason) or "", REASON_CHARACTERS)
         return ToolResult(None, reason or "no_reason", seconds, cost)
     text = _text(value.result)
-    return ToolResult(text, "not_a_text" if text is None else None, seconds, cost)
+    if cleaned := clean_result(text or "", max_characters):
+        return ToolResult(cleaned, None, seconds, cost)
+    return ToolResult(None, "not_a_text" if text is None else "empty_result", seconds, cost)
 
 
 def amount(value: Any) -> float | None:
@@ -87,23 +95,7 @@ def _warn_once(key: str, message: str) -> None:
     _log.warning("%s: %s", key, message)
 
 
-def cleaned_result(result: ToolResult, max_characters: int, seconds: float) -> ToolResult:
-    """Clean a result for e(c, r); the reason is `empty_result` where nothing is left. `seconds`: if it tells none."""
-    result = replace(result, seconds=result.seconds or seconds)
-    if result.result is None:
-        return result
-    cleaned = clean_result(result.result, max_characters)
-    return replace(result, result=cleaned) if cleaned else replace(result, result=None, reason="empty_result")
-
-
-T = TypeVar("T")
-
-
-class TimedOut(Exception):
-    """The work did not end in time; its thread keeps running."""
-
-
-class TimedWorker(Generic[T]):
+class TimedWorker:
     """Runs functions in a daemon thread, so that a backend keeps its per-thread state.
 
     Python cannot end a thread. When work exceeds its limit, its thread keeps running and a new thread takes over. The
@@ -112,43 +104,40 @@ class TimedWorker(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._jobs = self._start()
+        self._jobs = _started()
 
-    def result(self, function: Callable[[], T], seconds: float) -> T:
-        """Run `function` and return its result. Raises TimedOut, and what the function raises."""
-        future: Future[T] = Future()
+    def outcome(self, function: Callable[[], object], seconds: float) -> object:
+        """Return what `function` returns or raises. Raises TimeoutError where it does neither in time."""
+        future: Future[object] = Future()
         self._jobs.put((function, future))
-        if not wait([future], seconds).done:
+        try:
+            return future.exception(seconds) or future.result()
+        except TimeoutError:
             self.close()
-            self._jobs = self._start()
-            raise TimedOut
-        return future.result()
+            self._jobs = _started()
+            raise
 
     def close(self) -> None:
         """End the thread once it is idle."""
         self._jobs.put(None)
 
-    @staticmethod
-    def _start() -> "SimpleQueue[tuple[Callable[[], T], Future[T]] | None]":
-        jobs: SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = SimpleQueue()
-        threading.Thread(target=_serve, args=(jobs,), daemon=True).start()
-        return jobs
+
+Jobs = SimpleQueue[tuple[Callable[[], object], Future[object]] | None]
 
 
-def _serve(jobs: "SimpleQueue[tuple[Callable[[], T], Future[T]] | None]") -> None:
+def _started() -> Jobs:
+    jobs: Jobs = SimpleQueue()
+    threading.Thread(target=_serve, args=(jobs,), daemon=True).start()
+    return jobs
+
+
+def _serve(jobs: Jobs) -> None:
     while (job := jobs.get()) is not None:
         function, future = job
         try:
             future.set_result(function())
         except BaseException as error:  # noqa: BLE001 - the caller decides about any exception of user code
             future.set_exception(error)
-
-
-FAILURES_IN_A_ROW = 10  # after this many lost calls in a row, the tool counts as down
-
-CallBatch = Sequence[ToolCall]
-Worker = TimedWorker[list[ToolResult]]
-IdleWorkers = SimpleQueue[Worker]
 
 
 def run_calls(tool: Tool, calls: CallBatch, limits: ToolLimits) -> list[ToolResult]:
@@ -176,42 +165,45 @@ class Runner:
     def run(self, calls: CallBatch, found: dict[ToolCall, ToolResult] | None = None) -> list[ToolResult]:
         """Return a result per call, in order, cleaned for e(c, r); equal calls are run once.
 
-        The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool raises it,
-        violates its interface, or loses FAILURES_IN_A_ROW calls in a row. `found` gets each answer as it comes, so that
-        a caller keeps the answers before an error. With a concurrency above 1, running batches are first waited for, at
-        most to their time limit.
+        The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool raises it or
+        another UserError, violates its interface, or loses FAILURES_IN_A_ROW calls in a row. `found` gets each answer
+        as it comes, so that a caller keeps the answers before an error. With a concurrency above 1, running batches are
+        first waited for, at most to their time limit.
         """
         answers = {} if found is None else found
         if calls and not self._prepared:
             with blamed(self._tool, "prepare"):
                 self._tool.prepare(lambda done: None)
             self._prepared = True
-        self._run_distinct(list(dict.fromkeys(calls)), answers)
+        distinct, size = list(dict.fromkeys(calls)), self._tool.batch_size
+        batches = [distinct[at : at + size] for at in range(0, len(distinct), size)]
+        waiting = iter(batches)
+        lane = partial(self._run_batches, waiting, answers)
+        lanes = min(self._limits.concurrency, len(batches))
+        if lanes <= 1:
+            lane()  # in this thread, so that an interrupt takes effect immediately
+        else:
+            with ThreadPoolExecutor(lanes) as pool:
+                try:
+                    for running in [pool.submit(lane) for _ in range(lanes)]:
+                        running.result()
+                finally:
+                    deque(waiting, maxlen=0)
         return [answers[call] for call in calls]
 
-    def _run_distinct(self, calls: CallBatch, found: dict[ToolCall, ToolResult]) -> None:
-        size = self._tool.batch_size
-        batches = [calls[at : at + size] for at in range(0, len(calls), size)]
-        at_once = min(self._limits.concurrency, len(batches))
-        with _idle_workers(at_once) as workers:
-            run = partial(self._run_batch, workers, found)
-            if at_once <= 1:  # in this thread, so that an interrupt takes effect immediately
-                for batch in batches:
-                    run(batch)
-                return
-            with ThreadPoolExecutor(at_once) as pool:
-                list(pool.map(run, batches))  # raises what a batch raised
-
-    def _run_batch(self, workers: IdleWorkers, found: dict[ToolCall, ToolResult], batch: CallBatch) -> None:
-        worker = workers.get()
+    def _run_batches(self, waiting: Iterator[CallBatch], found: dict[ToolCall, ToolResult]) -> None:
+        """Run batches until none is waiting; lanes share `waiting`, and after an error none begins another batch."""
+        worker = TimedWorker()
         try:
-            for call, result in self._results(batch, worker):
-                found[call] = result
-                self._count(result)
+            for batch in waiting:
+                for call, result in self._results(batch, worker):
+                    found[call] = result
+                    self._count(result)
         finally:
-            workers.put(worker)
+            deque(waiting, maxlen=0)
+            worker.close()
 
-    def _results(self, batch: CallBatch, worker: Worker) -> Iterator[tuple[ToolCall, ToolResult]]:
+    def _results(self, batch: CallBatch, worker: TimedWorker) -> Iterator[tuple[ToolCall, ToolResult]]:
         began = time.monotonic()
         outcome = self._outcome(batch, worker)
         if not isinstance(outcome, str):
@@ -222,7 +214,7 @@ class Runner:
         else:
             yield batch[0], ToolResult(None, LOST + outcome, time.monotonic() - began)
 
-    def _outcome(self, batch: CallBatch, worker: Worker) -> list[ToolResult] | str:
+    def _outcome(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | str:
         """Return the results with their seconds, or `timeout`, `unavailable` or the name of an exception.
 
         Only a RetryableError leads to a retry. Raises ToolDown.
@@ -235,24 +227,23 @@ class Runner:
                 break
         return outcome
 
-    def _once(self, batch: CallBatch, worker: Worker) -> list[ToolResult] | str:
+    def _once(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | str:
         limit = self._limits.timeout_s * len(batch)
         try:
             self._tool.connect()
-            self._wait(len(batch))
-            began = time.monotonic()
-            results = worker.result(lambda: self._tool.run(batch), limit)
-        except TimedOut:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
+            return self._failed(batch, error)
+        self._wait(len(batch))
+        began = time.monotonic()
+        try:
+            outcome = worker.outcome(lambda: self._tool.run(batch), limit)
+        except TimeoutError:
             self._tool.timed_out()
-            return self._failed(batch, "timeout", f"no answer in {limit:g} s")
-        except (ToolDown, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a user's tool may raise anything, a panic of Rust too
-            reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
-            return self._failed(batch, reason, described(error))
-        share = (time.monotonic() - began) / len(batch)
-        checked = check_results(self._tool, batch, results)
-        return [cleaned_result(result, self._limits.max_result_characters, share) for result in checked]
+            return self._lost(batch, "timeout", f"no answer in {limit:g} s")
+        if isinstance(outcome, BaseException):
+            return self._failed(batch, outcome)
+        seconds = time.monotonic() - began
+        return check_results(self._tool, batch, outcome, self._limits.max_result_characters, seconds)
 
     def _wait(self, calls: int) -> None:
         """Sleep until `calls` more calls may start: those of this process are spread evenly over time."""
@@ -261,7 +252,14 @@ class Runner:
             self._free_at = begin + calls / (self._limits.rate_per_s or math.inf)
         time.sleep(max(0.0, begin - time.monotonic()))
 
-    def _failed(self, batch: CallBatch, reason: str, detail: str) -> str:
+    def _failed(self, batch: CallBatch, error: BaseException) -> str:
+        if isinstance(error, UserError):
+            with blamed(self._tool, "run"):
+                raise error
+        reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
+        return self._lost(batch, reason, described(error))
+
+    def _lost(self, batch: CallBatch, reason: str, detail: str) -> str:
         first = batch[0].input
         _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), first, clean_result(detail, 500))
         return reason
@@ -270,22 +268,11 @@ class Runner:
         """Count lost calls in a row, which concurrent batches may miscount by a few. Raises ToolDown."""
         with self._counting:
             self.finished += 1
-        self._lost_in_a_row = self._lost_in_a_row + 1 if result.lost else 0
-        if self._lost_in_a_row >= FAILURES_IN_A_ROW:
+            self._lost_in_a_row = self._lost_in_a_row + 1 if result.lost else 0
+            lost = self._lost_in_a_row
+        if lost >= FAILURES_IN_A_ROW:
             why = str(result.reason).removeprefix(LOST)
             raise ToolDown(
                 f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last with: {why}; "
                 "see the log for details, fix the backend or raise the section's limits, and run again"
             )
-
-
-@contextmanager
-def _idle_workers(number: int) -> Iterator[IdleWorkers]:
-    workers: IdleWorkers = SimpleQueue()
-    for _ in range(number):
-        workers.put(TimedWorker())
-    try:
-        yield workers
-    finally:
-        while not workers.empty():
-            workers.get().close()

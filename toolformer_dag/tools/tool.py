@@ -1,5 +1,6 @@
 """The interface of a tool: its name, the texts it selects, and how it answers a batch of calls."""
 
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,9 +139,8 @@ class Tool(ABC):
         """Return whether to keep a call that passed the filter; x_i begins at character `offset` of `text`."""
         return True
 
-    def prepare(self, progress: Callable[[int], None]) -> None:
+    def prepare(self, progress: Callable[[int], None]) -> None:  # noqa: B027 - most tools need no preparation
         """Do the first `run`'s preparation outside a call's time limit; report progress to `progress`."""
-        progress(0)
 
     def connect(self) -> None:  # noqa: B027 - most tools need no connection
         """Connect to the backend if not connected; called before every batch, outside its time limit.
@@ -181,12 +181,14 @@ class Tool(ABC):
 def blamed(tool: Tool, member: str) -> Iterator[None]:
     """Raise ToolDown, which names the tool and its member, where the block raises or exits the process.
 
-    UserError and OverBudget pass: they are what a tool may raise.
+    ToolDown and OverBudget pass: they are what a tool may raise. Another UserError gets the name of the section.
     """
     try:
         yield
-    except (UserError, OverBudget):
+    except (ToolDown, OverBudget):
         raise
+    except UserError as error:
+        raise ToolDown(f"[tools.{tool.key}] {error}") from error
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ToolDown(
             f"[tools.{tool.key}]: {type(tool).__name__}.{member} raised {described(error)}; fix it and run again"
@@ -211,17 +213,15 @@ def unquote(text: str) -> str:
     `"Hamlet" or "Macbeth"` stays unchanged; `"He said "hi" to me"` loses the outer pair.
     """
     stripped = text.strip()
-    for (opening, closing), apart in zip(QUOTES, _APART, strict=True):
+    for opening, closing in QUOTES:
         if len(stripped) >= 2 and stripped.startswith(opening) and stripped.endswith(closing):
             inside = stripped[1:-1]
-            return stripped if apart.fullmatch(inside) else inside.strip()
+            return stripped if _apart(opening, closing).fullmatch(inside) else inside.strip()
     return stripped
 
 
+@functools.cache
 def _apart(opening: str, closing: str) -> re.Pattern[str]:
     """Match the inside of two quotations, `Hamlet" or "Macbeth`: its first quote closes, its last opens."""
     unquoted = rf"(?:[^{opening}{closing}]|(?<=\w)[{opening}{closing}](?=\w))*+"
     return re.compile(rf"{unquoted}(?<=\S){closing}(?!\w)(?:.*(?<!\w))?{opening}(?=\S){unquoted}", re.DOTALL)
-
-
-_APART = [_apart(*pair) for pair in QUOTES]

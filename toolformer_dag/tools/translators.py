@@ -1,5 +1,6 @@
 """Translate into English with NLLB, in transformers or as int8 in CTranslate2, and the options for both."""
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -9,11 +10,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from toolformer_dag.identity import file_hash
+from toolformer_dag.model.sentencepieces import sentencepiece_file
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, holds_foreign_chunk
-from toolformer_dag.tools.nllb_tokenizer import encode, knows, load_nllb_tokenizer
-from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model
+from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, foreign_chunks
+from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
 from toolformer_dag.tools.tool import ToolResult
 
 
@@ -32,6 +33,53 @@ class TranslationOptions(PretrainedOptions):
     identifier: OptionPath | None = None
     max_input_tokens: int = Field(128, ge=1)
     max_output_tokens: int = Field(128, ge=1)
+
+
+def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
+    """Load NLLB's tokenizer. Raises ModelError, also where transformers silently read no vocabulary."""
+    tokenizer = load_tokenizer("NllbTokenizer", options)
+    if file := sentencepiece_file(options.model, options.revision):
+        tokenizer = _with_languages(tokenizer, file)
+    pieces = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
+    if set(pieces) <= {tokenizer.unk_token_id} or not knows(tokenizer, ENGLISH):
+        raise ModelError(
+            f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH}; add the tokenizer.json of "
+            "an NLLB checkpoint to the folder"
+        )
+    return tokenizer
+
+
+def _with_languages(tokenizer: Any, file: Path) -> Any:
+    """Give a tokenizer that was read from a sentencepiece model the languages, at the ids that checkpoints use.
+
+    They follow the pieces, and <mask> comes last. transformers leaves them out, or puts them behind <mask>, where every
+    language has the id of the next one.
+    """
+    from sentencepiece import SentencePieceProcessor
+    from transformers import NllbTokenizer
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
+
+    first = SentencePieceProcessor(model_file=str(file)).get_piece_size() + 1  # fairseq adds <pad>
+    read = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    pieces = {piece: number for piece, number in read["vocab"].items() if number < first}
+    behind = {code: first + number for number, code in enumerate([*FAIRSEQ_LANGUAGE_CODES, tokenizer.mask_token])}
+    whole = NllbTokenizer(vocab={**pieces, **behind}, merges=[tuple(merge) for merge in read["merges"]])
+    whole.backend_tokenizer.normalizer = tokenizer.backend_tokenizer.normalizer
+    return whole
+
+
+def knows(tokenizer: Any, code: str) -> bool:
+    """Return whether a FLORES code is a token; the tokenizer silently maps other codes to <unk>."""
+    return bool(tokenizer.convert_tokens_to_ids(code) != tokenizer.unk_token_id)
+
+
+def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[list[int]]:
+    """Tokenize each text with the marker of its language."""
+    ids = []
+    for text, code in zip(texts, codes, strict=True):
+        tokenizer.src_lang = code
+        ids.append(tokenizer(text).input_ids)
+    return ids
 
 
 class Nllb:
@@ -117,16 +165,13 @@ class NeuralTranslator:
         return list(found.values())
 
     def wants(self, text: str) -> str | None:
-        return "foreign_chunk" if holds_foreign_chunk(text, self._identifier) else None
+        return next(("foreign_chunk" for _ in foreign_chunks(text, self._identifier)), None)
 
     def identity(self) -> Mapping[str, object]:
         limits = determining(self._options, "max_input_tokens", "max_output_tokens")
-        return {**self._weights(), "identifier": self._identifier.identity(), **limits}
-
-    def _weights(self) -> Mapping[str, object]:
-        if self._options.backend == "ctranslate2":
-            return folder_identity(self._options.model)
-        return self._options.weights_identity()
+        converted = self._options.backend == "ctranslate2"
+        weights = folder_identity(self._options.model) if converted else self._options.weights_identity()
+        return {**weights, "identifier": self._identifier.identity(), **limits}
 
     @cached_property
     def _checkpoint(self) -> Nllb | Int8:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import tantivy
 
-from toolformer_dag.synthetic.names import KINDS
-from toolformer_dag.synthetic.wordings import Relation, relations
+from toolformer_dag.synthetic.wordings import KINDS, Relation, relations
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.tool import NO_ANSWER, ToolResult
 
@@ -82,9 +81,7 @@ def answer(question: str, passages: Sequence[Passage]) -> str | None:
     return max(found)[2] if found else None
 
 
-class EmbeddedReader:
-    """Reader without weights of the synthetic world's encyclopaedia."""
-
-    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        found = [answer(question, own) for question, own in zip(questions, passages, strict=True)]
-        return [ToolResult(text) if text else NO_ANSWER for text in found]
+def read_by_wording(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+    """Answer each question from its passages of the synthetic world's encyclopaedia."""
+    found = [answer(question, own) for question, own in zip(questions, passages, strict=True)]
+    return [ToolResult(text) if text else NO_ANSWER for text in found]

@@ -34,11 +34,7 @@ def evaluate(expression: str) -> str:
     """
     if len(expression) > MAX_CHARACTERS:
         raise NoResult("too_long")
-    parser = _Parser([SYMBOLS.get(token, token) for token in TOKEN.findall(expression)])
-    return _rounded(parser.value())
-
-
-def _rounded(value: Fraction) -> str:
+    value = _Parser([SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]).value()
     if abs(value) > MAX_MAGNITUDE:
         raise NoResult("too_large")
     hundredths = (200 * abs(value.numerator) + value.denominator) // (2 * value.denominator)
@@ -107,15 +103,12 @@ class _Parser:
         return -operand if negative else operand
 
     def _operand(self) -> Fraction:
-        if self._take("("):
-            return self._parenthesis()
-        token = self._tokens[self._at]
-        if not token or token in KNOWN:
-            raise NoResult("syntax" if token or not self._depth else "unbalanced")
-        self._at += 1
-        return _number(token)
-
-    def _parenthesis(self) -> Fraction:
+        if not self._take("("):
+            token = self._tokens[self._at]
+            if not token or token in KNOWN:
+                raise NoResult("syntax" if token or not self._depth else "unbalanced")
+            self._at += 1
+            return _number(token)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")

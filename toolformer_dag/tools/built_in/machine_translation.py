@@ -6,30 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.model.weights import ModelError
-from toolformer_dag.synthetic.lexicon import ARTICLES, lexicon, translate
+from toolformer_dag.synthetic.lexicon import THE, lexicon, translate
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.foreign_text import ENGLISH_LABEL, Identifier, IdentifierError
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
+from toolformer_dag.tools.foreign_text import ENGLISH_LABEL, Identifier
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
 from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions
-
-
-def input_after_call_only(text: str, offset: int, input: str) -> bool:
-    """Return whether `input` occurs in the text after the call but not before it, up to white space (appendix A).
-
-    Such calls are removed: at inference the model cannot look ahead. x_i begins at character `offset`.
-    """
-    phrase = " ".join(input.split())
-    return phrase in " ".join(text[offset:].split()) and phrase not in " ".join(text[:offset].split())
-
 
 DICTIONARY_RULES = 2  # raise this when the dictionary would translate a phrase in another way
 BESIDE, REACH = 20, 300
 """The words on either side of a phrase that must be English, and the characters in which they are looked for."""
 
 
-_FORMS = sorted({form for genders in ARTICLES.values() for form in genders.values()})
-_PHRASE = re.compile(rf"\b(?:{'|'.join(_FORMS)}) (\w+)")
+_PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(THE))}) (\w+)")
 """An article and the word behind it."""
 
 
@@ -100,23 +88,20 @@ class MachineTranslation(Tool):
         return self._translator.wants(text)
 
     def keeps(self, text: str, offset: int, input: str) -> bool:
-        """Return False where the input occurs after the call but not before it."""
-        return not input_after_call_only(text, offset, unquote(input))
+        """Return False where the input occurs after the call but not before it, up to white space (appendix A).
+
+        At inference the model cannot look ahead.
+        """
+        phrase, before, after = (" ".join(part.split()) for part in (unquote(input), text[:offset], text[offset:]))
+        return phrase in before or phrase not in after
 
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Load the model with a first translation."""
-        self._translated([""])
-        progress(0)
+        self._translator.translate([""])
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Translate inputs. Raises ToolDown when the model or the language identification cannot be loaded."""
-        return self._translated([unquote(call.input) for call in calls])
-
-    def _translated(self, texts: Sequence[str]) -> list[ToolResult]:
-        try:
-            return self._translator.translate(texts)
-        except (ModelError, IdentifierError, ImportError) as error:
-            raise ToolDown(f"[tools.{self.key}] {error}") from error
+        """Translate inputs. Raises ModelError and IdentifierError where these cannot be loaded."""
+        return self._translator.translate([unquote(call.input) for call in calls])
 
     def identity(self) -> Mapping[str, object]:
         return self._translator.identity()

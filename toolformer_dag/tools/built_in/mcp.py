@@ -24,45 +24,24 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
 
-def result_of(answer: "CallToolResult") -> ToolResult:
-    """Convert an answer to a result: its texts, a line each, or its structured content as JSON.
-
-    Reasons: `tool_error` where the server reports an error, `no_text` where it sent only images or audio.
-    """
-    if answer.is_error:
-        return ToolResult(None, "tool_error")
-    text = text_of(answer)
-    return ToolResult(None, "no_text") if text is None else ToolResult(text)
-
-
 def text_of(answer: "CallToolResult") -> str | None:
-    """Join all text blocks and embedded text resources; without any, return the structured content."""
-    texts = [text for text in map(_block_text, answer.content) if text is not None]
+    """Join all text blocks and embedded text resources, a line each; without any, the structured content as JSON."""
+    blocks = [getattr(getattr(block, "resource", block), "text", None) for block in answer.content]
+    texts = [text for text in blocks if isinstance(text, str)]
     if texts or answer.structured_content is None:
         return "\n".join(texts) if texts else None
     return json.dumps(answer.structured_content, ensure_ascii=False)
 
 
-def _block_text(block: Any) -> str | None:
-    text = getattr(getattr(block, "resource", block), "text", None)
-    return text if isinstance(text, str) else None
-
-
 CLOSE_SECONDS = 10.0  # a command that does not end by itself is killed well before
-
-
-def _close(session: Session) -> None:
-    """Close in a separate thread: a server that hangs delays closing over HTTP for minutes."""
-    closing = threading.Thread(target=session.close, daemon=True)
-    closing.start()
-    closing.join(CLOSE_SECONDS)
-
-
 _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
     """A tool of an MCP server; see McpOptions for its keys. The default thresholds are the paper's for QA.
+
+    Reasons: those of `split_fields`, `fill` and `Session.call`, `tool_error` where the server reports an error, and
+    `no_text` where it sent only images or audio.
 
     It has one session at a time, which ends with the process. Not covered: servers that send requests while they answer
     (sampling, elicitation, roots).
@@ -112,7 +91,9 @@ class McpTool(Tool):
         with self._lock:
             if self._session is not None and session in (None, self._session):
                 atexit.unregister(self._session.close)
-                _close(self._session)
+                closing = threading.Thread(target=self._session.close, daemon=True)
+                closing.start()  # apart: a server that hangs delays closing over HTTP for minutes
+                closing.join(CLOSE_SECONDS)
                 self._session = None
 
     def _opened(self) -> Session:
@@ -136,9 +117,11 @@ class McpTool(Tool):
                 told = self.options.public(cause)
                 _log.warning("%s(%.80s): %s; MCP client: %s", self.name, text, error.reason, told)
             return ToolResult(None, error.reason)
+        found = text_of(answer)
         if answer.is_error:
-            _log.info("%s(%.80s): %.500s", self.name, text, text_of(answer))
-        return result_of(answer)
+            _log.info("%s(%.80s): %.500s", self.name, text, found)
+            return ToolResult(None, "tool_error")
+        return ToolResult(None, "no_text") if found is None else ToolResult(found)
 
     def _template(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         template = self.options.arguments if self.options.arguments is not None else only_argument(schema)

@@ -1,15 +1,14 @@
 """Question answering: search passages, and let a reader answer from them (paper, section 3)."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
-from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.options import shown_url
-from toolformer_dag.tools.passage_search import PassageSearch
-from toolformer_dag.tools.passages import Passage, PassageError
+from toolformer_dag.tools.passage_search import IndexingProgress, PassageSearch
 from toolformer_dag.tools.readers import QuestionAnsweringOptions, Reader, load_reader
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 READER_RULES = 4  # raise this when the reader without weights would answer a question in another way
 
@@ -29,6 +28,7 @@ class QuestionAnswering(Tool):
         self._search: PassageSearch | None = None
         self._reader: Reader | None = None
         self._in_use = threading.Lock()
+        self._reading = nullcontext() if options.reader == "http" else self._in_use  # tokenizers are not thread-safe
 
     def at_inference(self) -> Tool:
         """Return the tool with the reader of `inference`."""
@@ -36,41 +36,25 @@ class QuestionAnswering(Tool):
             return self
         return type(self)(self.key, self.options.at_inference(), self.prompt)
 
-    def prepare(self, progress: Callable[[int], None]) -> None:
+    def prepare(self, progress: IndexingProgress) -> None:
         """Build the index if it is missing, and load the reader."""
         with self._in_use:
-            self._load(progress)
+            if self.options.passages_read:
+                self._search = self._search or self.options.open_search(progress)
+            self._reader = self._reader or load_reader(self.options)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Answer questions. Raises ToolDown when passages or reader cannot be loaded, and the reader's errors."""
+        """Answer questions. Raises PassageError and ModelError where these cannot be read, and the reader's errors."""
         self.prepare(lambda done: None)
-        questions = [unquote(call.input) for call in calls]
-        asked = [n for n, question in enumerate(questions) if any(map(str.isalnum, question))]
-        found = dict(zip(asked, self._read([questions[n] for n in asked]), strict=True))
-        return [found.get(n, ToolResult(None, "no_question")) for n in range(len(calls))]
-
-    def _read(self, questions: list[str]) -> list[ToolResult]:
         assert self._reader is not None
-        if not questions:
-            return []
-        passages = [self._retrieved(question) for question in questions]
-        if self.options.reader == "http":
-            return self._reader.read(questions, passages)
-        with self._in_use:  # tokenizers are not thread-safe
-            return self._reader.read(questions, passages)
-
-    def _retrieved(self, question: str) -> list[Passage]:
-        hits = self._search.search(question, self.options.passages_read) if self._search else []
-        return [hit.passage for hit in hits]
-
-    def _load(self, progress: Callable[[int], None]) -> None:
-        try:
-            if self._search is None and self.options.passages_read:
-                self._search = self.options.open_search(progress)
-            if self._reader is None:
-                self._reader = load_reader(self.options)
-        except (PassageError, ModelError) as error:
-            raise ToolDown(f"[tools.{self.key}] {error}") from error
+        texts = [unquote(call.input) for call in calls]
+        asked = {n: text for n, text in enumerate(texts) if any(map(str.isalnum, text))}
+        search, most = self._search, self.options.passages_read
+        passages = [[passage for _, passage in search.search(one, most)] if search else [] for one in asked.values()]
+        with self._reading:
+            answers = self._reader(list(asked.values()), passages) if asked else []
+        found = dict(zip(asked, answers, strict=True))
+        return [found.get(n, ToolResult(None, "no_question")) for n in range(len(calls))]
 
     def identity(self) -> Mapping[str, object]:
         retrieval = self.options.retrieval_identity() if self.options.passages_read else {}

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.passage_search import IndexingProgress, PassageSearch, RetrievalOptions
-from toolformer_dag.tools.passages import PassageError, snippet
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult, unquote
+from toolformer_dag.tools.passages import snippet
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 
 class WikiSearchOptions(RetrievalOptions):
@@ -38,14 +38,10 @@ class WikiSearch(Tool):
     def prepare(self, progress: IndexingProgress) -> None:
         """Build the index if it is missing and open it."""
         with self._opening:
-            if self._search is None:
-                try:
-                    self._search = self.options.open_search(progress)
-                except PassageError as error:
-                    raise ToolDown(f"[tools.{self.key}] {error}") from error
+            self._search = self._search or self.options.open_search(progress)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Search for inputs. Raises ToolDown when the passages cannot be read or indexed."""
+        """Search for inputs. Raises PassageError when the passages cannot be read or indexed."""
         self.prepare(lambda done: None)
         return [self._result(unquote(call.input)) for call in calls]
 
@@ -53,10 +49,9 @@ class WikiSearch(Tool):
         assert self._search is not None
         if not any(character.isalnum() for character in query):
             return ToolResult(None, "no_search_terms")
-        hits = self._search.search(query, 1)
-        if not hits:
-            return ToolResult(None, "nothing_found")
-        return ToolResult(snippet(hits[0].passage, self.options.snippet_characters))
+        for _, passage in self._search.search(query, 1):
+            return ToolResult(snippet(passage, self.options.snippet_characters))
+        return ToolResult(None, "nothing_found")
 
     def identity(self) -> Mapping[str, object]:
         return {**self.options.retrieval_identity(), **determining(self.options, "snippet_characters")}
