@@ -157,9 +157,7 @@ def test_a_body_ends_at_the_first_bracket_wherever_it_stands_in_a_token(gpt2: An
     assert encoding.body(tokens("Add(中")) is None
 
 
-def test_counting_tokens(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
-    tokens, language_model = gpt2.reference.tokens, gpt2.language_model
-    assert language_model.count(texts) == [len(tokens(text)) for text in texts]
-    assert language_model.count([]) == []
-    expected = len(tokens(f"{prompt}Input: ")) + len(tokens("\nOutput: "))
-    assert language_model.prompt(prompt) == expected
+def test_counting_tokens(gpt2: Any, texts: tuple[str, ...]) -> None:
+    tokens, encoding = gpt2.reference.tokens, gpt2.language_model.encoding
+    assert encoding.lengths(texts) == [len(tokens(text)) for text in texts]
+    assert encoding.lengths([]) == []

@@ -48,14 +48,7 @@ class LiveModel:
         if not found:
             raise UserError("call and text do not fit the model's context together")
         kinds = ("loss_empty", "loss_call", "loss_result")
-        rows = [
-            {
-                "token": text[one.start : one.end],
-                "weight": one.weight,
-                **{kind: _finite(getattr(one, kind)) for kind in kinds},
-            }
-            for one in found
-        ]
+        rows = [{**one, **{kind: _finite(one[kind]) for kind in kinds}} for one in found]
         sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
         return {"tokens": rows, "sums": sums}
 
