@@ -74,7 +74,7 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         return first[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
 
     for at, row in enumerate(rows):
-        if rules.traced and not (row.in_call or row.forced):
+        if rules.traced and row.is_free:
             row.measure(exp(batch.log_probability(at, start)), rank(at))
         if best:
             row.stop_before(best[at])
@@ -130,19 +130,32 @@ def generate(
     """
     names = frozenset[str]() if disabled else tools.keys() - withheld
     most = calls if k > 0 and names else 0
-    vocabulary, context_length = vocabulary_of(language_model), language_model.context_length
-    rules = DecodingRules(vocabulary, context_length, k, most, max_call_tokens, names, one_sentence, traced, watch)
-    nothing = Generation("", "", (), 0)
+    rules = DecodingRules(
+        vocabulary_of(language_model),
+        language_model.context_length,
+        k,
+        most,
+        max_call_tokens,
+        names,
+        one_sentence=one_sentence,
+        traced=traced,
+        watch=watch,
+    )
     rows = [
-        DecodingRow(rules, at, language_model.encoding.bos + text.ids, max_new_tokens, nothing)
+        DecodingRow(rules, at, language_model.encoding.bos + text.ids, max_new_tokens, Generation("", "", (), 0))
         for at, text in enumerate(language_model.encoding.texts(prompts))
     ]
     while not all(row.stopped for row in rows):
         decode_rows(backend or backend_of(language_model), rows)
-        opened = [row for row in rows if row.in_call]
-        asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
-        for row, call in zip(opened, run_open_calls(asked, tools, limits or {}), strict=True):
-            rows[row.prompt] = row.after(call)
-            if watch:
-                watch(WrittenPiece(row.prompt, "", True, call))
+        _run_calls(rows, tools, contexts, limits or {})
     return [row.generation() for row in rows]
+
+
+def _run_calls(
+    rows: list[DecodingRow], tools: Mapping[str, Tool], contexts: Sequence[str] | None, limits: Mapping[str, ToolLimits]
+) -> None:
+    """Run the open calls of all rows together, and replace these rows by those that go on behind their calls."""
+    opened = [row for row in rows if row.in_call]
+    asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
+    for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):
+        rows[row.prompt] = row.after(call)

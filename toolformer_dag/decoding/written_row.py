@@ -162,11 +162,16 @@ class DecodingRow:
         return len(self.before.calls) < self.rules.calls
 
     @property
+    def is_free(self) -> bool:
+        """Return whether the model chooses the next token of the text."""
+        return not (self.stopped or self.in_call or self.forced)
+
+    @property
     def may_begin_call(self) -> bool:
         """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
         here = self.may_call and (bool(self.written) or not self.after_call)
-        return here and fits and not (self.stopped or self.in_call or self.forced)
+        return here and fits and self.is_free
 
     def generation(self) -> Generation:
         """Return what is written so far, without an open call."""
@@ -188,6 +193,8 @@ class DecodingRow:
         if inserted:
             prefix += self.rules.vocabulary.encoding.calls([inserted])[0]
         before = replace(so_far, text=so_far.text + inserted, calls=(*so_far.calls, call))
+        if self.rules.watch is not None:
+            self.rules.watch(WrittenPiece(self.prompt, "", True, call))
         return DecodingRow(self.rules, self.prompt, prefix, self.budget - len(self.written), before)
 
     def written_text(self) -> str:
@@ -251,7 +258,7 @@ class DecodingRow:
 
     def stop_before(self, token: int) -> None:
         """Stop where the sentence ends before `token`, the most likely next one."""
-        if self.in_call or self.forced:
+        if not self.is_free:
             return
         text = self.before.plain + self.written_text()
         if may_have_ended(text):

@@ -145,11 +145,8 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     """
     target = _device(model.device)
     named = model if name is None else model.model_copy(update={"name": name, "revision": None})
-    kind = dtype or (model_dtype(model) if name is None else _known_dtype(model))
-    if kind not in ("auto", *DTYPES):
-        raise ModelError(f"dtype {kind!r} is unknown; use auto, {', '.join(DTYPES)}")
+    options = {**_source(named), "use_safetensors": True, "dtype": _wanted_dtype(model, name, dtype)}
     tokenizer = load_encoding(named).tokenizer
-    options = {**_source(named), "use_safetensors": True, "dtype": DTYPES.get(kind, kind)}
     loaded = from_hub(AutoModelForCausalLM, model_name(named), options)
     stored = str(loaded.dtype).removeprefix("torch.")
     if stored not in DTYPES:
@@ -262,12 +259,15 @@ def _source(model: ModelSettings) -> dict[str, Any]:
     return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
-def _known_dtype(model: ModelSettings) -> str:
-    """Return the data type of the settings' model; reads its config from the hub where no folder tells it."""
-    dtype = model_dtype(model)
-    if dtype != "auto":
-        return dtype
-    return str(load_config(model).dtype or torch.float32).removeprefix("torch.")
+def _wanted_dtype(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
+    """Return how to load; reads the config of the settings' model from the hub where no folder tells its data type."""
+    if dtype is None:
+        dtype = model_dtype(model)
+        if dtype == "auto" and name is not None:
+            dtype = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
+    if dtype not in ("auto", *DTYPES):
+        raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+    return DTYPES.get(dtype, dtype)
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:

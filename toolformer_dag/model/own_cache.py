@@ -183,7 +183,7 @@ class ModelCache:
             for kind in ("conv_states", "recurrent_states") if isinstance(layer, LinearAttentionLayer) else ():
                 known = getattr(layer, kind).items()
                 setattr(layer, kind, {at: None if part is None else state(next(numbers), part) for at, part in known})
-            if isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None:
+            if isinstance(layer, DynamicLayer) and layer.keys is not None:
                 layer.keys, layer.values = keys(layer.keys), keys(layer.values)
         return other
 
