@@ -15,9 +15,9 @@ import torch
 from benchmarks.measure import SHAPES, Cost, measured, random_model, texts
 from benchmarks.naive import Naive
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.loading import DTYPES, LanguageModel, load_language_model
+from toolformer_dag.model.loading import DTYPES, LanguageModel, load_model
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall
@@ -118,7 +118,7 @@ def show_header(device: torch.device) -> None:
 def choose_model(options: argparse.Namespace, prompt: str) -> LanguageModel:
     """Load a model by folder or id, or create random weights of a shape."""
     if options.model:
-        return load_language_model(options.model, dtype=options.dtype, device=options.device)
+        return load_model(ModelSettings(name=options.model, dtype=options.dtype, device=options.device))
     return random_model(options.shape, prompt, options.device, DTYPES[options.dtype])
 
 

@@ -132,7 +132,7 @@ def sampling(folder: Path, documents: int) -> Figures:
 def _subsets(folder: Path, documents: int, corpus: str) -> Figures:
     outputs = _project(folder, {"one": documents}, corpus=corpus)
     worker = Worker(next(iter(outputs.values())).plan)
-    worker.tokens()
+    worker.encoding()
     before = _memory()
     figures = {"raw_shards": _updated(worker, outputs, ["ccnet/raw_shards"])}
     figures["raw_shards, MB"] = _memory() - before

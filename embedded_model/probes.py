@@ -13,9 +13,9 @@ from embedded_model.real_gold import RealGold
 from embedded_model.real_text import RealText, load_real_text
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.loading import load_language_model
+from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.phenomena import phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon
@@ -97,7 +97,7 @@ def evaluate(folder: Path, real_text: Sequence[Path], texts: int = 200, seed: in
 
     Return tables by title. Raises ModelError for a folder without a model, UserError for paths without real text.
     """
-    engine = Engine(load_language_model(str(folder), dtype="float32"))
+    engine = Engine(load_model(ModelSettings(name=str(folder), dtype="float32")))
     seen = {tool: synthetic_golds(tool, texts, "corpus", "seen", seed) for tool in NAMES}
     unseen = {tool: synthetic_golds(tool, texts, "corpus", "unseen", seed) for tool in NAMES}
     sources = {"synthetic, seen wordings": seen, "synthetic, unseen wordings": unseen}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_models import save, tiny_model, tokenizer_of
-from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
 
@@ -27,7 +27,7 @@ def teach(model: LanguageModel, scripts: Mapping[str, str], steps: int, folder: 
         batch_size=len(texts), device_batch_size=len(texts), learning_rate=1e-2, max_steps=steps, eval_steps=steps
     )
     finetune(ModelSettings(name=str(folder / "base"), device="cpu"), texts, texts, settings, folder / "out")
-    return load_language_model(str(folder / "out"), device="cpu", dtype="float32")
+    return load_model(ModelSettings(name=str(folder / "out"), device="cpu", dtype="float32"))
 
 
 @pytest.fixture(scope="session")

@@ -266,7 +266,7 @@ def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:
     twice = check(scripted, [prompt], k=1, calls=3)[prompt]
     assert twice.text == SCRIPTS[prompt] and twice.plain == " 3 and then 5."
     assert [call.input for call in twice.calls] == ["1 + 2", "2 + 3"]
-    for generation in check(scripted, PROMPTS, k=100, calls=3).values():
+    for generation in check(scripted, PROMPTS[::2], k=100, calls=3).values():
         written = [call_text(call) for call in generation.calls]
         assert len(written) <= 3
         assert not any(first and second and first + second in generation.text for first, second in pairwise(written))

@@ -12,8 +12,9 @@ from embedded_model.real_text import load_real_text
 from embedded_model.tokenizer import WANTED
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
-from toolformer_dag.model.loading import load_language_model
+from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.weights import parameters
+from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.synthetic import MODEL, PROMPTS, SMALL_MODEL
 
 FOLDERS = {"model": MODEL, "model_small": SMALL_MODEL}
@@ -23,7 +24,7 @@ TEXTS = 24
 @pytest.fixture(scope="module", params=["model_small", pytest.param("model", marks=pytest.mark.long)])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Both shipped models; the larger one in the long tests."""
-    return Engine(load_language_model(str(FOLDERS[request.param]), dtype="float32"))
+    return Engine(load_model(ModelSettings(name=str(FOLDERS[request.param]), dtype="float32")))
 
 
 def test_both_models_together_stay_within_12_megabytes_and_have_a_card() -> None:
@@ -77,6 +78,6 @@ def test_right_results_help_and_wrong_ones_do_not(engine: Engine, tool: str) -> 
 
 @pytest.mark.long
 def test_the_model_is_no_stranger_to_web_pages(shared: Path) -> None:
-    model = load_language_model(str(MODEL), dtype="float32")
+    model = load_model(ModelSettings(name=str(MODEL), dtype="float32"))
     web = load_real_text([shared / "data" / "ccnet"], held_out=True).web
     assert perplexity(model, [page.passages[0][1][:2000] for page in web[:40]]).bits_per_byte < 2.4

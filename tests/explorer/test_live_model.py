@@ -11,7 +11,7 @@ from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import build
-from toolformer_dag.model import scoring
+from toolformer_dag.model import engine
 from toolformer_dag.model.engine import load_engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest
@@ -34,7 +34,7 @@ def test_token_losses_add_up_to_the_stored_losses(
         found = model.token_losses(call)
         assert found["sums"] == pytest.approx({name: call[name] for name in found["sums"]}, abs=1e-5)
         assert "".join(token["token"] for token in found["tokens"]) in call["text"]
-    monkeypatch.setattr(scoring, "WINDOW_WEIGHTS", (1.0, 0.5))
+    monkeypatch.setattr(engine, "WINDOW_WEIGHTS", (1.0, 0.5))
     other = model.token_losses(call)
     position = load_engine(plan.settings.model).position_at(call["text"], call["text_offset"])
     request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])

@@ -15,8 +15,9 @@ from tests.command_line import cli
 from tests.runs.conftest import World
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.forms import IGNORED, Form, chat_form, masked_form
-from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.sections import ModelSettings
 
 pytestmark = pytest.mark.long
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
@@ -32,7 +33,7 @@ ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": [], "
 
 @pytest.fixture
 def loaded(exported_world: World) -> LanguageModel:
-    model = load_language_model(str(exported_world.folder / "model"), device="cpu")
+    model = load_model(ModelSettings(name=str(exported_world.folder / "model"), device="cpu"))
     model.tokenizer.pad_token = model.tokenizer.eos_token
     return model
 

@@ -10,7 +10,7 @@ from tests.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, save, tiny_mo
 from tests.tiny_models import TEXTS as SOME
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model import sharing
-from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.training.finetune import finetune
@@ -71,7 +71,7 @@ def test_the_whole_line_runs_with_every_kind_of_tokenizer(name: str, kind: str, 
     base = ModelSettings(name=str(tmp_path / "base"), device="cpu")
     assert finetune(base, TEXTS, TEXTS[:2], SETTINGS, tmp_path / "out").steps == 4
     tools = {"Calculator": load_tool("calculator", {})}
-    for trained in (model, load_language_model(str(tmp_path / "out"), device="cpu")):
+    for trained in (model, load_model(ModelSettings(name=str(tmp_path / "out"), device="cpu"))):
         options = {"k": 20, "max_new_tokens": 12, "max_call_tokens": 8}
         written = generate(trained, PROMPTS, tools, **options)
         assert written == generate(trained, PROMPTS, tools, **options, backend=NaiveBackend(trained))

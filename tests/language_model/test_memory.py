@@ -20,7 +20,12 @@ from toolformer_dag.settings.sections import SamplingSettings
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200), st.integers(1, 3))
 def test_batches_hold_everything_once_and_stay_under_the_budget(lengths: list[int], tokens: int, share: int) -> None:
     seen: list[list[int]] = []
-    TokenBudget(tokens).run(lengths, seen.append, lower="k", share=share)
+
+    def work(batch: list[int]) -> list[int]:
+        seen.append(batch)
+        return batch
+
+    assert TokenBudget(tokens).run(lengths, work, lower="k", share=share) == list(range(len(lengths)))
     assert sorted(index for batch in seen for index in batch) == list(range(len(lengths)))
     assert [lengths[i] for batch in seen for i in batch] == sorted(lengths)
     for batch in seen:
@@ -28,16 +33,13 @@ def test_batches_hold_everything_once_and_stay_under_the_budget(lengths: list[in
 
 
 def test_out_of_memory_halves_the_budget_and_goes_on() -> None:
-    done: list[int] = []
-
-    def work(batch: list[int]) -> None:
+    def work(batch: list[int]) -> list[int]:
         if len(batch) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        done.extend(batch)
+        return batch
 
     budget = TokenBudget(160)
-    budget.run([10] * 20, work, lower="k")
-    assert sorted(done) == list(range(20)) and budget.tokens == 20
+    assert budget.run([10] * 20, work, lower="k") == list(range(20)) and budget.tokens == 20
 
 
 def test_a_real_allocation_that_fails_is_recognised() -> None:
@@ -48,7 +50,7 @@ def test_a_real_allocation_that_fails_is_recognised() -> None:
 
 
 def test_other_errors_are_not_swallowed() -> None:
-    def work(batch: list[int]) -> None:
+    def work(batch: list[int]) -> list[int]:
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):

@@ -15,6 +15,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.model.sentencepieces import TEXTS
 from toolformer_dag.model.weights import ModelError, model_identity
+from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.tools.foreign_text import ENGLISH
 from toolformer_dag.tools.options import PretrainedOptions, load_tokenizer
 from toolformer_dag.tools.translators import encode, load_nllb_tokenizer
@@ -55,7 +56,7 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_llama_is_read_as_sentencepiece_reads_it(folder: Folder) -> None:
     made, own = folder("llama", "llama")
-    encoding = load_encoding(str(made))
+    encoding = load_encoding(ModelSettings(name=str(made)))
     for text in (*TEXTS, *LINES[:3], "Ada had 17 apples ."):
         assert encoding.tokenizer(text, add_special_tokens=False).input_ids == own.encode(text)
     assert encoding.texts(["The total is 117 ."])[0].ids == own.encode("The total is 117 .")
@@ -88,15 +89,15 @@ def test_a_folder_that_does_not_say_how_to_read_its_model_is_refused(folder: Fol
     """transformers would take it for another kind of tokenizer, whose ids differ, and say nothing."""
     made, _ = folder("llama", model_type, named=False)
     with pytest.raises(ModelError, match=r"while tokenizer\.model says .*tokenizer_class"):
-        load_encoding(str(made))
+        load_encoding(ModelSettings(name=str(made)))
 
 
 def test_with_a_tokenizer_json_that_file_is_what_counts(folder: Folder, tmp_path: Path) -> None:
     made, own = folder("llama", "llama")
-    load_encoding(str(made)).tokenizer.save_pretrained(tmp_path / "saved")
+    load_encoding(ModelSettings(name=str(made))).tokenizer.save_pretrained(tmp_path / "saved")
     (made / FILES["llama"]).rename(tmp_path / "saved" / FILES["llama"])
     (tmp_path / "saved" / "config.json").write_text('{"model_type": "llama"}')
-    assert load_encoding(str(tmp_path / "saved")).tokenizer(
+    assert load_encoding(ModelSettings(name=str(tmp_path / "saved"))).tokenizer(
         "the total", add_special_tokens=False
     ).input_ids == own.encode("the total")
 
@@ -106,7 +107,7 @@ def test_tiktoken_s_file_of_the_same_name_is_named_with_what_reads_it(tmp_path: 
     (tmp_path / "tokenizer.model").write_bytes(b"\n".join(ranks))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match="tiktoken"):
-        load_encoding(str(tmp_path))
+        load_encoding(ModelSettings(name=str(tmp_path)))
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5", "nllb"])

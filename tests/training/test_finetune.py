@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.language_model.conftest import tiny
 from tests.tiny_models import save
 from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.model.loading import LanguageModel, load_language_model
+from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
@@ -100,7 +100,7 @@ def test_best_checkpoint_is_published(base: ModelSettings, tmp_path: Path) -> No
     os.umask(umask := os.umask(0))
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o666 & ~umask}
     assert not list((tmp_path / "out").glob("*.bin"))
-    assert load_language_model(str(tmp_path / "out"), device="cpu").model.config.use_cache
+    assert load_model(ModelSettings(name=str(tmp_path / "out"), device="cpu")).model.config.use_cache
 
 
 def test_held_out_texts_decide_which_checkpoint_wins(base: ModelSettings, tmp_path: Path) -> None:
@@ -205,7 +205,9 @@ def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path
     settings = SETTINGS.model_copy(update={"max_steps": 2, "eval_steps": 1})
     report = finetune(ModelSettings(name=str(tmp_path / "base")), TEXTS, HELDOUT, settings, tmp_path / "out")
     assert report.steps == 2
-    [written] = generate(load_language_model(str(tmp_path / "out"), device="cpu"), ["Ada had"], {}, max_new_tokens=2)
+    [written] = generate(
+        load_model(ModelSettings(name=str(tmp_path / "out"), device="cpu")), ["Ada had"], {}, max_new_tokens=2
+    )
     assert written.tokens <= 2 and written.reason is None
 
 
@@ -267,7 +269,7 @@ def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_
     tokenizer.save_pretrained(folder)
     once = TrainingSettings(batch_size=8, device_batch_size=8, max_steps=1, eval_steps=1)
     finetune(ModelSettings(name=str(folder)), TEXTS, HELDOUT, once, tmp_path / "out")
-    reloaded = load_language_model(str(tmp_path / "out"), dtype="float32", device="cpu")
+    reloaded = load_model(ModelSettings(name=str(tmp_path / "out"), dtype="float32", device="cpu"))
     assert len(reloaded.tokenizer) > reloaded.model.get_input_embeddings().num_embeddings
 
 

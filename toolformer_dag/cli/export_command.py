@@ -89,7 +89,7 @@ def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
 
     if name == "masked":
         from toolformer_dag.model.loading import load_encoding
-        from toolformer_dag.model.weights import folder_name, model_name
+        from toolformer_dag.model.weights import folder_name
 
         model = plan.settings.model
         named = (
@@ -98,7 +98,7 @@ def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
             else model.model_copy(update={"name": tokenizer, "revision": None, "trust_remote_code": False})
         )
         return masked_form(
-            load_encoding(model_name(named), revision=named.revision, trust_remote_code=named.trust_remote_code),
+            load_encoding(named),
             plan.settings.training.sequence_length,
             folder_name(named.name),
         )

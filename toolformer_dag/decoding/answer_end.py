@@ -25,7 +25,6 @@ _ABBREVIATIONS = {
     "e.g",
     "i.e",
 }
-_LAST_WORD = re.compile(r"[\w.]*$")
 _CLOSED = re.compile(r"[.!?…。！？][\"'”’»)\]」』）]*$")
 
 
@@ -52,7 +51,6 @@ def _goes_on(ending: str, before: str, after: str) -> bool:
         return False
     if after.lstrip()[:1].islower():
         return True
-    word = _LAST_WORD.search(before)
-    last = word[0] if word else ""
+    last = re.split(r"[^\w.]", before)[-1]
     initial = len(last) == 1 and last.isalpha() and last.isupper() and last != "I"
     return ending == "." and (initial or last.lower() in _ABBREVIATIONS)

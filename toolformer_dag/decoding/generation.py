@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import RESULT_ARROW, Call, format_call, parse_call
@@ -97,9 +97,9 @@ def run_open_calls(
     decoded = [_decoded(body) for body, _ in calls]
     for name, tool in tools.items():
         places = [at for at, call in enumerate(decoded) if call.tool == name and call.reason is None]
-        tool_calls = [ToolCall(decoded[at].input, calls[at][1]) for at in places]
-        for at, result in zip(places, _tool_results(tool, tool_calls, limits.get(name, ToolLimits())), strict=True):
-            decoded[at] = DecodedCall(name, decoded[at].input, result.result, result.reason)
+        results = _tool_results(tool, [ToolCall(decoded[at].input, calls[at][1]) for at in places], limits.get(name))
+        for at, result in zip(places, results, strict=True):
+            decoded[at] = replace(decoded[at], result=result.result, reason=result.reason)
     return decoded
 
 
@@ -113,11 +113,9 @@ def _decoded(body: str) -> DecodedCall:
     return DecodedCall(name, input, None, NO_END) if bracket else DecodedCall("", body, None, NO_END)
 
 
-def _tool_results(tool: Tool, calls: Sequence[ToolCall], limits: ToolLimits) -> list[ToolResult]:
-    if not calls:
-        return []
+def _tool_results(tool: Tool, calls: Sequence[ToolCall], limits: ToolLimits | None) -> list[ToolResult]:
     try:
-        return run_calls(tool, calls, limits)
+        return run_calls(tool, calls, limits or ToolLimits())
     except ToolDown as error:  # a tool must not derail a text
         _log.warning("%s", error)
         return [ToolResult(None, TOOL_DOWN) for _ in calls]

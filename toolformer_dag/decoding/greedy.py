@@ -1,21 +1,13 @@
 """Decode greedily with tools: top-k trigger, at most one call per input by default (paper, section 4.2)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from math import exp
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, exp
 
-from toolformer_dag.decoding.generation import (
-    DecodedCall,
-    Generation,
-    StartChance,
-    WrittenPiece,
-    call_text,
-    run_open_calls,
-)
-from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, Watch, vocabulary_of
+from toolformer_dag.decoding.generation import Generation, WrittenPiece, run_open_calls
+from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, vocabulary_of
 from toolformer_dag.model.backend import Backend, GreedyRows
 from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.memory import batches
 from toolformer_dag.model.transformers_backend import backend_of
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.tool import Tool
@@ -24,36 +16,29 @@ BATCH_TOKENS = 16_384  # longest sequence times rows
 
 
 def decode_rows(backend: Backend, rows: Sequence[DecodingRow]) -> None:
-    """Decode every row until it stops. The result does not depend on which rows share a batch."""
-    open_rows = sorted((row for row in rows if row.stop is None), key=lambda row: len(row.prefix))
-    for batch in _batches(open_rows, backend.greedy_rows, backend.context_length):
-        _decode_batch(backend.greedy([row.prefix for row in batch]), batch)
+    """Decode every row until it stops, in batches of at most BATCH_TOKENS tokens, padding included.
 
-
-def _batches(rows: Sequence[DecodingRow], most: int, positions: int) -> Iterator[list[DecodingRow]]:
-    """Cut rows, sorted by length, into batches of at most `most` rows and BATCH_TOKENS tokens.
-
-    A row that may reach the end of the context gets its own batch: beside it, padding would exceed the context.
+    The result does not depend on which rows share a batch. A row that may reach the end of the context gets its own
+    batch: beside it, padding would exceed the context.
     """
-    batch: list[DecodingRow] = []
-    for row in rows:
+    open_rows = sorted((row for row in rows if not row.stopped), key=lambda row: len(row.prefix))
+    lengths = []
+    for row in open_rows:
         longest = len(row.prefix) + row.budget + row.rules.max_call_tokens
-        full = len(batch) == most or (len(batch) + 1) * longest > BATCH_TOKENS
-        if batch and (full or longest > positions):
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+        alone = longest > backend.context_length
+        lengths.append(BATCH_TOKENS if alone else max(longest, ceil(BATCH_TOKENS / backend.greedy_rows)))
+    for batch in batches(range(len(lengths)), lengths, BATCH_TOKENS):
+        together = [open_rows[at] for at in batch]
+        _decode_batch(backend.greedy([row.prefix for row in together]), together)
 
 
 def _decode_batch(batch: GreedyRows, rows: list[DecodingRow]) -> None:
     while True:
         tokens = _next_tokens(batch, rows)
         for row, token in zip(rows, tokens, strict=True):
-            if row.stop is None:
+            if not row.stopped:
                 row.append(token)
-        active = [at for at, row in enumerate(rows) if row.stop is None]
+        active = [at for at, row in enumerate(rows) if not row.stopped]
         if not active:
             return
         if len(active) < len(rows):
@@ -71,7 +56,7 @@ def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
         if (allowed := row.allowed()) is not None:
             batch.permit(at, allowed)
             if not allowed.any():
-                row.give_up()
+                row.stop()
     return [row.forced[0] if row.forced else token for row, token in zip(rows, batch.best(), strict=True)]
 
 
@@ -89,7 +74,7 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         return first[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
 
     for at, row in enumerate(rows):
-        if row.is_measured:
+        if rules.traced and row.is_free:
             row.measure(exp(batch.log_probability(at, start)), rank(at))
         if best:
             row.stop_before(best[at])
@@ -99,7 +84,7 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
 
 def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
     """Note where the input of a call may end: where `)` is among the k most likely next tokens."""
-    inputs = [at for at, row in enumerate(rows) if row.is_in_input]
+    inputs = [at for at, row in enumerate(rows) if row.in_call and "(" in row.body_text()]
     for token, text in rows[0].rules.vocabulary.closings.items() if inputs else ():
         ranks = batch.ranks(token)
         for at in inputs:
@@ -144,91 +129,33 @@ def generate(
     piece of text as it is decoded. `backend` runs the model; by default transformers.
     """
     names = frozenset[str]() if disabled else tools.keys() - withheld
-    rules = DecodingRules(vocabulary_of(language_model), k, max_call_tokens, names, one_sentence, traced)
     most = calls if k > 0 and names else 0
-    answers = [
-        _Answer.begun(language_model, rules, text.ids, max_new_tokens, most, watch and partial(_watched, watch, at))
+    rules = DecodingRules(
+        vocabulary_of(language_model),
+        language_model.context_length,
+        k,
+        most,
+        max_call_tokens,
+        names,
+        one_sentence=one_sentence,
+        traced=traced,
+        watch=watch,
+    )
+    rows = [
+        DecodingRow(rules, at, language_model.encoding.bos + text.ids, max_new_tokens, Generation("", "", (), 0))
         for at, text in enumerate(language_model.encoding.texts(prompts))
     ]
-    for at, call in _decoded(backend or backend_of(language_model), answers, tools, contexts, limits):
-        if watch:
-            watch(WrittenPiece(at, "", True, call))
-    return [answer.generation() for answer in answers]
+    while not all(row.stopped for row in rows):
+        decode_rows(backend or backend_of(language_model), rows)
+        _run_calls(rows, tools, contexts, limits or {})
+    return [row.generation() for row in rows]
 
 
-def _decoded(
-    backend: Backend,
-    answers: Sequence["_Answer"],
-    tools: Mapping[str, Tool],
-    contexts: Sequence[str] | None,
-    limits: Mapping[str, ToolLimits] | None,
-) -> Iterator[tuple[int, DecodedCall]]:
-    """Decode until every answer has ended; yield each call, with the place of its answer, before its text goes on."""
-    while any(answer.row.stop is None for answer in answers):
-        decode_rows(backend, [answer.row for answer in answers])
-        opened = [at for at, answer in enumerate(answers) if answer.row.in_call]
-        asked = [(answers[at].row.body_text(), contexts[at] if contexts else "") for at in opened]
-        for at, call in zip(opened, run_open_calls(asked, tools, limits or {}), strict=True):
-            answers[at].go_on(call)
-            yield at, call
-
-
-def _watched(watch: Callable[[WrittenPiece], None], prompt: int, text: str, in_call: bool) -> None:
-    watch(WrittenPiece(prompt, text, in_call))
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What was written after a prompt: the rows up to each call, and the row being decoded."""
-
-    language_model: LanguageModel
-    row: DecodingRow
-    most_calls: int
-    text: str = ""
-    tokens: int = 0
-    calls: list[DecodedCall] = field(default_factory=list)
-    chances: list[StartChance] = field(default_factory=list)
-
-    @staticmethod
-    def begun(
-        language_model: LanguageModel,
-        rules: DecodingRules,
-        prompt: Sequence[int],
-        budget: int,
-        most_calls: int,
-        watch: Watch | None,
-    ) -> "_Answer":
-        """Return the answer to a prompt before anything is written."""
-        prefix = [*language_model.encoding.bos, *prompt]
-        room = language_model.context_length - len(prefix)
-        row = DecodingRow(rules, prefix, budget, room, most_calls > 0, watch=watch)
-        return _Answer(language_model, row, most_calls)
-
-    def go_on(self, call: DecodedCall) -> None:
-        """Close the row's call, and continue with a row after it."""
-        row, written, inserted = self.row, self.row.written_text(), call_text(call)
-        self.calls.append(call)
-        self.text += written + inserted
-        self.tokens += row.tokens()
-        self.chances += row.chances()
-        prefix = row.prefix + row.written
-        if inserted:
-            prefix = prefix + self.language_model.encoding.calls([inserted])[0]
-        self.row = DecodingRow(
-            row.rules,
-            prefix,
-            row.budget - len(row.written),
-            self.language_model.context_length - len(prefix),
-            may_call=len(self.calls) < self.most_calls,
-            after_call=True,
-            answer=row.answer + written,
-            watch=row.watch,
-        )
-
-    def generation(self) -> Generation:
-        """Return the finished text."""
-        rest = self.row.written_text()
-        reason = None if self.calls else self.row.rejection()
-        chances = (*self.chances, *self.row.chances())
-        tokens = self.tokens + self.row.tokens()
-        return Generation(self.text + rest, self.row.answer + rest, tuple(self.calls), tokens, reason, chances)
+def _run_calls(
+    rows: list[DecodingRow], tools: Mapping[str, Tool], contexts: Sequence[str] | None, limits: Mapping[str, ToolLimits]
+) -> None:
+    """Run the open calls of all rows together, and replace these rows by those that go on behind their calls."""
+    opened = [row for row in rows if row.in_call]
+    asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
+    for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):
+        rows[row.prompt] = row.after(call)

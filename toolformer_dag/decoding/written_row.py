@@ -1,7 +1,7 @@
 """The state of a row during decoding: its permitted tokens, its call, and why it stops."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,12 +12,9 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
-from toolformer_dag.decoding.generation import StartChance
+from toolformer_dag.decoding.generation import DecodedCall, Generation, StartChance, WrittenPiece, call_text
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW, call_grammar
-
-CLOSINGS = (")", '")')
-"""What may close a call that was written without an end."""
 
 
 class Vocabulary:
@@ -25,8 +22,8 @@ class Vocabulary:
 
     def __init__(self, language_model: LanguageModel) -> None:
         self._tokenizer = language_model.tokenizer
-        self._encoding = language_model.encoding
-        self.start: list[int] = list(language_model.encoding.start)
+        self.encoding = language_model.encoding
+        self.start = self.encoding.start
         self.ends = _ends(language_model)
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
         self._matchers: dict[frozenset[str], LLMatcher] = {}
@@ -43,14 +40,9 @@ class Vocabulary:
         return self._matchers[key].deep_copy()
 
     @cached_property
-    def no_ends(self) -> NDArray[np.bool_]:
-        """Whether a token does not end a text."""
-        return ~np.isin(np.arange(len(self._tokenizer)), list(self.ends))
-
-    @cached_property
     def closings(self) -> dict[int, str]:
-        """The tokens that end a call's input, with their text."""
-        return {token: text for token, text in enumerate(self._texts) if text in CLOSINGS}
+        """The tokens that may close a call that was written without an end, with their text."""
+        return {token: text for token, text in enumerate(self._texts) if text in (")", '")')}
 
     def arrows(self, last: Sequence[int]) -> list[int]:
         """Return the tokens that would write `->` behind `last`."""
@@ -91,110 +83,136 @@ def _ends(language_model: LanguageModel) -> frozenset[int]:
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
-Watch = Callable[[str, bool], None]
-"""Gets each piece of text as it is written, and whether it belongs to a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingRules:
     """Rules for all rows.
 
-    - `k`: as in `generate`; 0: no calls.
+    - `context_length`: the most tokens of a sequence.
+    - `k`: as in `generate`. `calls`: the most calls of an answer; 0 where none may be written.
     - `names`: the tools that may be called.
     - `one_sentence`: whether a text ends with its first sentence (`answer_end`).
     - `traced`: whether rows keep the chance of a call at every position.
+    - `watch`: gets every piece of text as it is written.
     """
 
     vocabulary: Vocabulary
+    context_length: int
     k: int
+    calls: int
     max_call_tokens: int
     names: Collection[str]
     one_sentence: bool = False
     traced: bool = False
+    watch: Callable[[WrittenPiece], None] | None = None
 
 
 @dataclass(slots=True)
 class DecodingRow:
-    """A row during decoding.
+    """A row during decoding: from the prompt, or from the last call, to the next call or the end of the text.
 
+    - `prompt`: the index of the prompt.
     - `prefix`: the fixed tokens, including the prompt.
-    - `budget`: the most tokens outside a call; `room`: the tokens that the context still has space for.
-    - `may_call`: whether a call may start. `after_call`: whether the prefix ends where a call stands or was taken
-      back; there, none starts, since C* holds one call per position.
-    - `answer`: the plain text that was written before this row.
-    - `watch`: where written text goes at once.
-    - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call, else None.
+    - `budget`: the most tokens outside a call.
+    - `before`: what was written before this row.
+    - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
+    - `matcher`: what may follow in an open call; None outside of one.
     - `forced`: the next tokens, whatever the model's scores; `call_forbidden`: whether ` [` may not come next.
-    - `stop`: None during decoding; in a call `arrow`, `closed` (no `->` came, it ends where `)` was likeliest) or
-      `no_end`; else `done`.
+    - `stopped`: whether the text or the call has ended.
     """
 
     rules: DecodingRules
+    prompt: int
     prefix: list[int]
     budget: int
-    room: int
-    may_call: bool
-    after_call: bool = False
-    answer: str = ""
-    watch: Watch | None = None
+    before: Generation
     written: list[int] = field(default_factory=list)
-    body: list[int] | None = None
+    body: list[int] = field(default_factory=list)
     matcher: LLMatcher | None = None
     forced: list[int] = field(default_factory=list)
     call_forbidden: bool = False
-    stop: str | None = None
+    stopped: bool = False
     _kept: int | None = None  # characters of the written text, where its sentence ends inside a token
-    _told: int = 0
+    _shown: int = 0  # characters of the text or the call that `watch` got
     _chances: list[tuple[int, float, int]] = field(default_factory=list)
     _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
 
     def __post_init__(self) -> None:
-        if min(self.budget, self.room) <= 0 or not self.prefix:
-            self.stop = "done"
+        self.stopped = min(self.budget, self.room) <= 0 or not self.prefix
+
+    @property
+    def room(self) -> int:
+        """Return how many tokens the context has space for behind the prefix."""
+        return self.rules.context_length - len(self.prefix)
 
     @property
     def in_call(self) -> bool:
         """Return whether the row is, or stopped, inside a call."""
-        return self.body is not None
+        return self.matcher is not None
+
+    @property
+    def after_call(self) -> bool:
+        """Return whether the prefix ends where a call stands or was taken back; there, none starts, as in C*."""
+        return bool(self.before.calls)
+
+    @property
+    def may_call(self) -> bool:
+        """Return whether a call may start somewhere in this row."""
+        return len(self.before.calls) < self.rules.calls
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether the model chooses the next token of the text."""
+        return not (self.stopped or self.in_call or self.forced)
 
     @property
     def may_begin_call(self) -> bool:
         """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
         here = self.may_call and (bool(self.written) or not self.after_call)
-        return here and fits and self.stop is None and self.body is None and not self.forced
+        return here and fits and self.is_free
 
-    @property
-    def is_measured(self) -> bool:
-        """Return whether the chance of a call is kept at this position."""
-        return self.rules.traced and self.body is None and not self.forced
-
-    def rejection(self) -> str | None:
-        """Return why nothing could be written; None otherwise."""
+    def generation(self) -> Generation:
+        """Return what is written so far, without an open call."""
+        before, text, reason = self.before, self.written_text(), None
         if not self.prefix:
-            return "empty_prompt"
-        return "does_not_fit" if self.room <= 0 else None
+            reason = "empty_prompt"
+        elif self.room <= 0 and not before.calls:
+            reason = "does_not_fit"
+        tokens = before.tokens + len(self.written)
+        if self.in_call:
+            tokens += len(self.rules.vocabulary.start) + len(self.body)
+        chances = (*before.chances, *self._start_chances())
+        return Generation(before.text + text, before.plain + text, before.calls, tokens, reason, chances)
 
-    def tokens(self) -> int:
-        """Count the tokens written, including an open call."""
-        call = 0 if self.body is None else len(self.rules.vocabulary.start) + len(self.body)
-        return len(self.written) + call
+    def after(self, call: DecodedCall) -> "DecodingRow":
+        """Return the row that goes on behind this row's call, or where the call was taken back."""
+        so_far, inserted = self.generation(), call_text(call)
+        prefix = self.prefix + self.written
+        if inserted:
+            prefix += self.rules.vocabulary.encoding.calls([inserted])[0]
+        before = replace(so_far, text=so_far.text + inserted, calls=(*so_far.calls, call))
+        if self.rules.watch is not None:
+            self.rules.watch(WrittenPiece(self.prompt, "", True, call))
+        return DecodingRow(self.rules, self.prompt, prefix, self.budget - len(self.written), before)
 
     def written_text(self) -> str:
         """Return the text written outside the call."""
         return self.rules.vocabulary.text(self.written, self.prefix)[: self._kept]
 
     def body_text(self) -> str:
-        """Return the text written after ` [`, up to where the call was closed."""
-        if self.stop == "closed" and self._closing is not None:
+        """Return the text written after ` [`; of a call that ended without `->`, the likeliest end of its input."""
+        text = self.rules.vocabulary.text(self.body, self.rules.vocabulary.start)
+        if self.stopped and RESULT_ARROW not in text and self._closing is not None:
             return self._closing[1]
-        return self.rules.vocabulary.text(self.body or [], self.rules.vocabulary.start)
+        return text
 
     def measure(self, probability: float, rank: int) -> None:
         """Keep the chance of a call at this position."""
         self._chances.append((len(self.written), probability, rank))
 
-    def chances(self) -> list[StartChance]:
+    def _start_chances(self) -> list[StartChance]:
         """Return the kept chances, each with what was written there; "" where the text ended instead."""
         before, tokens = self.prefix, self.written
         texts = [self.rules.vocabulary.text([token], [*before, *tokens[:at]]) for at, token in enumerate(tokens)]
@@ -207,7 +225,7 @@ class DecodingRow:
         These are the last of ` [` after its others, where no call may start, and behind a call `->`: a model that
         misses a result invents one.
         """
-        if self.body is not None:
+        if self.in_call:
             return []
         arrows = []
         if self.after_call and not self.forced:
@@ -227,14 +245,9 @@ class DecodingRow:
 
     def allowed(self) -> NDArray[np.bool_] | None:
         """Return which tokens may come next in a call, by token; None outside of it."""
-        if self.stop is not None or self.matcher is None:
+        if self.matcher is None:
             return None
-        return (np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0) & self.rules.vocabulary.no_ends
-
-    @property
-    def is_in_input(self) -> bool:
-        """Return whether the input of a call is written."""
-        return self.stop is None and self.body is not None and "(" in self.body_text()
+        return np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0
 
     def measure_closing(self, log_probability: float, text: str) -> None:
         """Keep `text` as the end of the input here, where it is likelier than every end before."""
@@ -245,13 +258,13 @@ class DecodingRow:
 
     def stop_before(self, token: int) -> None:
         """Stop where the sentence ends before `token`, the most likely next one."""
-        if not self.rules.one_sentence or self.body is not None or self.forced:
+        if not self.is_free:
             return
-        text = self.answer + self.written_text()
+        text = self.before.plain + self.written_text()
         if may_have_ended(text):
             following = self.rules.vocabulary.text([token], [*self.prefix, *self.written])
             if token in self.rules.vocabulary.ends or answer_end(text + following) == len(text):
-                self._stop("done")
+                self.stop()
 
     def begin_call(self) -> None:
         """Force ` [` as the next tokens; inside an incomplete character, forbid it instead."""
@@ -263,65 +276,53 @@ class DecodingRow:
     def append(self, token: int) -> None:
         """Append a token, and stop the row or open a call where it does so."""
         self.forced, self.call_forbidden = self.forced[1:], False
-        if self.body is not None:
-            self._append_in_call(self.body, token)
+        if self.matcher is not None:
+            self.body.append(token)
+            self.matcher.consume_token(token)
+            room = self.room - len(self.written) - len(self.rules.vocabulary.start)
+            full = len(self.body) >= min(self.rules.max_call_tokens, room)
+            self.stopped = full or RESULT_ARROW in self.body_text()
         elif token in self.rules.vocabulary.ends:
-            self._stop("done")
+            self.stopped = True
         else:
             self.written.append(token)
             self._after_token()
-        self._tell()
+        self._show()
 
-    def give_up(self) -> None:
-        """Stop where no token may come next."""
-        self._stop(self._end_of_call() if self.in_call else "done")
-
-    def _stop(self, why: str) -> None:
-        self.stop = why
-        self._tell()
+    def stop(self) -> None:
+        """End the text or the call here."""
+        self.stopped = True
+        self._show()
 
     def _after_token(self) -> None:
+        """Open a call behind ` [`; end the text with its sentence or its budget."""
         start = self.rules.vocabulary.start
         if self.may_call and self.written[-len(start) :] == start:
             del self.written[-len(start) :]
-            self._tell(whole=True)
+            self._show(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
-            self.body, self._told = [], 0
+            self._shown = 0
             self.matcher = self.rules.vocabulary.matcher(self.rules.names)
             return
-        if self.rules.one_sentence and (end := answer_end(self.answer + self.written_text())) is not None:
-            self._kept, self.stop = max(end - len(self.answer), 0), "done"
+        before = self.before.plain
+        if self.rules.one_sentence and (end := answer_end(before + self.written_text())) is not None:
+            self._kept, self.stopped = max(end - len(before), 0), True
         elif len(self.written) >= min(self.budget, self.room) and not self.forced:
-            self.stop = "done"
+            self.stopped = True
 
-    def _append_in_call(self, body: list[int], token: int) -> None:
-        body.append(token)
-        if self.matcher is not None:
-            self.matcher.consume_token(token)
-        if RESULT_ARROW in self.body_text():
-            self.stop = "arrow"
-        elif len(body) >= min(self.rules.max_call_tokens, self._room_in_call()):
-            self.stop = self._end_of_call()
-
-    def _end_of_call(self) -> str:
-        return "no_end" if self._closing is None else "closed"
-
-    def _tell(self, whole: bool = False) -> None:
+    def _show(self, whole: bool = False) -> None:
         """Pass new text to `watch`, but for an end that may become another character, ` [` or `->`."""
-        if self.watch is None:
+        if self.rules.watch is None:
             return
-        if self.body is None:
-            text = self.written_text()
-            text = text if whole or self.stop else text.rstrip(f" {INCOMPLETE}")
-        else:
+        if self.in_call:
             text = API_START + self.body_text().partition(RESULT_ARROW)[0].rstrip(f" -{INCOMPLETE}")
-        if len(text) > self._told:
-            self.watch(text[self._told :], self.body is not None)
-            self._told = len(text)
+        else:
+            text = self.written_text()
+            text = text if whole or self.stopped else text.rstrip(f" {INCOMPLETE}")
+        if len(text) > self._shown:
+            self.rules.watch(WrittenPiece(self.prompt, text[self._shown :], self.in_call))
+            self._shown = len(text)
 
     def _inside_character(self, written: list[int]) -> bool:
         vocabulary = self.rules.vocabulary
         return vocabulary.text(written, vocabulary.start).endswith(INCOMPLETE)
-
-    def _room_in_call(self) -> int:
-        return self.room - len(self.written) - len(self.rules.vocabulary.start)

@@ -50,18 +50,9 @@ class LiveModel:
         if not found:
             raise UserError("call and text do not fit the model's context together")
         kinds = ("loss_empty", "loss_call", "loss_result")
-        rows = [
-            {
-                "token": text[one.start : one.end],
-                "weight": one.weight,
-                **{kind: _finite(getattr(one, kind)) for kind in kinds},
-            }
-            for one in found
-        ]
-        return {
-            "tokens": rows,
-            "sums": {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds},
-        }
+        rows = [{**one, **{kind: _finite(one[kind]) for kind in kinds}} for one in found]
+        sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
+        return {"tokens": rows, "sums": sums}
 
     def line(self, tool: str, text: str, context: str, found_by_chance: float | None = None) -> dict[str, Any]:
         """Run one tool's line on a text: positions with p_i, sampled calls, results, losses and the verdict at tau_f.

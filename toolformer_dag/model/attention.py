@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +31,6 @@ class Locality:
     mask: Callable[..., Tensor]
     size: int
 
-    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return booleans [..., T, S] from positions [..., T] of queries and [..., S] of keys."""
-        visible: Tensor = self.mask(0, 0, queries[..., :, None], keys[..., None, :])
-        return visible
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
@@ -51,6 +46,11 @@ class AttentionLayer:
     softcap: float | None = None
     sinks: Tensor | None = None
     locality: Locality | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether scores have neither a soft cap nor sinks."""
+        return self.softcap is None and self.sinks is None
 
     def capped(self, scores: Tensor) -> Tensor:
         """Return the scores under the soft cap."""
@@ -87,9 +87,10 @@ class Visibility:
         """Return zero where a query attends to a key, else minus infinity; broadcasts to [B, 1, T, S]."""
         locality = self.limiting(layer)
         if locality not in self._biases:
-            seen = self.seen if self.seen is not None else self.queries[..., :, None] >= self.keys[..., None, :]
+            queries, keys = self.queries[..., :, None], self.keys[..., None, :]
+            seen = self.seen if self.seen is not None else queries >= keys
             if locality is not None:
-                seen = seen & locality.visible(self.queries, self.keys)
+                seen = seen & locality.mask(0, 0, queries, keys)
             zeros = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
             self._biases[locality] = zeros.masked_fill_(~seen, -torch.inf).unsqueeze(-3)
         return self._biases[locality]
@@ -99,34 +100,27 @@ class Visibility:
         return layer.locality if layer.locality is not None and self.longest > layer.locality.size else None
 
 
-def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute attention of queries [B, H, T, D] over keys [B, H_kv, S, D]; causal, with T = S, without a bias.
+def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Compute attention of queries [B, H, T, D] over keys [B, H_kv, S, D]; `bias` broadcasts to [B, 1, T, S].
 
-    `bias` broadcasts to [B, 1, T, S]. Grouped keys are repeated: with a bias, fused GPU kernels support no groups.
+    Grouped keys are repeated: with a bias, fused GPU kernels support no groups.
     """
     groups = queries.shape[1] // keys.shape[1]
-    plain = layer.softcap is None and layer.sinks is None
-    if plain and bias is None:
-        return F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=groups > 1
-        )
     if groups > 1:
         keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
-    if plain:
+    if layer.is_plain:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
-    scores = layer.capped(queries @ keys.transpose(2, 3) * layer.scale)
-    if bias is None:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    else:
-        scores = scores + bias
+    scores = layer.capped(queries @ keys.transpose(2, 3) * layer.scale) + bias
     return layer.weights(scores).to(values.dtype) @ values
 
 
 def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Compute causal attention within each sequence; padding on the right is never attended to."""
-    if layer.locality is None or keys.shape[2] <= layer.locality.size:
-        return attention(layer, queries, keys, values, None)
+    if layer.is_plain and (layer.locality is None or keys.shape[2] <= layer.locality.size):
+        grouped = queries.shape[1] > keys.shape[1]
+        return F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=grouped
+        )
     places = torch.arange(keys.shape[2], device=keys.device)
     return attention(layer, queries, keys, values, Visibility(places, places, len(places), queries.dtype).bias(layer))
 
@@ -155,18 +149,15 @@ def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None
     before = model.config._attn_implementation
     token = _replacement.set(_Replacement(attend, positions, before == "sdpa"))
     model.config._attn_implementation = NAME
-    modules = _with_methods(model)
-    for module in modules:
-        module._attn = partial(_METHODS[type(module)], module)
-        if isinstance(module, GPTJAttention):
-            module._get_embed_positions = partial(_gptj_rotations, module)
+    patched = [module for module in model.modules() if type(module) in _METHODS]
+    for module in patched:
+        vars(module).update({name: partial(method, module) for name, method in _METHODS[type(module)].items()})
     try:
         yield
     finally:
-        for module in modules:
-            del module._attn
-            if isinstance(module, GPTJAttention):
-                del module._get_embed_positions
+        for module in patched:
+            for name in _METHODS[type(module)]:
+                delattr(module, name)
         model.config._attn_implementation = before
         _replacement.reset(token)
 
@@ -215,29 +206,19 @@ def _gptj_rotations(module: Any, position_ids: Tensor) -> Tensor:
     return table.expand(len(position_ids), -1, -1)
 
 
-@cache
-def _window(size: int) -> Locality:
-    return Locality(sliding_window_causal_mask_function(size), size)
-
-
 def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
-    window = _window(module.config.window_size) if module.attention_type == "local" else None
+    size, local = module.config.window_size, module.attention_type == "local"
+    window = Locality(sliding_window_causal_mask_function(size), size) if local else None
     layer = AttentionLayer(module.layer_id, 1.0, locality=window)
     return _replacement.get().attend(layer, query, key, value), None
 
 
-_METHODS = {
-    GPTJAttention: _gptj_attention,
-    CodeGenAttention: _gptj_attention,
-    GPTNeoSelfAttention: _gpt_neo_attention,
+_METHODS: dict[type, dict[str, Callable[..., Any]]] = {
+    GPTJAttention: {"_attn": _gptj_attention, "_get_embed_positions": _gptj_rotations},
+    CodeGenAttention: {"_attn": _gptj_attention},
+    GPTNeoSelfAttention: {"_attn": _gpt_neo_attention},
 }
-"""Attention that transformers' interface does not reach, with what replaces its method."""
-
-
-def _with_methods(model: Any) -> list[Any]:
-    if getattr(model.config, "model_type", "") not in ("gptj", "codegen", "gpt_neo"):
-        return []
-    return [module for module in model.modules() if type(module) in _METHODS]
+"""Attention that transformers' interface does not reach, with what replaces its methods."""
 
 
 AttentionInterface.register(NAME, _interface)

@@ -23,22 +23,12 @@ class Backbone:
 
     def __init__(self, model: Any, budget: TokenBudget) -> None:
         self.model = model
+        self.device: torch.device = model.device
         self.budget = budget
         self.body = model.base_model
         self.whole = False
         self.uses_custom_attention = True
         self._output_type: Any = None
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the model's inputs."""
-        device: torch.device = self.model.device
-        return device
-
-    @property
-    def layer_count(self) -> int:
-        """Return the number of layers."""
-        return int(self.model.config.get_text_config().num_hidden_layers)
 
     def bodies(self) -> list[Any]:
         """Return the modules that may be the body: the base model, the decoder in it (OPT), or `model` (Llama 4)."""
@@ -74,8 +64,12 @@ class Backbone:
 
     def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
         """Compute log p of targets [N] or [N, C] in float32, of the same shape, from features [N, F]."""
-        parts = [slice(first, first + ROWS) for first in range(0, len(features), ROWS)]
-        return torch.cat([target_log_probabilities(self.logits(features[part]), targets[part]) for part in parts])
+        several = targets if targets.ndim > 1 else targets[:, None]
+        found = []
+        for rows, wanted in zip(torch.split(features, ROWS), torch.split(several, ROWS), strict=True):
+            logits = self.logits(rows)
+            found.append(logits.gather(1, wanted) - logits.logsumexp(1, keepdim=True))
+        return torch.cat(found).view_as(targets)
 
     def _last_hidden(self, output: Any) -> Tensor:
         self._output_type = type(output)
@@ -91,9 +85,3 @@ class Backbone:
             yield
         finally:
             del self.body.forward
-
-
-def target_log_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute log p of targets [N] or [N, C], of the same shape, from logits [N, V]."""
-    several = targets if targets.ndim > 1 else targets[:, None]
-    return (logits.gather(1, several) - logits.logsumexp(1, keepdim=True)).view_as(targets)

@@ -1,6 +1,7 @@
 """Draw tokens from logits by uniform numbers, without sums over the vocabulary per sample."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 128
@@ -15,11 +16,15 @@ def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top
     weights = (logits if temperature == 1 else logits / temperature).softmax(-1)
     if top_p < 1:
         weights = nucleus(weights, top_p)
-    sums = _block_sums(weights).cumsum(-1)
+    blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).reshape(len(weights), -1, BLOCK)
+    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     goal = uniforms * sums[rows, -1]
     block = (sums[rows] <= goal[:, None]).sum(-1).clamp(max=sums.shape[1] - 1)
     before = torch.where(block > 0, sums[rows, (block - 1).clamp(min=0)], 0.0)
-    return _in_block(weights, rows, block, goal - before)
+    values = blocks[rows, block].double()
+    reached = (values.cumsum(-1) <= (goal - before)[:, None]).sum(-1)
+    last = BLOCK - 1 - (values > 0).flip(-1).int().argmax(-1)
+    return block * BLOCK + torch.minimum(reached, last)
 
 
 def nucleus(weights: Tensor, top_p: float) -> Tensor:
@@ -27,20 +32,3 @@ def nucleus(weights: Tensor, top_p: float) -> Tensor:
     ordered, order = weights.sort(-1, descending=True)
     beyond = ordered.cumsum(-1) - ordered >= top_p
     return torch.zeros_like(weights).scatter_(1, order, ordered.masked_fill(beyond, 0))
-
-
-def _block_sums(weights: Tensor) -> Tensor:
-    """Sum weights [B, V] by block to [B, blocks] in float64; the last block may be short."""
-    whole = weights.shape[1] // BLOCK * BLOCK
-    sums = weights[:, :whole].reshape(len(weights), -1, BLOCK).sum(-1, dtype=torch.float64)
-    rest = weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
-    return torch.cat([sums, rest], 1) if whole < weights.shape[1] else sums
-
-
-def _in_block(weights: Tensor, rows: Tensor, block: Tensor, goal: Tensor) -> Tensor:
-    tokens = block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)
-    inside = tokens < weights.shape[1]
-    values = weights[rows[:, None], tokens.clamp(max=weights.shape[1] - 1)].double() * inside
-    reached = (values.cumsum(-1) <= goal[:, None]).sum(-1)
-    last = BLOCK - 1 - (values > 0).flip(-1).int().argmax(-1)
-    return block * BLOCK + torch.minimum(reached, last)

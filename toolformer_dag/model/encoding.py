@@ -113,18 +113,14 @@ class Encoding:
 
     def ended(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each token ends a sample; ids beyond the tokenizer's vocabulary do not."""
-        known = np.minimum(tokens, len(self._ends) - 1)
-        ended: NDArray[np.bool_] = (tokens == known) & self._ends[known]
-        return ended
+        return np.isin(tokens, self._ends)
 
     @cached_property
-    def _ends(self) -> NDArray[np.bool_]:
-        """By token id: whether its text holds "]" (`)]` may be one token) or it is EOS."""
+    def _ends(self) -> list[int]:
+        """The tokens whose text holds "]" (`)]` may be one token), and EOS."""
         texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
-        ends = np.array([API_END in text for text in texts])
-        if self.tokenizer.eos_token_id is not None:
-            ends[self.tokenizer.eos_token_id] = True
-        return ends
+        ends = [token for token, text in enumerate(texts) if API_END in text]
+        return ends if self.tokenizer.eos_token_id is None else [*ends, self.tokenizer.eos_token_id]
 
     def _inside(self, pieces: Sequence[str]) -> list[list[int]]:
         encoded = self._encoded([self.anchor + piece for piece in pieces])

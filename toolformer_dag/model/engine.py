@@ -1,28 +1,31 @@
 """Compute proposals and losses of texts, exactly as the paper defines them, with any backend."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toolformer_dag.model.backend import Backend, SamplePoint, TokenCounts, TokenText
-from toolformer_dag.model.encoding import TextTokens
+from toolformer_dag.model.backend import Backend, SamplePoint, TokenCounts, TokenQuery, TokenText
+from toolformer_dag.model.encoding import Encoding, TextTokens
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.requests import (
+    DOES_NOT_FIT,
+    WINDOW_WEIGHTS,
     CallLosses,
     LossRequest,
     Proposal,
     ProposalRequest,
     SampledCall,
-    rejected_proposal,
     select_positions,
     uniforms,
 )
-from toolformer_dag.model.scoring import LossScorer, TokenLosses
 from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.texts.calls import Call, format_call
 
 SampleKeys = list[tuple[int, int]]
 """Pairs of position and sample number."""
@@ -30,11 +33,12 @@ SampleKeys = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The thresholds that decide which positions get how many samples."""
+    """The thresholds that decide which positions get how many samples, and how these are drawn."""
 
     tau_s: float
     k: int
     m: int
+    sampling: SamplingSettings
 
     def missing_samples(self, request: ProposalRequest, probabilities: NDArray[np.float32]) -> SampleKeys:
         """Return the samples that the thresholds ask for and `request` does not hold."""
@@ -44,12 +48,19 @@ class Selection:
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A request, its tokens, and the samples to draw; both are empty until p_i is known."""
+    """A request and its tokens; p_i where they are known, the samples to draw and their tokens; or a reason."""
 
     request: ProposalRequest
     text: TextTokens
-    probabilities: NDArray[np.float32] | None
-    missing: SampleKeys
+    probabilities: NDArray[np.float32] | None = None
+    missing: SampleKeys = field(default_factory=list)
+    samples: Sequence[Sequence[int]] = ()
+    reason: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the model has to run."""
+        return self.reason is None and (self.probabilities is None or bool(self.missing))
 
 
 class Engine:
@@ -90,23 +101,16 @@ class Engine:
         reason instead, and so does that of a text with a p_i that is not finite. Raises ModelError where a single text
         does not fit into memory.
         """
-        selection = Selection(tau_s, k, m)
-        ids = self.encoding.head(prompt)
+        selection = Selection(tau_s, k, m, sampling)
+        head = self.encoding.head(prompt)
         texts = self.encoding.texts([request.text for request in requests])
-        results = {}
-        items = {}
-        for number, (request, text) in enumerate(zip(requests, texts, strict=True)):
-            answer = self._without_pass(len(ids), request, text, selection, sampling)
-            if isinstance(answer, Proposal):
-                results[number] = answer
-            else:
-                items[number] = answer
-        if items:
-            asked = [self._token_text(item, selection, sampling) for item in items.values()]
-            drawn = self.backend.propose(ids, asked, self.encoding.start, self.encoding.ended, sampling)
-            for (number, item), samples in zip(items.items(), drawn, strict=True):
-                results[number] = self._proposal(item, samples)
-        return [results[number] for number in range(len(requests))]
+        items = [self._item(len(head), *asked, selection) for asked in zip(requests, texts, strict=True)]
+        if running := [item for item in items if item.is_open]:
+            asked = [self._token_text(item, selection) for item in running]
+            drawn = self.backend.propose(head, asked, self.encoding.start, self.encoding.ended, sampling)
+            for item, samples in zip(running, drawn, strict=True):
+                item.samples = samples
+        return [self._proposal(item) for item in items]
 
     def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
         """Compute L(empty), L(c) and L(c, r) of each call, in the order of `requests` (paper, section 2).
@@ -118,67 +122,161 @@ class Engine:
         """
         return LossScorer(self.backend, self.encoding, requests).losses(floor)
 
-    def token_losses(self, request: LossRequest, tokens: int) -> list[TokenLosses]:
-        """Return the losses and weights of so many tokens from x_i on; none where call and text do not fit the context.
+    def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
+        """Return so many tokens from x_i on: `token`, `weight`, and -log p as `loss_empty`, `loss_call`, `loss_result`.
 
-        The weighted sums over these are what `losses` returns. Raises as `losses` does.
+        None where call and text do not fit the context. The weighted sums are what `losses` returns. Raises as it does.
         """
         return LossScorer(self.backend, self.encoding, [request], tokens).token_losses()
 
-    def _without_pass(
-        self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection, sampling: SamplingSettings
-    ) -> Proposal | Item:
-        """Return the proposal where it needs no model, else the item to compute."""
-        n = len(text.ids)
-        longest = head + 2 * n + len(self.encoding.output) + len(self.encoding.start) + sampling.max_call_tokens
+    def _item(self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection) -> Item:
+        n, known = len(text.ids), request.probabilities
+        call = len(self.encoding.start) + selection.sampling.max_call_tokens
         if not n:
-            return rejected_proposal("empty")
-        if longest > self.backend.context_length:
-            return rejected_proposal("does_not_fit")
-        if request.probabilities is None:
-            return Item(request, text, None, [])
-        if len(request.probabilities) != n:
-            raise ValueError(f"{len(request.probabilities)} probabilities were given for a text of {n} tokens")
-        missing = selection.missing_samples(request, request.probabilities)
-        if not missing:
-            return Proposal(request.probabilities, text.offsets, ())
-        return Item(request, text, request.probabilities, missing)
+            return Item(request, text, reason="empty")
+        if head + 2 * n + len(self.encoding.output) + call > self.backend.context_length:
+            return Item(request, text, reason="does_not_fit")
+        if known is None:
+            return Item(request, text)
+        if len(known) != n:
+            raise ValueError(f"{len(known)} probabilities were given for a text of {n} tokens")
+        return Item(request, text, known, selection.missing_samples(request, known))
 
-    def _token_text(self, item: Item, selection: Selection, sampling: SamplingSettings) -> TokenText:
+    def _token_text(self, item: Item, selection: Selection) -> TokenText:
         """Return x, "Output:" and x again up to the last position that is needed, and how to choose points."""
         before = len(item.text.ids) + len(self.encoding.output)
-        known = item.probabilities is not None
-        last = max(i for i, _ in item.missing) if known else len(item.text.ids) - 1
+        asked = len(item.text.ids) if item.probabilities is None else 0
+        last = max(i for i, _ in item.missing) if item.missing else asked - 1
         return TokenText(
             ids=item.text.ids + self.encoding.output + item.text.ids[:last],
             before=before,
-            asked=0 if known else len(item.text.ids),
+            asked=asked,
             most_samples=selection.k * selection.m,
-            choose=partial(_choose, item, before, selection, sampling),
+            choose=partial(_choose, item, before, selection),
         )
 
-    def _proposal(self, item: Item, samples: Sequence[Sequence[int]]) -> Proposal:
+    def _proposal(self, item: Item) -> Proposal:
+        if item.reason is not None:
+            return Proposal(reason=item.reason)
         if item.probabilities is None or not np.isfinite(item.probabilities).all():
-            return rejected_proposal("not_finite")
-        drawn = zip(item.missing, map(self.encoding.body, samples), strict=True)
+            return Proposal(reason="not_finite")
+        drawn = zip(item.missing, map(self.encoding.body, item.samples), strict=True)
         calls = [SampledCall(i, j, body, "no_end" if body is None else None) for (i, j), body in drawn]
         return Proposal(item.probabilities, item.text.offsets, tuple(calls))
 
 
-def _choose(
-    item: Item, before: int, selection: Selection, sampling: SamplingSettings, found: NDArray[np.float32]
-) -> list[SamplePoint]:
+def _choose(item: Item, before: int, selection: Selection, found: NDArray[np.float32]) -> list[SamplePoint]:
     """Note p_i, 0 where x_i begins inside a character, and return the points to sample; none where p is not finite."""
     if len(found):
         item.probabilities = np.where(item.text.inside, np.float32(0), found)
         finite = bool(np.isfinite(item.probabilities).all())
         item.missing = selection.missing_samples(item.request, item.probabilities) if finite else []
-    points = []
+    sampling, points = selection.sampling, []
     for i in dict.fromkeys(i for i, _ in item.missing):
         numbers = [j for position, j in item.missing if position == i]
         streams = [uniforms(sampling.seed, item.request.digest, i, j, sampling.max_call_tokens) for j in numbers]
         points.append(SamplePoint(before + i, np.stack(streams)))
     return points
+
+
+KINDS = ("loss_empty", "loss_result", "loss_call")
+"""Fields of CallLosses and TokenCounts; the last one is asked for last, where the others let it matter."""
+
+
+class LossScorer:
+    """Scores calls with one query per distinct (text, z), however many positions need it.
+
+    `window`: how many tokens from x_i on are asked for. `known` maps j to log p(x_j | z, x_<j), by text and z.
+    """
+
+    def __init__(
+        self, backend: Backend, encoding: Encoding, requests: Sequence[LossRequest], window: int = len(WINDOW_WEIGHTS)
+    ) -> None:
+        self.backend, self.encoding, self.requests, self.window = backend, encoding, requests, window
+        texts = list(dict.fromkeys(request.text for request in requests))
+        self.texts = dict(zip(texts, encoding.texts(texts), strict=True))
+        calls = list(
+            dict.fromkeys(z for request in requests for z in (_z("loss_call", request), _z("loss_result", request)))
+        )
+        self.prefix_tokens = {"": list[int](), **dict(zip(calls, encoding.calls(calls), strict=True))}
+        self.known: dict[tuple[str, str], dict[int, float]] = {}
+
+    def losses(self, floor: float | None) -> list[CallLosses]:
+        """Return the losses in the order of the requests; see `Engine.losses`. Raises ValueError, ModelError."""
+        fitting = [request for request in self.requests if self._fits(request)]
+        self._ask(fitting, KINDS if floor is None else KINDS[:2])
+        if floor is not None:
+            self._ask([one for one in fitting if self._losses(one).delta >= floor], KINDS[2:])
+        return [self._losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
+
+    def token_losses(self) -> list[dict[str, Any]]:
+        """Return each token in the window of the only request with its losses; none where it does not fit."""
+        [request] = self.requests
+        if not self._fits(request):
+            return []
+        self._ask([request], KINDS)
+        text, i = self.texts[request.text], request.position
+        starts = [*text.offsets.tolist(), len(request.text)]
+        weights = [*WINDOW_WEIGHTS, *[0.0] * self.window]
+        known = {kind: self.known[request.text, _z(kind, request)] for kind in KINDS}
+        return [
+            {
+                "token": request.text[starts[j] : starts[j + 1]],
+                "weight": weights[j - i],
+                **{kind: -found[j] for kind, found in known.items()},
+            }
+            for j in self._window(request)
+        ]
+
+    def _ask(self, requests: Iterable[LossRequest], kinds: Sequence[str]) -> None:
+        """Ask for what these losses of the requests need."""
+        places: dict[tuple[str, str, str], dict[int, None]] = defaultdict(dict)
+        for request in requests:
+            for kind in kinds:
+                key = kind, request.text, _z(kind, request)
+                places[key] = dict.fromkeys(self._window(request)) | places[key]
+                self.known[key[1:]] = {}
+        waiting = {key: list(needed) for key, needed in places.items() if needed}
+        found = self.backend.log_probabilities([self._query(*key, needed) for key, needed in waiting.items()])
+        for ((_, text, z), needed), values in zip(waiting.items(), found, strict=True):
+            self.known[text, z] = dict(zip(needed, values[:, 0].tolist(), strict=True))
+
+    def _query(self, kind: str, text: str, z: str, places: Sequence[int]) -> TokenQuery:
+        ids = self.texts[text].ids
+        return TokenQuery(kind, self.encoding.bos + self.prefix_tokens[z], ids, places, [[ids[j]] for j in places])
+
+    def _window(self, request: LossRequest) -> range:
+        """Return the j that count. Without BOS, x_0 has no token before it in L(empty), so it counts in no loss."""
+        first = 0 if self.encoding.bos else 1
+        end = min(request.position + self.window, len(self.texts[request.text].ids))
+        return range(max(request.position, first), end)
+
+    def _fits(self, request: LossRequest) -> bool:
+        n = len(self.texts[request.text].ids)
+        if not 0 <= request.position < n:
+            raise ValueError(f"position {request.position} is not in a text of {n} tokens: {request.text[:60]!r}")
+        read = min(request.position + self.window, n) - 1
+        longest = len(self.encoding.bos) + len(self.prefix_tokens[_z("loss_result", request)]) + read
+        return longest <= self.backend.context_length
+
+    def _losses(self, request: LossRequest) -> CallLosses:
+        empty, result, call = (self._loss(request, _z(kind, request)) for kind in KINDS)
+        assert empty is not None and result is not None
+        return CallLosses(empty, call, result)
+
+    def _loss(self, request: LossRequest, z: str) -> float | None:
+        """Compute L_i(z), None where it was not asked for; beyond the text terms are zero, without new weights."""
+        known, window = self.known.get((request.text, z)), self._window(request)
+        if known is None or not known.keys() >= set(window):
+            return None
+        return -sum(WINDOW_WEIGHTS[j - request.position] * known[j] for j in window)
+
+
+def _z(kind: str, request: LossRequest) -> str:
+    """Return what stands before the text: nothing, e(c) or e(c, r)."""
+    if kind == "loss_empty":
+        return ""
+    return format_call(Call(request.tool, request.input), request.result if kind == "loss_result" else None)
 
 
 def load_engine(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> Engine:

@@ -1,8 +1,9 @@
 """Texts behind a shared prompt head, and their continuations, with keys and values that are never copied per row."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from copy import copy
+from itertools import count
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +18,23 @@ Layers = dict[int, tuple[Tensor, Tensor]]
 
 
 class CachedHead:
-    """The shared prompt head, run once; its keys and values stay cached. An empty one has layers without tokens."""
+    """The shared prompt head, run once; its keys and values stay cached. An empty one has layers without tokens.
+
+    Raises ValueError for a model with other layers than attention.
+    """
 
     def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
         self.backbone = backbone
         self.length = len(ids)
         self.layers: Layers = {}
-        self._run(ids)
+        backbone.features(padded([ids or [0]], backbone.device), attend=self._attend)
+        layers = backbone.model.config.get_text_config().num_hidden_layers
+        if len(self.layers) != layers:
+            raise ValueError(f"{len(self.layers)} of {layers} layers are attention")
 
     def texts(self, slots: int, width: int) -> "CachedTexts":
         """Allocate `slots` texts of at most `width` tokens behind this head; `CachedTexts.features` runs them."""
         return CachedTexts(self, slots, width)
-
-    def _run(self, ids: Sequence[int]) -> None:
-        self.backbone.features(padded([ids or [0]], self.backbone.device), attend=self._attend)
 
     def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.layers[layer.number] = keys[:, :, : self.length].contiguous(), values[:, :, : self.length].contiguous()
@@ -45,7 +49,6 @@ class CachedTexts:
 
     def __init__(self, head: CachedHead, slots: int, width: int) -> None:
         self.head = head
-        self.backbone = head.backbone
         self.slots = slots
         self.layers: Layers = {
             layer: (_room(keys, slots, width), _room(values, slots, width))
@@ -58,21 +61,32 @@ class CachedTexts:
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
         """Run texts behind the head and store them in `slots`; return [len(slots), T - first, F]."""
-        ids = padded(sequences, self.backbone.device)
+        backbone, ids = self.head.backbone, padded(sequences, self.head.backbone.device)
         places = torch.arange(self.head.length + ids.shape[1], device=ids.device)
         positions = places[self.head.length :]
         rows = on_device(slots, ids.device)
-        padding = _padding(sequences, ids)
-        visibility = Visibility(positions, places, len(places), self.backbone.model.dtype)
+        lengths = [len(sequence) for sequence in sequences]
+        padding = None
+        if min(lengths) < ids.shape[1]:
+            hidden = torch.arange(ids.shape[1], device=ids.device) >= on_device(lengths, ids.device)[:, None]
+            padding = hidden[:, None, :, None]
+        visibility = Visibility(positions, places, len(places), backbone.model.dtype)
 
-        def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            if padding is not None:
-                keys, values = (part.masked_fill(padding, 0) for part in (keys, values))
-            for room, new in zip(self.layers[layer.number], (keys, values), strict=True):
+        def attend(layer: AttentionLayer, queries: Tensor, *own: Tensor) -> Tensor:
+            """Store the texts' own keys and values, and attend to them behind the head's."""
+            parts = own if padding is None else [part.masked_fill(padding, 0) for part in own]
+            for room, new in zip(self.layers[layer.number], parts, strict=True):
                 room[rows] = F.pad(new, (0, 0, 0, room.shape[2] - new.shape[2]))
-            return _behind(self.head.layers[layer.number], layer, queries, keys, values, visibility)
+            head = [part.expand(len(ids), -1, -1, -1) for part in self.head.layers[layer.number]]
+            keys, values = (torch.cat(both, 2) for both in zip(head, parts, strict=True))
+            if not layer.is_plain or visibility.limiting(layer):
+                return attention(layer, queries, keys, values, visibility.bias(layer))
+            mask = causal_lower_right(queries.shape[2], keys.shape[2])
+            return F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=True
+            )
 
-        return self.backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
+        return backbone.features(ids, positions.expand_as(ids), attend)[:, first:]
 
     def branches(self, capacity: int, room: int) -> "CachedBranches":
         """Allocate up to `capacity` branches with `room` tokens of their own; `CachedBranches.admit` starts them."""
@@ -87,8 +101,8 @@ class CachedBranches:
 
     def __init__(self, texts: CachedTexts, capacity: int, room: int) -> None:
         self.texts = texts
-        self.backbone = texts.backbone
-        self.device = texts.backbone.device
+        self.backbone = texts.head.backbone
+        self.device = self.backbone.device
         self.own: Layers = {
             layer: (_room(keys, capacity, room), _room(values, capacity, room))
             for layer, (keys, values) in texts.head.layers.items()
@@ -96,7 +110,6 @@ class CachedBranches:
         self.slots: list[int] = []
         self.kept: list[int] = []
         self.ages: list[int] = []
-        self.age = torch.zeros(0, dtype=torch.long, device=self.device)
         self.open: list[int] = []
         self.width = 0
         self._visibility: Visibility | None = None
@@ -113,14 +126,17 @@ class CachedBranches:
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
         self._now = max(self.ages) + 1
-        self._make_room()
+        self.age = on_device(self.ages, self.device)
+        for layer, (keys, values) in self.own.items():
+            if keys.shape[2] < self._now:  # the room for own tokens is full: double it
+                more = (0, 0, 0, keys.shape[2])
+                self.own[layer] = F.pad(keys, more), F.pad(values, more)
         own = torch.arange(self._now, device=self.device)
         self._bias = torch.cat([self.text_bias, _hidden(own > self.age[:, None])], -1)
         self._visibility = None
         positions = self.starts + self.age
         features = self.backbone.features(tokens[:, None], positions[:, None], self._attend)[:, 0]
         self.ages = [age + 1 for age in self.ages]
-        self.age = self.age + 1
         self.tokens_run = len(tokens)
         return features
 
@@ -144,13 +160,6 @@ class CachedBranches:
         other._arrange([self.slots[row]], [self.kept[row]], [self.ages[row]])
         return other
 
-    def _make_room(self) -> None:
-        """Double the room for own tokens where it is full."""
-        for layer, (keys, values) in self.own.items():
-            if keys.shape[2] < self._now:
-                more = (0, 0, 0, keys.shape[2])
-                self.own[layer] = F.pad(keys, more), F.pad(values, more)
-
     def _arrange(self, slots: list[int], kept: list[int], ages: list[int]) -> None:
         """Arrange branches in a rectangle [text, column], so that each text's keys are multiplied once."""
         self.slots, self.kept, self.ages = slots, kept, ages
@@ -158,13 +167,13 @@ class CachedBranches:
             return
         self._open(set(slots), max(kept))
         group = {slot: number for number, slot in enumerate(self.open)}
-        columns = _occurrence_numbers(slots)
+        next_column: dict[int, Iterator[int]] = defaultdict(count)
+        columns = [next(next_column[slot]) for slot in slots]
         self.group = on_device([group[slot] for slot in slots], self.device)
         self.column = on_device(columns, self.device)
         self.rectangle = (len(group), max(columns) + 1)
         lengths = on_device(kept, self.device)
         self.starts = lengths + self.texts.head.length
-        self.age = on_device(ages, self.device)
         self.text_bias = _hidden(torch.arange(self.width, device=self.device) >= lengths[:, None])
 
     def _open(self, slots: set[int], width: int) -> None:
@@ -233,23 +242,6 @@ class CachedBranches:
         return product.view(groups, heads, columns, repeats, -1)[self.group, :, self.column]
 
 
-def _behind(
-    head: tuple[Tensor, Tensor],
-    layer: AttentionLayer,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visibility: Visibility,
-) -> Tensor:
-    shape = (len(queries), -1, -1, -1)
-    keys = torch.cat([head[0].expand(shape), keys], 2)
-    values = torch.cat([head[1].expand(shape), values], 2)
-    if layer.softcap is None and layer.sinks is None and visibility.limiting(layer) is None:
-        mask = causal_lower_right(queries.shape[2], keys.shape[2])
-        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=True)
-    return attention(layer, queries, keys, values, visibility.bias(layer))
-
-
 def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
     """Multiply rows [B, H_kv, R, X] by a common [1, H_kv, X, Y], as one product per head."""
     batch, heads, repeats, width = rows.shape
@@ -264,22 +256,3 @@ def _hidden(hidden: Tensor) -> Tensor:
 
 def _room(like: Tensor, batch: int, length: int) -> Tensor:
     return like.new_zeros(batch, like.shape[1], length, like.shape[3])  # NaN would stay NaN under any mask
-
-
-def _padding(sequences: Sequence[Sequence[int]], ids: Tensor) -> Tensor | None:
-    """Return which of the tokens `ids` [B, T] are padding, [B, 1, T, 1]; None where none is."""
-    lengths = [len(sequence) for sequence in sequences]
-    if min(lengths) == ids.shape[1]:
-        return None
-    hidden = torch.arange(ids.shape[1], device=ids.device) >= on_device(lengths, ids.device)[:, None]
-    return hidden[:, None, :, None]
-
-
-def _occurrence_numbers(values: Sequence[int]) -> list[int]:
-    """Return, for each value, how many equal values come before it."""
-    seen: Counter[int] = Counter()
-    numbers = []
-    for value in values:
-        numbers.append(seen[value])
-        seen[value] += 1
-    return numbers

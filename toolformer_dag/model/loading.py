@@ -49,14 +49,6 @@ SAME_ORDER_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat1
 """Shares of the largest logit that rounding explains between passes of the model's own operations."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Shares of the largest logit that another order of summation explains. Missing attention differs by more."""
-INCOMPATIBLE_ERRORS = (
-    AttributeError,
-    TypeError,
-    KeyError,
-    IndexError,
-    ValueError,
-    RuntimeError,
-)
 
 
 @contextmanager
@@ -94,7 +86,7 @@ def logits_or_none(way: Callable[[], Tensor]) -> Tensor | None:
     """Return the logits of `way`, or None where the model is incompatible with it. Raises out-of-memory errors."""
     try:
         return way()
-    except INCOMPATIBLE_ERRORS as error:
+    except (AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         return None
@@ -113,28 +105,15 @@ disable_progress_bar()  # the bar of loading weights would break the progress di
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """A model's tokenizer, and its `context_length`: the most tokens of a sequence, whatever its attention's window."""
+class LanguageModel:
+    """A model in evaluation mode on its device, and its tokenizer.
+
+    `context_length`: the most tokens of a sequence, whatever its attention's window. `identity`: hashes of the files it
+    was loaded from; empty unless `load_identified` loaded it.
+    """
 
     encoding: Encoding = field(repr=False)
     context_length: int
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text, without special tokens."""
-        return self.encoding.lengths(texts)
-
-    def prompt(self, prompt: str) -> int:
-        """Count the tokens of P(x) besides the text. The text stands in it twice: |P(x), x| = this + 2 n."""
-        return len(self.encoding.head(prompt)) + len(self.encoding.output)
-
-
-@dataclass(frozen=True, eq=False)
-class LanguageModel(Tokens):
-    """A model in evaluation mode on its device, and its tokenizer.
-
-    `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
-    """
-
     name: str
     model: Any
     tokenizer: Any
@@ -143,8 +122,7 @@ class LanguageModel(Tokens):
     @property
     def device(self) -> torch.device:
         """Return the device of the model's inputs."""
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def dtype(self) -> str:
@@ -158,36 +136,26 @@ class LanguageModel(Tokens):
         return "tf32" if fast and self.dtype == "float32" else self.dtype
 
 
-def load_language_model(
-    name: str,
-    *,
-    revision: str | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    trust_remote_code: bool = False,
-) -> LanguageModel:
-    """Load a causal LM from a folder or the hub; safetensors only.
+def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
+    """Load the settings' causal LM, or the model `name`, under the settings' device and dtype; safetensors only.
 
-    `dtype` "auto" is the checkpoint's own. `device` "auto" is the GPU if present. On a GPU, products of float32 are
-    computed in TF32, in the whole process. Raises ModelError where a file is missing or unreadable, or the model is not
-    a causal LM with a fast tokenizer.
+    Another model takes the data type of the settings' model for `auto`, so that a checkpoint, which is stored in
+    float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the whole process.
+    Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    target = _device(device)
-    check_model(name, revision)
-    common = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer = _load_tokenizer(name, common)
-    config = from_hub(AutoConfig, name, common)
-    options = {**common, "config": config, "use_safetensors": True, "dtype": _dtype(dtype)}
-    model = from_hub(AutoModelForCausalLM, name, options)
-    if model.dtype not in DTYPES.values():
-        kind = str(model.dtype).removeprefix("torch.")
-        raise ModelError(f"the weights of {name!r} are {kind}; set model.dtype to {', '.join(DTYPES)}")
-    if target.type == "cpu" and model.dtype != torch.float32 and fast_dtype() == torch.float32:
-        slow = str(model.dtype).removeprefix("torch.")
-        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', slow)
-    if target.type == "cuda" and model.dtype == torch.float32:
+    target = _device(model.device)
+    named = model if name is None else model.model_copy(update={"name": name, "revision": None})
+    options = {**_source(named), "use_safetensors": True, "dtype": _wanted_dtype(model, name, dtype)}
+    tokenizer = load_encoding(named).tokenizer
+    loaded = from_hub(AutoModelForCausalLM, model_name(named), options)
+    stored = str(loaded.dtype).removeprefix("torch.")
+    if stored not in DTYPES:
+        raise ModelError(f"the weights of {named.name!r} are {stored}; set model.dtype to {', '.join(DTYPES)}")
+    if target.type == "cpu" and stored != "float32" and fast_dtype() == torch.float32:
+        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', stored)
+    if target.type == "cuda" and stored == "float32":
         torch.set_float32_matmul_precision("high")
-    return wrap_language_model(name, model.to(target), tokenizer)
+    return wrap_language_model(model_name(named), loaded.to(target), tokenizer)
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
@@ -242,24 +210,20 @@ def context_length(config: Any) -> int:
 
 def _short_factors(text: Any) -> int:
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    by_layer = [part for part in rope.values() if isinstance(part, dict)]
-    longest = UNLIMITED
-    for part in (rope, *by_layer):
-        if part.get("rope_type") == "longrope":
-            name = "original_max_position_embeddings"
-            longest = min(longest, int(part.get(name) or getattr(text, name, None) or UNLIMITED))
-    return longest
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    name = "original_max_position_embeddings"
+    lengths = [part.get(name) or getattr(text, name, None) for part in parts if part.get("rope_type") == "longrope"]
+    return min(map(int, filter(None, lengths)), default=UNLIMITED)
 
 
-def from_hub(auto_class: Any, name: str, options: dict[str, Any]) -> Any:
-    """Load a folder or hub id with `auto_class`. Raises ModelError."""
+def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """Load a folder or hub id with a class of transformers. Raises ModelError."""
     try:
-        return auto_class.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
-    except Exception as error:
-        what = auto_class.__name__.removeprefix("Auto").removesuffix("ForCausalLM").lower()
+        return pretrained.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
+    except Exception as error:  # backends of transformers raise many kinds
         raise ModelError(
-            f"cannot load the {what} of {name!r}: {_one_line(error)}; give the folder of a causal LM saved with "
-            "safetensors, or a hub id that this machine can reach or has cached"
+            f"{pretrained.__name__} cannot load {name!r}: {_one_line(error)}; give the folder of a model saved with "
+            "safetensors (save_pretrained), or a hub id that this machine can reach or has cached"
         ) from error
 
 
@@ -276,55 +240,34 @@ def _device(device: str) -> torch.device:
         raise ModelError(f"device {device!r} cannot be used: {_one_line(error)}; use auto, cpu or cuda") from error
 
 
-def _dtype(dtype: str) -> torch.dtype | str:
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
-    return DTYPES.get(dtype, dtype)
-
-
-def load_tokens(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokens:
-    """Load the tokenizer and lengths of a folder or hub id. Raises ModelError."""
-    encoding = load_encoding(name, revision=revision, trust_remote_code=trust_remote_code)
-    config = from_hub(AutoConfig, name, {"revision": revision, "trust_remote_code": trust_remote_code})
-    return Tokens(encoding, context_length(config))
-
-
-def load_encoding(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Encoding:
-    """Load the tokenizer of a folder or hub id. Raises ModelError."""
-    tokenizer = _load_tokenizer(name, {"revision": revision, "trust_remote_code": trust_remote_code})
+def load_encoding(model: ModelSettings) -> Encoding:
+    """Load the tokenizer of the settings' model. Raises ModelError."""
+    name = model_name(model)
+    check_model(name, model.revision)
+    tokenizer = from_hub(AutoTokenizer, name, _source(model))
+    check_sentencepiece(name, tokenizer, model.revision)
     check_tokenizer(name, tokenizer)
     return Encoding(tokenizer)
 
 
-def _load_tokenizer(name: str, options: dict[str, Any]) -> Any:
-    tokenizer = from_hub(AutoTokenizer, name, options)
-    check_sentencepiece(name, tokenizer, options["revision"])
-    return tokenizer
+def load_config(model: ModelSettings) -> Any:
+    """Load the config of the settings' model. Raises ModelError."""
+    return from_hub(AutoConfig, model_name(model), _source(model))
 
 
-def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
-    """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError.
-
-    Another model takes the data type of the settings' model for `auto`, so that a checkpoint, which is stored in
-    float32, is measured as its base model is.
-    """
-    named = model if name is None else model.model_copy(update={"name": name, "revision": None})
-    return load_language_model(
-        model_name(named),
-        revision=named.revision,
-        dtype=dtype or (model_dtype(model) if name is None else _known_dtype(model)),
-        device=named.device,
-        trust_remote_code=named.trust_remote_code,
-    )
+def _source(model: ModelSettings) -> dict[str, Any]:
+    return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
-def _known_dtype(model: ModelSettings) -> str:
-    """Return the data type of the settings' model; reads its config from the hub where no folder tells it."""
-    dtype = model_dtype(model)
-    if dtype != "auto":
-        return dtype
-    common = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    return str(from_hub(AutoConfig, model.name, common).dtype or torch.float32).removeprefix("torch.")
+def _wanted_dtype(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
+    """Return how to load; reads the config of the settings' model from the hub where no folder tells its data type."""
+    if dtype is None:
+        dtype = model_dtype(model)
+        if dtype == "auto" and name is not None:
+            dtype = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
+    if dtype not in ("auto", *DTYPES):
+        raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+    return DTYPES.get(dtype, dtype)
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:

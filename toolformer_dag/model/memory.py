@@ -1,13 +1,14 @@
 """Cut work into batches under a token budget, which is halved when memory runs out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from toolformer_dag.model.weights import ModelError
 
+Result = TypeVar("Result")
 CPU_TOKENS = 2048
 """Tokens of a pass that stay in a processor's cache; larger passes were slower (benchmarks/LOG.md)."""
 
@@ -41,41 +42,40 @@ class TokenBudget:
     def run(
         self,
         lengths: Sequence[int],
-        work: Callable[[list[int]], None],
+        work: Callable[[list[int]], Iterable[Result]],
         *,
         lower: str,
         share: int = 1,
         order: Sequence[int] | None = None,
-    ) -> None:
-        """Call `work` on batches of indices; each batch is within `share` budgets or holds a single index.
+    ) -> list[Result]:
+        """Return the result of every index, in batches for `work` within `share` budgets or of a single index.
 
         Indices are sorted by length unless `order` is given. `lower` names the settings that shorten a sequence, for
         the error message. When `work` runs out of memory, the budget is halved and the batch is cut again, so `work`
         must be repeatable. Raises ModelError where a single sequence does not fit into memory under a budget of its own
         length: `work` may spend a larger one on several rows of a sequence.
         """
+        found: dict[int, Result] = {}
         waiting = list(order) if order is not None else sorted(range(len(lengths)), key=lengths.__getitem__)
         while waiting:
             batch = next(batches(waiting, lengths, self.tokens * share))
             try:
-                work(batch)
+                found.update(zip(batch, work(batch), strict=True))
             except RuntimeError as error:
-                self._halve(error, len(batch), lengths[batch[-1]], lower)
+                if not is_out_of_memory(error):
+                    raise
+                if len(batch) == 1 and self.tokens <= lengths[batch[0]]:
+                    raise ModelError(
+                        f"out of memory with a single sequence of {lengths[batch[0]]} tokens; lower {lower}, or use a "
+                        "smaller model, dtype bfloat16 or a device with more memory"
+                    ) from error
+                self.tokens = max(1, self.tokens // 2)
             else:
                 waiting = waiting[len(batch) :]
                 continue
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # after the except block: the error keeps the tensors of its frames alive
-
-    def _halve(self, error: RuntimeError, batch: int, length: int, lower: str) -> None:
-        if not is_out_of_memory(error):
-            raise error
-        if batch == 1 and self.tokens <= length:
-            raise ModelError(
-                f"out of memory with a single sequence of {length} tokens; lower {lower}, or use a smaller model, "
-                "dtype bfloat16 or a device with more memory"
-            ) from error
-        self.tokens = max(1, self.tokens // 2)
+        return [found[index] for index in range(len(lengths))]
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -88,14 +88,9 @@ def free_token_budget(model: Any, device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_TOKENS
     free, _ = torch.cuda.mem_get_info(device)
-    return max(CPU_TOKENS, int(free / 2 / _bytes_per_token(model)))
-
-
-def _bytes_per_token(model: Any) -> int:
-    """Bytes of the keys and values of all layers, `CACHE_PASSES` times, and of a layer's activations."""
     config = model.config.get_text_config()
-    width, layers = int(config.hidden_size), int(config.num_hidden_layers)
-    return (CACHE_PASSES * 2 * layers + 32) * width * int(next(model.parameters()).element_size())
+    values = CACHE_PASSES * 2 * config.num_hidden_layers + 32  # the cached keys and values, a layer's activations
+    return max(CPU_TOKENS, int(free / 2 / (values * config.hidden_size * next(model.parameters()).element_size())))
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

@@ -1,15 +1,16 @@
 """Texts behind a prompt head in the model's own cache, for models whose attention cannot be replaced.
 
-Where even that changes the numbers, whole rows take the cache's place, and nothing is kept. Keys and values are cut at
-any token. The states of linear attention (Mamba, RWKV, convolutions) cannot be cut: they are stored at every `GRID`-th
-token of a text, and the few tokens up to a position run again.
+Where even that changes the numbers, the tokens themselves stand in the place of keys, and all of them run at each step.
+Keys and values are cut at any token. The states of linear attention (Mamba, RWKV, convolutions) cannot be cut: they are
+stored at every `GRID`-th token of a text, and the few tokens up to a position run again.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -50,65 +51,21 @@ class CacheUse:
         """Return a number that is equal for rows, of this number and length, that may share a pass."""
         return {"any": 0, "equal": length, "none": row}[self.company]
 
-    def rows(self, backbone: Backbone, count: int = 1) -> "ModelCache | WholeRows":
-        """Return so many rows without tokens."""
-        return WholeRows(backbone, self, count) if self.whole else ModelCache(backbone, self, count)
-
-
-class WholeRows:
-    """Rows of equal length that run in full, with the interface of ModelCache. `ran`: tokens of the last pass."""
-
-    has_states = False
-
-    def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
-        self.backbone, self.use = backbone, use
-        self.ids: list[list[int]] = [[] for _ in range(rows)]
-        self.ran = 0
-
-    @property
-    def width(self) -> int:
-        """Return the number of tokens of each row."""
-        return len(self.ids[0])
-
-    def run(self, sequences: Sequence[Sequence[int]], every: int | None = None) -> Tensor:
-        """Append a sequence to each row; return features [B, T, F], in passes of as many rows as the budget allows."""
-        before = self.width
-        self.ids = [[*ids, *sequence] for ids, sequence in zip(self.ids, sequences, strict=True)]
-        ids = padded(self.ids, self.backbone.device)
-        self.ran = sum(map(len, self.ids))
-        parts = torch.split(ids, max(1, self.backbone.budget.tokens // ids.shape[1]))
-        return torch.cat([self.backbone.features(part)[:, before:] for part in parts])
-
-    def store_states(self) -> None:
-        """Store nothing."""
-
-    def select(self, rows: Sequence[int]) -> "WholeRows":
-        """Return these rows; a row that is named twice is duplicated."""
-        return self.cut(rows, [len(self.ids[row]) for row in rows])
-
-    def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "WholeRows":
-        """Return these rows, each cut to its first tokens."""
-        other = copy(self)
-        other.ids = [self.ids[row][:length] for row, length in zip(rows, lengths, strict=True)]
-        return other
-
 
 class ModelCache:
     """Rows in the model's own cache; row r holds `lengths[r]` tokens from column `starts[r]` on.
 
-    `states`: by number of columns, the states of linear attention behind so many columns. `ran`: tokens of the last
-    pass.
+    `states`: by number of columns, the states of linear attention behind so many columns.
     """
 
     def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
         self.backbone = backbone
         self.use = use
-        self.name = cache_argument(backbone.body)
-        self.cache: Any = None if self.name == "state" else _new_cache(backbone.model.config)
-        self._positioned = "position_ids" in signature(backbone.body.forward).parameters
+        self.name = "" if use.whole else cache_argument(backbone.body)
+        self.cache: Any = DynamicCache() if use.whole else _new_cache(backbone, self.name)
         self.starts = [0] * rows
         self.lengths = [0] * rows
-        self.width = self.ran = 0
+        self.width = 0
         self.states: dict[int, list[Tensor]] = {}
 
     @property
@@ -130,7 +87,6 @@ class ModelCache:
             found.append(self._forward(ids[:, first : first + step]))
             if every is not None and (self.width - before) % every == 0:
                 self.store_states()
-        self.ran = sum(map(len, sequences))
         self.lengths = [length + len(ids) for length, ids in zip(self.lengths, sequences, strict=True)]
         return torch.cat(found, 1)
 
@@ -146,7 +102,7 @@ class ModelCache:
             [self.lengths[row] for row in rows],
             self.width,
             lambda part: part[chosen],
-            (state[chosen] for state in self._state_tensors()),
+            lambda _, state: state[chosen],
         )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
@@ -166,24 +122,38 @@ class ModelCache:
             list(lengths),
             width,
             lambda part: part[chosen, :, columns].transpose(1, 2),
-            self._stored_states(rows, ends) if self.has_states else (),
+            lambda at, _: torch.stack([self.states[end][at][row] for row, end in zip(rows, ends, strict=True)]),
         )
 
+    def texts(self, slots: int, width: int) -> "OwnTexts":
+        """Return texts behind this single row, to be filled by `OwnTexts.features`; nothing is allocated."""
+        return OwnTexts(self)
+
     def _forward(self, ids: Tensor) -> Tensor:
-        options = {}
-        if any(self.starts) and self._keyed():
-            columns = torch.arange(self.width + ids.shape[1], device=ids.device)
-            mask = (columns >= on_device(self.starts, ids.device)[:, None]).long()
-            options["attention_mask"] = mask
-            if self._positioned:
-                options["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, self.width :]
-        features, self.cache = self.backbone.cached_features(ids, self.name, self.cache, **options)
+        if self.use.whole:
+            features = self._recomputed(ids)
+        else:
+            features, self.cache = self.backbone.cached_features(ids, self.name, self.cache, **self._places(ids))
         self.width += ids.shape[1]
         return features
 
-    def _keyed(self) -> bool:
-        """Return whether the cache holds keys and values."""
-        return self.name != "state" and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
+    def _recomputed(self, ids: Tensor) -> Tensor:
+        """Run all tokens of rows of equal length, in passes of as many rows as the budget allows."""
+        column = ids[:, None, :, None]
+        tokens, _ = self.cache.update(column, column, 0)
+        rows = max(1, self.backbone.budget.tokens // tokens.shape[2])
+        return torch.cat([self.backbone.features(part)[:, self.width :] for part in tokens[:, 0, :, 0].split(rows)])
+
+    def _places(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return what tells the model where rows begin whose beginnings are padded."""
+        keyed = self.name != "state" and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
+        if not keyed or not any(self.starts):
+            return {}
+        columns = torch.arange(self.width + ids.shape[1], device=ids.device)
+        mask = (columns >= on_device(self.starts, ids.device)[:, None]).long()
+        if "position_ids" not in signature(self.backbone.body.forward).parameters:
+            return {"attention_mask": mask}
+        return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, self.width :]}
 
     def _state_tensors(self) -> list[Tensor]:
         if self.name == "state":
@@ -192,40 +162,30 @@ class ModelCache:
         parts = [part for layer in layers for part in (layer.conv_states, layer.recurrent_states)]
         return [state for part in parts for state in part.values() if state is not None]
 
-    def _stored_states(self, rows: Sequence[int], ends: Sequence[int]) -> Iterable[Tensor]:
-        """Return the states of each row as they were after its `ends` column."""
-        chosen = [self.states[end] for end in ends]
-        for number in range(len(chosen[0])):
-            yield torch.stack([states[number][row] for states, row in zip(chosen, rows, strict=True)])
-
     def _derived(
         self,
         starts: list[int],
         lengths: list[int],
         width: int,
         keys: Callable[[Tensor], Tensor],
-        states: Iterable[Tensor],
+        state: Callable[[int, Tensor], Tensor],
     ) -> "ModelCache":
-        """Return a cache with these rows, whose keys and values come from `keys` and whose states are `states`."""
+        """Return a cache of other rows: `keys` makes their keys and values, `state` their states, by number."""
         other = copy(self)
         other.starts, other.lengths, other.width, other.states = starts, lengths, width, {}
-        found = iter(states)
+        numbers = count()
         if self.name == "state":
-            other.cache = list(found)
-        else:
-            other.cache = copy(self.cache)
-            other.cache.layers = [_derived_layer(layer, keys, found) for layer in self.cache.layers]
+            other.cache = [state(next(numbers), part) for part in self._state_tensors()]
+            return other
+        other.cache = copy(self.cache)
+        other.cache.layers = list(map(copy, self.cache.layers))
+        for layer in other.cache.layers:
+            for kind in ("conv_states", "recurrent_states") if isinstance(layer, LinearAttentionLayer) else ():
+                known = getattr(layer, kind).items()
+                setattr(layer, kind, {at: None if part is None else state(next(numbers), part) for at, part in known})
+            if isinstance(layer, DynamicLayer) and layer.keys is not None:
+                layer.keys, layer.values = keys(layer.keys), keys(layer.values)
         return other
-
-
-def _derived_layer(layer: Any, keys: Callable[[Tensor], Tensor], states: Iterator[Tensor]) -> Any:
-    other = copy(layer)
-    for kind in ("conv_states", "recurrent_states") if isinstance(layer, LinearAttentionLayer) else ():
-        known = getattr(layer, kind).items()
-        setattr(other, kind, {at: None if state is None else next(states) for at, state in known})
-    if isinstance(layer, DynamicLayer) and layer.is_initialized and layer.keys is not None:
-        other.keys, other.values = keys(layer.keys), keys(layer.values)
-    return other
 
 
 def cache_argument(body: Any) -> str:
@@ -237,9 +197,11 @@ def cache_argument(body: Any) -> str:
     return name
 
 
-def _new_cache(config: Any) -> DynamicCache:
+def _new_cache(backbone: Backbone, name: str) -> DynamicCache | None:
     """Return an empty cache that keeps every token's keys. Raises NotImplementedError for other kinds of layers."""
-    cache = DynamicCache(config=config)
+    if name == "state":
+        return None
+    cache = DynamicCache(config=backbone.model.config)
     cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
     unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in KNOWN_LAYERS}
     if unknown:
@@ -247,45 +209,30 @@ def _new_cache(config: Any) -> DynamicCache:
     return cache
 
 
-class OwnHead:
-    """The shared prompt head, run once, in the model's own cache."""
-
-    def __init__(self, backbone: Backbone, ids: Sequence[int], use: CacheUse) -> None:
-        self.cache = use.rows(backbone)
-        self.cache.run([ids])
-
-    def texts(self, slots: int, width: int) -> "OwnTexts":
-        """Return texts behind this head, to be filled by `OwnTexts.features`; nothing is allocated."""
-        return OwnTexts(self)
-
-
 class OwnTexts:
     """Texts behind a head in the model's own cache, a copy of the head's keys for each, by slot."""
 
-    def __init__(self, head: OwnHead) -> None:
+    def __init__(self, head: ModelCache) -> None:
         self.head = head
         self.sequences: dict[int, Sequence[int]] = {}
-        self.rows: dict[int, tuple[ModelCache | WholeRows, int]] = {}
+        self.rows: dict[int, tuple[ModelCache, int]] = {}
 
     def tokens_run(self, sequence: Sequence[int]) -> int:
         """Return how many tokens `features` runs for a text: those of the head too where nothing is kept."""
-        return len(sequence) + (self.head.cache.width if self.head.cache.use.whole else 0)
+        return len(sequence) + (self.head.width if self.head.use.whole else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
         """Run texts behind the head and store them in `slots`; return [len(slots), T - first, F]."""
         self.sequences.update(zip(slots, sequences, strict=True))
-        apart = self.head.cache.use.company == "none"
-        groups = [[slot] for slot in slots] if apart else [list(slots)]
-        parts = [self._run(group)[:, first:] for group in groups]
+        apart = self.head.use.company == "none"
+        parts = []
+        for group in [[slot] for slot in slots] if apart else [slots]:
+            cache = self.head.select([0] * len(group))
+            cache.store_states()
+            parts.append(cache.run([self.sequences[slot] for slot in group], every=GRID)[:, first:])
+            self.rows.update((slot, (cache, row)) for row, slot in enumerate(group))
         longest = max(part.shape[1] for part in parts)
         return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
-
-    def _run(self, group: list[int]) -> Tensor:
-        cache = self.head.cache.select([0] * len(group))
-        cache.store_states()
-        features = cache.run([self.sequences[slot] for slot in group], every=GRID)
-        self.rows.update((slot, (cache, row)) for row, slot in enumerate(group))
-        return features
 
     def branches(self, capacity: int, room: int) -> "OwnBranches":
         """Return no branches yet; `OwnBranches.admit` starts them."""
@@ -294,17 +241,16 @@ class OwnTexts:
 
 def own_rows(backbone: Backbone, use: CacheUse, sequences: Sequence[Sequence[int]]) -> "tuple[OwnBranches, Tensor]":
     """Run sequences from their beginning; return branches behind them, and the features at their ends [B, F]."""
-    uncut = use.company == "any" and use.rows(backbone).has_states
-    company = replace(use, company="equal") if uncut else use
+    head = ModelCache(backbone, use, 1)
+    company = replace(use, company="equal") if use.company == "any" and head.has_states else use
     groups: dict[int, list[int]] = defaultdict(list)
     for at, sequence in enumerate(sequences):
         groups[company.mates(at, len(sequence))].append(at)
-    branches = OwnBranches(None)
-    branches.count = len(sequences)
+    branches = OwnBranches(OwnTexts(head))
     found: dict[int, Tensor] = {}
     for group in groups.values():
         lengths = [len(sequences[at]) for at in group]
-        cache = use.rows(backbone, len(group))
+        cache = ModelCache(backbone, use, len(group))
         features = cache.run([sequences[at] for at in group])
         found.update(zip(group, features[range(len(group)), [length - 1 for length in lengths]], strict=True))
         branches.groups.append((group, cache.cut(range(len(group)), lengths) if company.company == "any" else cache))
@@ -317,52 +263,42 @@ class OwnBranches:
     `tokens_run`: the number of tokens that the last step ran, with those that led to the first.
     """
 
-    def __init__(self, texts: OwnTexts | None) -> None:
-        self._texts = texts
-        self.count = 0
+    def __init__(self, texts: OwnTexts) -> None:
+        self.texts = texts
         self.tokens_run = 0
         self._rerun = 0
-        self.groups: list[tuple[list[int], ModelCache | WholeRows]] = []
-
-    @property
-    def texts(self) -> OwnTexts:
-        """Return the texts behind which branches begin."""
-        assert self._texts is not None
-        return self._texts
+        self.groups: list[tuple[list[int], ModelCache]] = []
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
         """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
+        before = sum(len(numbers) for numbers, _ in self.groups)
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at, (slot, length) in enumerate(zip(slots, kept, strict=True)):
-            mates = self.texts.head.cache.use.mates(at, length)
+            mates = self.texts.head.use.mates(at, length)
             members[id(self.texts.rows[slot][0]), mates].append(at)
         for group in members.values():
             cache = self.texts.rows[slots[group[0]]][0]
             texts = [self.texts.sequences[slots[at]][: kept[at]] for at in group]
             begun = self._begun(cache, [self.texts.rows[slots[at]][1] for at in group], texts)
-            self.groups.append(([self.count + at for at in group], begun))
-        self.count += len(slots)
+            self.groups.append(([before + at for at in group], begun))
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
-        parts = [
-            (numbers, cache.run([[token] for token in tokens[numbers].tolist()])) for numbers, cache in self.groups
-        ]
-        self.tokens_run, self._rerun = sum(cache.ran for _, cache in self.groups) + self._rerun, 0
-        features = parts[0][1].new_empty(self.count, parts[0][1].shape[-1])
-        for numbers, part in parts:
-            features[numbers] = part[:, 0]
+        parts = [cache.run([[token] for token in tokens[numbers].tolist()])[:, 0] for numbers, cache in self.groups]
+        lengths = [sum(cache.lengths) if cache.use.whole else len(numbers) for numbers, cache in self.groups]
+        self.tokens_run, self._rerun = sum(lengths) + self._rerun, 0
+        features = torch.cat(parts)
+        features[[number for numbers, _ in self.groups for number in numbers]] = features.clone()
         return features
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these branches in this order; a row that is named twice is duplicated."""
-        groups = []
-        for numbers, cache in self.groups:
+        groups, self.groups = self.groups, []
+        for numbers, cache in groups:
             place = {number: at for at, number in enumerate(numbers)}
             taken = [(new, place[old]) for new, old in enumerate(rows) if old in place]
             for part in [[pair] for pair in taken] if cache.use.company == "none" else filter(None, [taken]):
-                groups.append(([new for new, _ in part], cache.select([at for _, at in part])))
-        self.groups, self.count = groups, len(rows)
+                self.groups.append(([new for new, _ in part], cache.select([at for _, at in part])))
 
     def branch(self, row: int) -> "OwnBranches":
         """Return a copy of one branch."""
@@ -370,11 +306,9 @@ class OwnBranches:
         other.select([row])
         return other
 
-    def _begun(
-        self, cache: "ModelCache | WholeRows", rows: Sequence[int], texts: Sequence[Sequence[int]]
-    ) -> "ModelCache | WholeRows":
+    def _begun(self, cache: ModelCache, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> ModelCache:
         """Return the cache of a group behind these beginnings of its texts."""
-        head, ends = self.texts.head.cache.width, list(map(len, texts))
+        head, ends = self.texts.head.width, list(map(len, texts))
         if not cache.has_states:
             return cache.cut(rows, [head + end for end in ends])
         stored = [end // GRID * GRID for end in ends]

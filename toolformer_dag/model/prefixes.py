@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 import numpy as np
 import torch
@@ -21,64 +21,49 @@ TREE_NODES = 128
 
 @dataclass(eq=False)
 class PrefixTree:
-    """Sequences as a tree of tokens.
-
-    `parents`: the node before each node, -1 for none. `depths`: the number of nodes before it.
-    """
+    """Sequences as a tree of tokens; `above`: the nodes on the way to each node, from the root."""
 
     tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
+    above: list[list[int]] = field(default_factory=list)
 
     def add(self, sequence: Sequence[int], shared: Sequence[int]) -> list[int]:
         """Add a sequence whose first nodes are `shared`; return all its nodes."""
         path = list(shared)
         for token in sequence[len(shared) :]:
             self.tokens.append(token)
-            self.parents.append(path[-1] if path else -1)
-            self.depths.append(len(path))
+            self.above.append(path.copy())
             path.append(len(self.tokens) - 1)
         return path
 
     def visible(self, width: int) -> NDArray[np.bool_]:
-        """Return a mask [width, width]: each node attends to its ancestors and itself, padding to itself."""
+        """Return a mask [width, width]: each node attends to those above it and itself, padding to itself."""
         mask = np.eye(width, dtype=np.bool_)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                mask[node] |= mask[parent]
+        for node, above in enumerate(self.above):
+            mask[node, above] = True
         return mask
 
 
-@dataclass(frozen=True, slots=True)
 class Forest:
-    """Trees over sequences; by sequence: the number of its tree, its nodes, and how many tokens it added."""
+    """Trees over sequences in lexicographic order: neighbours then share the longest beginnings.
 
-    trees: list[PrefixTree]
-    tree_numbers: list[int]
-    paths: list[list[int]]
-    new_tokens: list[int]
+    By sequence: `paths`, the number of its tree and its nodes, and how many tokens it added.
+    """
 
-
-def forest(sequences: Sequence[Sequence[int]]) -> Forest:
-    """Build trees over sequences in lexicographic order: neighbours then share the longest beginnings."""
-    result = Forest([PrefixTree()], [], [], [])
-    before, path = list[int](), list[int]()
-    for sequence in map(list, sequences):
-        common = _common_length(before, sequence)
-        held = len(result.trees[-1].tokens)
-        if held and common < len(sequence) and held + len(sequence) - common > TREE_NODES:
-            result.trees.append(PrefixTree())
-            common = 0
-        before, path = sequence, result.trees[-1].add(sequence, path[:common])
-        result.tree_numbers.append(len(result.trees) - 1)
-        result.paths.append(path)
-        result.new_tokens.append(len(sequence) - common)
-    return result
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self.trees = [PrefixTree()]
+        self.paths: list[tuple[int, list[int]]] = []
+        self.new_tokens: list[int] = []
+        before, path = list[int](), list[int]()
+        for sequence in map(list, sequences):
+            alike = takewhile(lambda pair: pair[0] == pair[1], zip(before, sequence, strict=False))
+            common = len(list(alike))
+            held = len(self.trees[-1].tokens)
+            if held and common < len(sequence) and held + len(sequence) - common > TREE_NODES:
+                self.trees.append(PrefixTree())
+                common = 0
+            before, path = sequence, self.trees[-1].add(sequence, path[:common])
+            self.paths.append((len(self.trees) - 1, path))
+            self.new_tokens.append(len(sequence) - common)
 
 
 Nodes = dict[int, list[tuple[Tensor, Tensor]]]
@@ -94,13 +79,12 @@ class CachedPrefixes:
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
         """Run prefixes in lexicographic order with at most `budget` tokens per pass."""
         self.backbone = backbone
-        built = forest(prefixes)
+        built = Forest(prefixes)
         self.new_tokens = built.new_tokens
         sizes = [len(tree.tokens) for tree in built.trees]
         order = sorted(filter(sizes.__getitem__, range(len(sizes))), key=sizes.__getitem__)
         starts = dict(zip(order, accumulate((sizes[tree] for tree in order), initial=0), strict=False))
-        located = zip(built.tree_numbers, built.paths, strict=True)
-        self.paths = [[starts[tree] + node for node in path] for tree, path in located]
+        self.paths = [[starts[tree] + node for node in path] for tree, path in built.paths]
         found: Nodes = defaultdict(list)
         cuts = list(batches(order, sizes, budget))
         ends = [self._run_trees([built.trees[tree] for tree in cut], found) for cut in cuts]
@@ -115,11 +99,10 @@ class CachedPrefixes:
         """
         ids = padded(texts, self.backbone.device)
         paths = [self.paths[number] for number in chosen]
-        found = self._run_texts(ids, texts, paths) if ids.shape[1] else None
         if self.ends is None:
-            return F.pad(found, (0, 0, 1, 0)) if found is not None else ids
+            return F.pad(self._run_texts(ids, texts, paths), (0, 0, 1, 0))
         ends = self.ends[on_device([path[-1] if path else 0 for path in paths], ids.device)][:, None]
-        return ends if found is None else torch.cat([ends, found], 1)
+        return torch.cat([ends, self._run_texts(ids, texts, paths)], 1) if ids.shape[1] else ends
 
     def _run_trees(self, trees: Sequence[PrefixTree], found: Nodes) -> Tensor:
         """Run trees in one pass, append their keys to `found`, and return features [nodes, F]."""
@@ -127,15 +110,15 @@ class CachedPrefixes:
         places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
         rows, columns = on_device(places, ids.device).T
         seen = on_device(np.stack([tree.visible(ids.shape[1]) for tree in trees]), ids.device, torch.bool)
-        depths = padded([tree.depths for tree in trees], ids.device)
-        deepest = 1 + max(depth for tree in trees for depth in tree.depths)
-        visibility = Visibility(depths, depths, deepest, self.backbone.model.dtype, seen)
+        depths = [list(map(len, tree.above)) for tree in trees]
+        positions = padded(depths, ids.device)
+        visibility = Visibility(positions, positions, 1 + max(map(max, depths)), self.backbone.model.dtype, seen)
 
         def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             found[layer.number].append((keys[rows, :, columns], values[rows, :, columns]))
             return attention(layer, queries, keys, values, visibility.bias(layer))
 
-        return self.backbone.features(ids, depths, attend)[rows, columns]
+        return self.backbone.features(ids, positions, attend)[rows, columns]
 
     def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
         """Run texts `ids` [B, T], each behind the nodes of its path; return [B, T, F]."""
@@ -160,24 +143,3 @@ class CachedPrefixes:
             return attention(layer, queries, keys, values, visibility.bias(layer))
 
         return self.backbone.features(ids, positions, attend)
-
-
-class WholePrefixes:
-    """Texts behind prefixes, with the interface of CachedPrefixes; every sequence is run in full."""
-
-    passes = 0
-
-    def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
-        self.backbone = backbone
-        self.prefixes = prefixes
-        self.new_tokens = [len(prefix) for prefix in prefixes]
-
-    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens."""
-        prefixes = [self.prefixes[number] for number in chosen]
-        whole = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
-        features = self.backbone.features(padded(whole, self.backbone.device))
-        starts = on_device([len(prefix) for prefix in prefixes], features.device)[:, None]
-        columns = starts + torch.arange(max(map(len, texts)) + 1, device=features.device) - 1
-        rows = torch.arange(len(whole), device=features.device)[:, None]
-        return features[rows, columns.clamp(0, features.shape[1] - 1)]

@@ -14,7 +14,7 @@ from toolformer_dag.model.attention import on_device
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import Ends, SamplePoint, TokenCounts, TokenText
 from toolformer_dag.model.drawing import draw
-from toolformer_dag.model.memory import Places, TokenBudget, batches
+from toolformer_dag.model.memory import Places, batches
 from toolformer_dag.model.sharing import Branches, Head, Texts
 from toolformer_dag.settings.sections import SamplingSettings
 
@@ -34,150 +34,43 @@ def in_place(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return order
 
 
-@dataclass(slots=True, eq=False)
-class Unfinished:
-    """Samples that have not ended, as arrays of equal length.
+@dataclass(eq=False)
+class Proposing:
+    """Texts on their way: those that wait, those with a slot, and their unfinished samples.
 
-    `item` and `sample`: which sample of which text. `row`: its branch, shared by samples that have drawn the same
-    tokens. `streams` [samples, max_call_tokens]: its uniform numbers.
+    Texts are admitted where others have ended, so that decoding steps stay full. Each branch has its own age.
+    `items`: texts behind the head, ordered by length; `places` hold the samples of every single one. `start`: the
+    tokens of " ["; `ends` tells the tokens that end a sample.
     """
-
-    item: Numbers
-    sample: Numbers
-    row: Numbers
-    streams: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.item)
-
-    def where(self, chosen: NDArray[np.bool_]) -> "Unfinished":
-        """Return the chosen samples."""
-        return Unfinished(self.item[chosen], self.sample[chosen], self.row[chosen], self.streams[chosen])
-
-    def joined(self, other: "Unfinished") -> "Unfinished":
-        """Return these samples and those of `other`."""
-        return Unfinished(
-            np.concatenate([self.item, other.item]),
-            np.concatenate([self.sample, other.sample]),
-            np.concatenate([self.row, other.row]),
-            np.concatenate([self.streams, other.streams]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Proposer:
-    """Proposes for texts behind a head: `start` are the tokens of " [", `ends` tells the tokens that end a sample."""
 
     backbone: Backbone
     head: Head
     counts: TokenCounts
-    budget: TokenBudget
     start: Sequence[int]
     ends: Ends
     sampling: SamplingSettings
+    items: Sequence[TokenText]
+    places: Places
 
-    def propose(self, items: Sequence[TokenText], places: Places) -> list[list[list[int]]]:
-        """Compute p_i and sample for items, ordered by length, in as many places as memory holds at once."""
-        return Proposing(self, items, places).run()
-
-    def probabilities(
-        self, texts: Texts, slots: Sequence[int], items: Sequence[TokenText], probes: int
-    ) -> list[Probabilities]:
-        """Return p_i of every item; run all texts, those for which none is asked only for their keys.
-
-        At most `probes` branches are open at once.
-        """
-        result: list[Probabilities] = []
-        lengths = [texts.tokens_run(item.ids) for item in items]
-        for batch in batches(range(len(items)), lengths, self.budget.tokens):
-            result += self._pass(texts, [slots[number] for number in batch], [items[number] for number in batch])
-        if len(self.start) > 1:
-            for slot, item, found in zip(slots, items, result, strict=True):
-                for first in range(0, item.asked, probes):
-                    self._further_tokens(texts, slot, item, found[first : first + probes], first)
-        return result
-
-    def _pass(self, texts: Texts, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
-        """Run texts in one pass; return the probabilities of the first token of " [".
-
-        A text whose features are not finite is run again alone: in half precision the padding of a pass may overflow,
-        and a model's own attention does not hide it from the text.
-        """
-        first = min(item.before for item in items) - 1
-        features = texts.features(slots, [item.ids for item in items], first)
-        self.counts.passes += 1
-        for item in items:
-            self.counts.add("positions" if item.asked else "samples", texts.tokens_run(item.ids))
-        found = self._first_tokens(features, first, items)
-        if len(items) > 1:
-            finite = features.isfinite().all(-1).cpu().numpy()
-            for row, item in enumerate(items):
-                if not finite[row, item.before - 1 - first : len(item.ids) - first].all():
-                    [found[row]] = self._pass(texts, [slots[row]], [item])
-        return found
-
-    def draw(self, features: Tensor, row: Numbers, numbers: NDArray[np.float64]) -> Numbers:
-        """Draw a token behind the features of each row number in `row` by the uniform numbers `numbers`."""
-        device = features.device
-        logits = self.backbone.logits(features)
-        uniforms = on_device(numbers, device, torch.float64)
-        tokens = draw(logits, on_device(row, device), uniforms, self.sampling.temperature, self.sampling.top_p)
-        result: Numbers = tokens.cpu().numpy()
-        return result
-
-    def _first_tokens(self, features: Tensor, first: int, items: Sequence[TokenText]) -> list[Probabilities]:
-        """Return the probability of the first token of " [" at every place; `features` begin at token `first`."""
-        if not any(item.asked for item in items):
-            return [np.zeros(0, np.float32) for _ in items]
-        starts = [(row, item.before - 1 - first, item.asked) for row, item in enumerate(items)]
-        rows = torch.cat([features[row, begin : begin + n] for row, begin, n in starts])
-        token = torch.full((len(rows),), self.start[0], device=features.device)
-        probabilities = self.backbone.log_probabilities(rows, token).exp().cpu().numpy()
-        return np.split(probabilities, np.cumsum([n for *_, n in starts])[:-1])
-
-    def _further_tokens(self, texts: Texts, slot: int, item: TokenText, found: Probabilities, first: int) -> None:
-        """Multiply p_i in `found`, from place `first` on, by the probabilities of the other tokens of " ["."""
-        n = len(found)
-        branches = texts.branches(n, len(self.start))
-        branches.admit([slot] * n, [item.before + first + i for i in range(n)])
-        for token, following in pairwise(self.start):
-            features = branches.step(torch.full((n,), token, device=self.backbone.device))
-            self.counts.add("positions", branches.tokens_run)
-            self.counts.passes += 1
-            targets = torch.full((n,), following, device=self.backbone.device)
-            found *= self.backbone.log_probabilities(features, targets).exp().cpu().numpy()
-
-
-class Proposing:
-    """Texts on their way through a proposer: those that wait, those with a slot, and their unfinished samples.
-
-    Texts are admitted where others have ended, so that decoding steps stay full. Each branch has its own age.
-    """
-
-    def __init__(self, proposer: Proposer, items: Sequence[TokenText], places: Places) -> None:
-        """Allocate the places. Raises ValueError where they do not hold the samples of every single text."""
-        self.most = max(1, *(item.most_samples for item in items))
-        if places.texts < 1 or places.branches < self.most:
-            raise ValueError(f"{places} do not hold a text of {self.most} samples")
-        self.proposer = proposer
-        self.items = items
-        self.places = places
-        room = len(proposer.start) + proposer.sampling.max_call_tokens
-        self.texts: Texts = proposer.head.texts(places.texts, max(len(item.ids) for item in items))
-        self.branches: Branches = self.texts.branches(places.branches, room)
-        self.drawn: list[list[list[int]]] = [[] for _ in items]
-        self.waiting = deque(range(len(items)))
+    def __post_init__(self) -> None:
+        self.most = max(1, *(item.most_samples for item in self.items))
+        length = self.sampling.max_call_tokens
+        self.texts: Texts = self.head.texts(self.places.texts, max(len(item.ids) for item in self.items))
+        self.branches: Branches = self.texts.branches(self.places.branches, len(self.start) + length)
+        self.drawn: list[list[list[int]]] = [[] for _ in self.items]
+        self.waiting = deque(range(len(self.items)))
         self.slots: dict[int, int] = {}
         """By number, the slots of the items that have unfinished samples; all others are free."""
-        none = np.zeros(0, np.int64)
-        self.samples = Unfinished(none, none, none, np.zeros((0, proposer.sampling.max_call_tokens)))
-        self.tokens = none
+        fields = [("item", np.int64), ("sample", np.int64), ("row", np.int64), ("stream", np.float64, (length,))]
+        self.samples = np.zeros(0, fields)
+        """Unfinished samples: of which item, its branch (shared where the same tokens were drawn), its uniforms."""
+        self.tokens = np.zeros(0, np.int64)
         """The token that each row runs next."""
-        self.ages = none
+        self.ages = np.zeros(0, np.int64)
         """How many own tokens each row has run."""
 
     def run(self) -> list[list[list[int]]]:
-        """Return the tokens of each sample, by item.
+        """Compute p_i and sample; return the tokens of each sample, by item.
 
         Each round admits a text or ages every sample: without unfinished samples all places are free, and one text
         always fits.
@@ -195,19 +88,74 @@ class Proposing:
         if not fitting or (len(self.samples) and fitting < self._worthwhile()):
             return
         admitted = [self.waiting.popleft() for _ in range(fitting)]
-        items = [self.items[number] for number in admitted]
-        found = self.proposer.probabilities(self.texts, free[:fitting], items, self.places.probes)
+        found = self._probabilities(free[:fitting], [self.items[number] for number in admitted])
         begun = {}
-        for number, slot, item, probabilities in zip(admitted, free, items, found, strict=False):
-            if points := [point for point in item.choose(probabilities) if len(point.streams)]:
+        for number, slot, probabilities in zip(admitted, free, found, strict=False):
+            if points := [point for point in self.items[number].choose(probabilities) if len(point.streams)]:
                 self.slots[number], begun[number] = slot, points
         self._begin(begun)
 
     def _worthwhile(self) -> int:
         """Return half of the texts that a pass or the places hold, whichever are fewer."""
         longest = self.texts.tokens_run(self.items[self.waiting[-1]].ids)
-        whole = min(self.proposer.budget.tokens // longest, self.places.texts, self.places.branches // self.most)
+        whole = min(self.backbone.budget.tokens // longest, self.places.texts, self.places.branches // self.most)
         return min(len(self.waiting), max(1, whole // 2))
+
+    def _probabilities(self, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
+        """Return p_i of every item; run all texts, those for which none is asked only for their keys."""
+        result: list[Probabilities] = []
+        lengths = [self.texts.tokens_run(item.ids) for item in items]
+        for batch in batches(range(len(items)), lengths, self.backbone.budget.tokens):
+            result += self._pass([slots[number] for number in batch], [items[number] for number in batch])
+        if len(self.start) > 1:
+            for slot, item, found in zip(slots, items, result, strict=True):
+                for first in range(0, item.asked, self.places.probes):
+                    self._further_tokens(slot, item, found[first : first + self.places.probes], first)
+        return result
+
+    def _pass(self, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
+        """Run texts in one pass; return the probabilities of the first token of " [".
+
+        A text whose features are not finite is run again alone: in half precision the padding of a pass may overflow,
+        and a model's own attention does not hide it from the text.
+        """
+        first = min(item.before for item in items) - 1
+        features = self.texts.features(slots, [item.ids for item in items], first)
+        self.counts.passes += 1
+        for item in items:
+            self.counts.add("positions" if item.asked else "samples", self.texts.tokens_run(item.ids))
+        found = self._first_tokens(features, first, items)
+        if len(items) > 1:
+            finite = features.isfinite().all(-1).cpu().numpy()
+            for row, item in enumerate(items):
+                if not finite[row, item.before - 1 - first : len(item.ids) - first].all():
+                    [found[row]] = self._pass([slots[row]], [item])
+        return found
+
+    def _first_tokens(self, features: Tensor, first: int, items: Sequence[TokenText]) -> list[Probabilities]:
+        """Return the probability of the first token of " [" at every place; `features` begin at token `first`."""
+        if not any(item.asked for item in items):
+            return [np.zeros(0, np.float32) for _ in items]
+        starts = [(row, item.before - 1 - first, item.asked) for row, item in enumerate(items)]
+        rows = torch.cat([features[row, begin : begin + n] for row, begin, n in starts])
+        return np.split(self._chances(rows, self.start[0]), np.cumsum([n for *_, n in starts])[:-1])
+
+    def _further_tokens(self, slot: int, item: TokenText, found: Probabilities, first: int) -> None:
+        """Multiply p_i in `found`, from place `first` on, by the probabilities of the other tokens of " ["."""
+        n = len(found)
+        branches = self.texts.branches(n, len(self.start))
+        branches.admit([slot] * n, [item.before + first + i for i in range(n)])
+        for token, following in pairwise(self.start):
+            features = branches.step(torch.full((n,), token, device=self.backbone.device))
+            self.counts.add("positions", branches.tokens_run)
+            self.counts.passes += 1
+            found *= self._chances(features, following)
+
+    def _chances(self, features: Tensor, token: int) -> Probabilities:
+        """Return the probability of a token behind each of the features [N, F]."""
+        tokens = torch.full((len(features),), token, device=features.device)
+        chances: Probabilities = self.backbone.log_probabilities(features, tokens).exp().cpu().numpy()
+        return chances
 
     def _begin(self, points: Mapping[int, Sequence[SamplePoint]]) -> None:
         """Start a branch at each point of these items, with all of its samples."""
@@ -215,49 +163,57 @@ class Proposing:
         self.branches.admit([self.slots[number] for number, _ in located], [point.kept for _, point in located])
         for number, found in points.items():
             counts = [len(point.streams) for point in found]
-            total = sum(counts)
-            if total > self.most:
-                raise ValueError(f"a text of at most {self.most} samples chose {total}")
-            rows = len(self.tokens) + np.repeat(np.arange(len(found)), counts)
-            streams = np.concatenate([point.streams for point in found])
-            self.samples = self.samples.joined(Unfinished(np.full(total, number), np.arange(total), rows, streams))
-            self.drawn[number] = [[] for _ in range(total)]
-            self.tokens = np.r_[self.tokens, np.full(len(found), self.proposer.start[0])]
+            new = np.zeros(sum(counts), self.samples.dtype)
+            new["item"] = number
+            new["sample"] = np.arange(len(new))
+            new["row"] = len(self.tokens) + np.repeat(np.arange(len(found)), counts)
+            new["stream"] = np.concatenate([point.streams for point in found])
+            self.samples = np.concatenate([self.samples, new])
+            self.drawn[number] = [[] for _ in new]
+            self.tokens = np.r_[self.tokens, np.full(len(found), self.start[0])]
             self.ages = np.r_[self.ages, np.zeros(len(found), np.int64)]
 
     def _step(self) -> None:
         """Run a token of every row and draw the next one of every sample; samples that end leave their rows."""
-        features = self.branches.step(on_device(self.tokens, self.proposer.backbone.device))
+        features = self.branches.step(on_device(self.tokens, self.backbone.device))
         self.ages += 1
-        self.proposer.counts.add("samples", self.branches.tokens_run)
-        self.proposer.counts.decoding_steps += 1
+        self.counts.add("samples", self.branches.tokens_run)
+        self.counts.decoding_steps += 1
         tokens, ended = self._next_tokens(features)
-        self.samples = self.samples.where(~ended)
-        under_way = set(self.samples.item.tolist())
+        self.samples = self.samples[~ended]
+        under_way = set(self.samples["item"].tolist())
         self.slots = {number: slot for number, slot in self.slots.items() if number in under_way}
         self._arrange(tokens[~ended])
 
     def _next_tokens(self, features: Tensor) -> tuple[Numbers, NDArray[np.bool_]]:
         """Return the next token of every sample, drawn or of " [", and whether it ends with it."""
-        start, samples = np.array(self.proposer.start), self.samples
-        drawn_before = self.ages[samples.row] - len(start)
+        start, ages = np.array(self.start), self.ages[self.samples["row"]]
+        tokens = start[np.minimum(ages, len(start) - 1)]
+        ended = np.zeros(len(tokens), np.bool_)
+        drawn_before = ages - len(start)
         ready = np.flatnonzero(drawn_before >= 0)
-        tokens = start[np.minimum(self.ages[samples.row], len(start) - 1)]
-        ended = np.zeros(len(samples), np.bool_)
         if len(ready):
-            numbers = samples.streams[ready, drawn_before[ready]]
-            tokens[ready] = self.proposer.draw(features, samples.row[ready], numbers)
-            last = drawn_before[ready] == samples.streams.shape[1] - 1
-            ended[ready] = self.proposer.ends(tokens[ready]) | last
+            rows, uniforms = self.samples["row"][ready], self.samples["stream"][ready, drawn_before[ready]]
+            tokens[ready] = self._draw(features, rows, uniforms)
+            last = drawn_before[ready] == self.sampling.max_call_tokens - 1
+            ended[ready] = self.ends(tokens[ready]) | last
         for at in ready.tolist():
-            self.drawn[samples.item[at]][samples.sample[at]].append(int(tokens[at]))
+            self.drawn[self.samples["item"][at]][self.samples["sample"][at]].append(int(tokens[at]))
         return tokens, ended
+
+    def _draw(self, features: Tensor, rows: Numbers, uniforms: NDArray[np.float64]) -> Numbers:
+        """Draw a token behind the features of each row number in `rows`."""
+        device, logits = features.device, self.backbone.logits(features)
+        numbers = on_device(uniforms, device, torch.float64)
+        drawn = draw(logits, on_device(rows, device), numbers, self.sampling.temperature, self.sampling.top_p)
+        tokens: Numbers = drawn.cpu().numpy()
+        return tokens
 
     def _arrange(self, tokens: Numbers) -> None:
         """Give every row with another next token a branch of its own."""
-        pairs, row = np.unique(np.stack([self.samples.row, tokens]), axis=1, return_inverse=True)
+        pairs, row = np.unique(np.stack([self.samples["row"], tokens]), axis=1, return_inverse=True)
         order = in_place(pairs[0])
-        pairs, self.samples.row = pairs[:, order], np.argsort(order)[row]
+        pairs, self.samples["row"] = pairs[:, order], np.argsort(order)[row]
         if not np.array_equal(pairs[0], np.arange(len(self.tokens))):
             self.branches.select(pairs[0].tolist())
         self.ages, self.tokens = self.ages[pairs[0]], pairs[1]

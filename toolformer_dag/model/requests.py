@@ -1,7 +1,7 @@
 """The engine's requests and answers: proposals, losses. Imports no torch."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import shake_128
 
 import numpy as np
@@ -62,15 +62,10 @@ class Proposal:
       "not_finite" (some p_i overflows the dtype) or "empty".
     """
 
-    probabilities: NDArray[np.float32]
-    offsets: NDArray[np.int32]
-    samples: tuple[SampledCall, ...]
+    probabilities: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    offsets: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    samples: tuple[SampledCall, ...] = ()
     reason: str | None = None
-
-
-def rejected_proposal(reason: str) -> Proposal:
-    """Return a proposal that holds only a reason."""
-    return Proposal(np.zeros(0, np.float32), np.zeros(0, np.int32), (), reason)
 
 
 WINDOW_WEIGHTS = (1 / 3, 4 / 15, 1 / 5, 2 / 15, 1 / 15)

@@ -29,17 +29,14 @@ def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) 
     except RuntimeError:  # tiktoken's file of the same name
         return
     for text in TEXTS:
-        own, read = _own_pieces(model, text, tokenizer.unk_token), tokenizer.tokenize(text)
+        read, pieces = tokenizer.tokenize(text), model.encode(text)
+        own = [tokenizer.unk_token if model.is_unknown(piece) else model.id_to_piece(piece) for piece in pieces]
         if own != read:
             raise ModelError(
                 f"the tokenizer of {name!r} is read as {type(tokenizer).__name__}, which cuts {text!r} into "
                 f"{read[:6]}, while {file.name} says {own[:6]}; write its class into tokenizer_config.json, such as "
                 '{"tokenizer_class": "LlamaTokenizer"}, or add the tokenizer.json of the model'
             )
-
-
-def _own_pieces(model: Any, text: str, unknown: str | None) -> list[str | None]:
-    return [unknown if model.is_unknown(piece) else model.id_to_piece(piece) for piece in model.encode(text)]
 
 
 def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:

@@ -21,13 +21,11 @@ from toolformer_dag.model.loading import (
     logits_or_none,
     own_logits,
 )
-from toolformer_dag.model.own_cache import CacheUse, OwnBranches, OwnHead, OwnTexts, own_rows
+from toolformer_dag.model.own_cache import CacheUse, ModelCache, OwnBranches, OwnTexts, own_rows
 
 _log = logging.getLogger(__name__)
 
 SHARED, OWN_CACHE, RECOMPUTED = "shared keys", "own cache", "recomputed"
-CACHE_USES = [CacheUse(chunks, company) for chunks in (True, False) for company in ("any", "equal", "none")]
-"""From the fastest to the slowest."""
 GREEDY_ROOM = 32
 """Own tokens of a greedy row before its room is doubled."""
 
@@ -46,7 +44,11 @@ class Sharing:
 
     def head(self, backbone: Backbone, ids: Sequence[int]) -> "Head":
         """Run the common beginning of texts."""
-        return CachedHead(backbone, ids) if self.cache is None else OwnHead(backbone, ids, self.cache)
+        if self.cache is None:
+            return CachedHead(backbone, ids)
+        head = ModelCache(backbone, self.cache, 1)
+        head.run([ids])
+        return head
 
     def rows(self, backbone: Backbone, sequences: Sequence[Sequence[int]]) -> "tuple[Branches, Tensor]":
         """Run sequences from their beginning; return branches behind them, and the features at their ends [B, F]."""
@@ -60,7 +62,11 @@ class Sharing:
         return branches, features[range(len(lengths)), on_device(lengths, features.device) - 1]
 
 
-Head = CachedHead | OwnHead
+OWN_CACHES = [
+    Sharing(OWN_CACHE, CacheUse(chunks, company)) for chunks in (True, False) for company in ("any", "equal", "none")
+]
+"""From the fastest to the slowest."""
+Head = CachedHead | ModelCache
 Texts = CachedTexts | OwnTexts
 Branches = CachedBranches | OwnBranches
 
@@ -102,9 +108,9 @@ def _choose_sharing(backbone: Backbone) -> Sharing:
         return Sharing(SHARED)
     backbone.uses_custom_attention = False
     expected = _branched(backbone.model, expected)
-    for use in CACHE_USES:
-        if agrees(expected, logits_or_none(partial(_continued, partial(OwnHead, use=use), backbone)), tolerance):
-            return Sharing(OWN_CACHE, use)
+    for sharing in OWN_CACHES:
+        if agrees(expected, logits_or_none(partial(_continued, sharing.head, backbone)), tolerance):
+            return sharing
     return Sharing(RECOMPUTED, CacheUse(chunks=True, company="equal", whole=True))
 
 
@@ -120,23 +126,15 @@ def _replaces_attention(backbone: Backbone, expected: Tensor, tolerance: float) 
     backbone.uses_custom_attention = True
     if not agrees(expected, logits_or_none(partial(_plain, backbone)), tolerance):
         return False
-    found = logits_or_none(partial(_continued, _complete_head, backbone))
+    found = logits_or_none(partial(_continued, CachedHead, backbone))
     return agrees(_branched(backbone.model, expected), found, tolerance)
-
-
-def _complete_head(backbone: Backbone, ids: Sequence[int]) -> CachedHead:
-    """Return a head with the keys of every layer. Raises ValueError for a model with other layers than attention."""
-    head = CachedHead(backbone, ids)
-    if len(head.layers) != backbone.layer_count:
-        raise ValueError(f"{len(head.layers)} of {backbone.layer_count} layers are attention")
-    return head
 
 
 def _plain(backbone: Backbone) -> Tensor:
     return backbone.logits(backbone.features(padded([CHECK_TOKENS], backbone.device))[0])
 
 
-def _continued(start: Callable[[Backbone, Sequence[int]], CachedHead | OwnHead], backbone: Backbone) -> Tensor:
+def _continued(start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone) -> Tensor:
     """Compute what `_branched` expects from a head of 3 tokens, texts behind it, and branches with 2 own tokens.
 
     The branches keep 4, 1 and 4 tokens of their texts; the texts have further tokens, which no branch may see.

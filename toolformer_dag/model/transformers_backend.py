@@ -21,12 +21,10 @@ from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, To
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, Places, TokenBudget, free_token_budget
-from toolformer_dag.model.prefixes import CachedPrefixes, WholePrefixes
-from toolformer_dag.model.proposing import Proposer
+from toolformer_dag.model.prefixes import CachedPrefixes
+from toolformer_dag.model.proposing import Proposing
 from toolformer_dag.model.sharing import Head, choose_sharing
 from toolformer_dag.settings.sections import SamplingSettings
-
-Prefixes = CachedPrefixes | WholePrefixes
 
 
 class TransformersBackend:
@@ -66,47 +64,35 @@ class TransformersBackend:
     ) -> list[list[list[int]]]:
         """Propose as `Backend.propose` says, in batches by length. Only the last head stays cached."""
         if self._head is None or self._head[0] != list(head):
-            self._head = (list(head), self._run_head(head))
-        proposer = Proposer(self.backbone, self._head[1], self.counts, self.budget, start, ends, sampling)
-        results: dict[int, list[list[int]]] = {}
+            self.counts.add("prompt", len(head))
+            self.counts.passes += 1
+            self._head = (list(head), self.sharing.head(self.backbone, head))
+        given = self.backbone, self._head[1], self.counts, start, ends, sampling
         room = len(start) + sampling.max_call_tokens
 
-        def work(batch: list[int]) -> None:
+        def work(batch: list[int]) -> list[list[list[int]]]:
             chosen = [texts[number] for number in batch]
-            results.update(zip(batch, proposer.propose(chosen, self._places(len(head), chosen, room)), strict=True))
+            return Proposing(*given, chosen, self._places(len(head), chosen, room)).run()
 
         lengths = [self._stored_tokens(len(head), text, room) for text in texts]
         share = CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED
-        self.budget.run(lengths, work, share=share, lower="segment_tokens, k, m or max_call_tokens")
-        return [results[number] for number in range(len(texts))]
+        return self.budget.run(lengths, work, share=share, lower="segment_tokens, k, m or max_call_tokens")
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute log p; queries are sorted so that common beginnings of prefixes run once."""
-        found: dict[int, LogProbabilities] = {
-            number: np.zeros((0, 1), np.float32) for number, query in enumerate(queries) if not query.places
-        }
-        waiting = [number for number in range(len(queries)) if number not in found]
-        waiting.sort(key=lambda number: list(queries[number].prefix))
-        lengths = [len(queries[number].prefix) for number in waiting]
 
-        def work(batch: list[int]) -> None:
-            chosen = [queries[waiting[at]] for at in batch]
-            answers = self._answers(chosen)
-            found.update(zip([waiting[at] for at in batch], answers, strict=True))
+        def work(batch: list[int]) -> list[LogProbabilities]:
+            return self._answers([queries[number] for number in batch])
 
-        self.budget.run(lengths, work, lower="max_call_tokens", share=CACHE_PASSES, order=range(len(waiting)))
-        return [found[number] for number in range(len(queries))]
+        lengths = [len(query.prefix) for query in queries]
+        order = sorted(range(len(queries)), key=lambda number: list(queries[number].prefix))
+        return self.budget.run(lengths, work, lower="max_call_tokens", share=CACHE_PASSES, order=order)
 
     @torch.inference_mode()
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
         """Run sequences to be continued."""
         return GreedyBatch(self.backbone, *self.sharing.rows(self.backbone, sequences))
-
-    def _run_head(self, ids: Sequence[int]) -> Head:
-        self.counts.add("prompt", len(ids))
-        self.counts.passes += 1
-        return self.sharing.head(self.backbone, ids)
 
     def _stored_tokens(self, head: int, text: TokenText, room: int) -> int:
         """Return how many tokens' keys a text and all its samples store, with `room` tokens for each sample."""
@@ -129,46 +115,43 @@ class TransformersBackend:
         branches = max(most, min(fitting, len(texts) * most))
         return Places(min(len(texts), max(1, half // longest)), branches, max(1, fitting))
 
-    def _prefixes(self, prefixes: Sequence[Sequence[int]]) -> Prefixes:
-        kind = CachedPrefixes if self.sharing.cache is None else WholePrefixes
-        result = kind(self.backbone, prefixes, self.budget.tokens)
-        self.counts.passes += result.passes
-        return result
-
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Answer queries, ordered by prefix, whose prefixes fit into memory together.
 
         A query whose answer is NaN is run again alone: no mask hides a neighbour whose numbers overflow.
         """
-        prefixes = self._prefixes([query.prefix for query in queries])
+        if self.sharing.cache is not None:
+            queries = list(map(_without_prefix, queries))
+        prefixes = CachedPrefixes(self.backbone, [query.prefix for query in queries], self.budget.tokens)
+        self.counts.passes += prefixes.passes
         for query, new_tokens in zip(queries, prefixes.new_tokens, strict=True):
             self.counts.add(query.kind, new_tokens)
         lengths = [len(query.prefix) + max(query.places) for query in queries]
-        found: dict[int, LogProbabilities] = {}
-        work = partial(self._run_texts, prefixes, queries, found)
-        self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
-        for number in [number for number in found if np.isnan(found[number]).any()] if len(queries) > 1 else ():
+        work = partial(self._run_texts, prefixes, queries)
+        found = self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        for number in np.flatnonzero([np.isnan(values).any() for values in found]) if len(queries) > 1 else ():
             [found[number]] = self._answers([queries[number]])
-        return [found[number] for number in range(len(queries))]
+        return found
 
     def _run_texts(
-        self,
-        prefixes: Prefixes,
-        queries: Sequence[TokenQuery],
-        found: dict[int, LogProbabilities],
-        batch: list[int],
-    ) -> None:
+        self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], batch: Sequence[int]
+    ) -> list[LogProbabilities]:
         chosen = [queries[number] for number in batch]
         features = prefixes.features(batch, [query.text[: max(query.places)] for query in chosen])
         located = [(row, place) for row, query in enumerate(chosen) for place in query.places]
         rows, columns = on_device(located, features.device).T
         targets = on_device([tokens for query in chosen for tokens in query.tokens], features.device)
         values = self.backbone.log_probabilities(features[rows, columns], targets).cpu().numpy()
-        parts = np.split(values, np.cumsum([len(query.places) for query in chosen])[:-1])
-        found.update(zip(batch, parts, strict=True))
         for query in chosen:
             self.counts.add(query.kind, max(query.places))
         self.counts.passes += 1
+        return np.split(values, np.cumsum([len(query.places) for query in chosen])[:-1])
+
+
+def _without_prefix(query: TokenQuery) -> TokenQuery:
+    """Return the same question as one about a text behind nothing, for models that share no keys."""
+    places = [len(query.prefix) + place for place in query.places]
+    return replace(query, prefix=[], text=[*query.prefix, *query.text], places=places)
 
 
 _BACKENDS: WeakKeyDictionary[LanguageModel, TransformersBackend] = WeakKeyDictionary()

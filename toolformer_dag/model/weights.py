@@ -72,11 +72,8 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     A hub id without a revision means `main`; pin a revision to notice changes of the branch. Raises ModelError for a
     path that is not a model folder. Not covered: whether the files fit each other.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    if folder := _folder(name):
         return {file.name: file_hash(file) for file in _files(folder)}
-    if _looks_like_path(name):
-        raise ModelError(f"model folder {name!r} does not exist; give a model folder or a hub id")
     return {"id": name, "revision": revision or "main"}
 
 
@@ -85,14 +82,13 @@ def check_model(name: str, revision: str | None = None) -> None:
 
     transformers would ask the hub for each file anew, six times with pauses, before it says so.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if Path(name).expanduser().exists() or _is_cached(name, revision):
+    if _folder(name):
         return
-    if _looks_like_path(name):
-        raise ModelError(f"model folder {name!r} does not exist; give a model folder or a hub id")
     try:
-        HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE)
+        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            HfApi().model_info(name, revision=revision, timeout=HUB_PATIENCE)
     except Exception as error:
         reason = (str(error) or repr(error)).strip().splitlines()[0]
         raise ModelError(
@@ -101,18 +97,14 @@ def check_model(name: str, revision: str | None = None) -> None:
         ) from error
 
 
-def _is_cached(name: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
-    except HFValidationError:  # no id of the hub at all
-        return False
-
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+def _folder(name: str) -> Path | None:
+    """Return the folder of a model, None for a hub id. Raises ModelError for a path that leads nowhere."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise ModelError(f"model folder {name!r} does not exist; give a model folder or a hub id")
+    return None
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -78,7 +78,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """
     rejected = Rejected()
     calls = _calls_at_home(output.plan, part, rejected)
-    cuts = DocumentCuts(worker, Cut(output.plan.settings.corpus.segment_tokens, worker.tokens().count))
+    cuts = DocumentCuts(worker, Cut(output.plan.settings.corpus.segment_tokens, worker.encoding().lengths))
     found = list(_rows(_documents(output.plan, calls), calls, output.plan.lane_names, cuts, rejected))
     table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
     return PartRows([table], rejected, [cuts.name])

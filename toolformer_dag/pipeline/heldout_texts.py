@@ -43,7 +43,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
     plan, rejected, schema = worker.plan, Rejected(), output.stage.schema
-    cuts = DocumentCuts(worker, Cut(plan.settings.corpus.segment_tokens, worker.tokens().count))
+    cuts = DocumentCuts(worker, Cut(plan.settings.corpus.segment_tokens, worker.encoding().lengths))
 
     def frames() -> Iterator[pl.DataFrame]:
         for documents in removed_documents.documents(plan, shard):

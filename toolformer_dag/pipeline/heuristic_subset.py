@@ -78,15 +78,17 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule fails,
     UserError where too little room is left.
     """
-    plan, tokens = worker.plan, worker.tokens()
+    from toolformer_dag.model.loading import context_length, load_config
+
+    plan, encoding = worker.plan, worker.encoding()
     corpus = plan.settings.corpus
     budget = text_budget(
         segment_tokens=corpus.segment_tokens,
-        context_length=tokens.context_length,
-        prompt_tokens=tokens.prompt(output.lane.tool.prompt),
+        context_length=context_length(load_config(plan.settings.model)),
+        prompt_tokens=len(encoding.head(output.lane.tool.prompt)) + len(encoding.output),
         max_call_tokens=plan.sampling.max_call_tokens,
     )
-    cuts = DocumentCuts(worker, Cut(budget, tokens.count))
+    cuts = DocumentCuts(worker, Cut(budget, encoding.lengths))
     choice = _Choice(output, cuts)
     documents = _documents(plan, shard, corpus.documents_per_shard, choice.rejected)
     frames = (choice.texts(some) for rows in documents for some in rows.iter_slices(raw_shards.BATCH))

@@ -13,14 +13,13 @@ import polars as pl
 from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.model.weights import model_name
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.spending import Spent, token_count
 from toolformer_dag.tools.runner import Runner
 
 if TYPE_CHECKING:
+    from toolformer_dag.model.encoding import Encoding
     from toolformer_dag.model.engine import Engine
-    from toolformer_dag.model.loading import Tokens
 
 
 class Worker:
@@ -30,7 +29,7 @@ class Worker:
         self.plan = plan
         self._released = 0
         self._engine: Engine | None = None
-        self._tokens: Tokens | None = None
+        self._encoding: Encoding | None = None
         self._stores: dict[str, RowStore] = {}
         self._runners: dict[str, Runner] = {}
         self._lost: dict[str, list[pl.DataFrame]] = {}
@@ -48,15 +47,13 @@ class Worker:
             self._engine = load_engine(self.plan.settings.model)
         return self._engine
 
-    def tokens(self) -> "Tokens":
+    def encoding(self) -> "Encoding":
         """Return the tokenizer alone; no weights are loaded. Raises ModelError."""
-        if self._tokens is None:
-            from toolformer_dag.model.loading import load_tokens
+        if self._encoding is None:
+            from toolformer_dag.model.loading import load_encoding
 
-            model = self.plan.settings.model
-            name, trusted = model_name(model), model.trust_remote_code
-            self._tokens = load_tokens(name, revision=model.revision, trust_remote_code=trusted)
-        return self._tokens
+            self._encoding = load_encoding(self.plan.settings.model)
+        return self._encoding
 
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.model.weights import ModelError, model_identity
+from toolformer_dag.model.weights import model_identity
 from toolformer_dag.settings.setting_types import mistake, under
 from toolformer_dag.settings.tool_settings import ToolSettings
 
@@ -153,11 +153,6 @@ def load_model(class_name: str, options: PretrainedOptions) -> Any:
 def _load(class_name: str, options: PretrainedOptions, keywords: Mapping[str, object]) -> Any:
     import transformers
 
-    try:
-        return getattr(transformers, class_name).from_pretrained(options.model, revision=options.revision, **keywords)
-    except Exception as error:  # backends of transformers raise many kinds
-        reason = str(error).strip().partition("\n")[0][:300]
-        raise ModelError(
-            f"{class_name} cannot load {options.model!r}: {reason}. Set `model` to a folder of save_pretrained, "
-            "or to a hub id that this machine can reach or has cached"
-        ) from error
+    from toolformer_dag.model.loading import from_hub
+
+    return from_hub(getattr(transformers, class_name), options.model, {"revision": options.revision, **keywords})

@@ -13,8 +13,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.model.loading import load_tokens
-from toolformer_dag.model.weights import model_name
+from toolformer_dag.model.loading import context_length, load_config, load_encoding
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.kept_base import KeptBase
 from toolformer_dag.training.recipe import optimizer, trained_model
@@ -198,10 +197,10 @@ def prepare(
     """
     set_seed(settings.seed)
     disable_progress_bar()
-    tokens = load_tokens(model_name(base), revision=base.revision, trust_remote_code=base.trust_remote_code)
-    length = min(settings.sequence_length, tokens.context_length)
-    train = examples(tokens.encoding, texts, length, settings.packing)
-    held = examples(tokens.encoding, heldout, length)
+    encoding = load_encoding(base)
+    length = min(settings.sequence_length, context_length(load_config(base)))
+    train = examples(encoding, texts, length, settings.packing)
+    held = examples(encoding, heldout, length)
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
     steps = training_steps(len(train.sequences), settings.batch_size, settings.max_steps, settings.epochs)
@@ -213,14 +212,14 @@ def prepare(
     arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
     _ = arguments.device  # asking for it joins the processes, before weights are divided among them
     model = trained_model(base, settings, world_size() if divided else 1, checkpoint)
-    _remove_invalid_padding(tokens.encoding.tokenizer, model)
+    _remove_invalid_padding(encoding.tokenizer, model)
     trainer = _Trainer(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"input_ids": train.sequences}).select(order),
         eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=lambda parts: len(parts[0]))}),
         data_collator=collate,
-        processing_class=tokens.encoding.tokenizer,
+        processing_class=encoding.tokenizer,
         compute_loss_func=mean_loss,
         preprocess_logits_for_metrics=row_losses,
         compute_metrics=token_perplexity,
@@ -229,7 +228,7 @@ def prepare(
     )
     if settings.keep_base:
         frozen = trained_model(base, settings, 1, None).to(arguments.device)
-        trainer.kept_base = KeptBase(frozen, tokens.encoding, settings.keep_base)
+        trainer.kept_base = KeptBase(frozen, encoding, settings.keep_base)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
     return Prepared(trainer, train, checkpoint)
 
