@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_llama_tokenizer, make_tiny_tokenizer
 from tests.runs.conftest import World
-from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall, corpus_texts
+from toolformer_dag.exports.corpus_export import corpus_texts, export_corpus
 from toolformer_dag.exports.forms import (
     IGNORED,
     INSTRUCTION,
+    CorpusText,
+    ScoredCall,
     chat_form,
     conversation,
     masked_form,

@@ -19,8 +19,7 @@ from toolformer_dag.training.launch import train
 from toolformer_dag.training.recipe import check_apart, check_recipe
 from toolformer_dag.training.sequences import collate
 from toolformer_dag.training.trainer import row_losses
-from toolformer_dag.training.training_report import TrainingReport, read_report
-from toolformer_dag.training.training_run import TrainingError
+from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
 HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]

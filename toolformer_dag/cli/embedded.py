@@ -53,8 +53,6 @@ def train(
     from embedded_model.network import SHAPES, EmbeddedTraining
     from embedded_model.train import PretrainingProgress
     from embedded_model.train import train as run
-    from toolformer_dag.model.weights import model_name
-    from toolformer_dag.settings.sections import ModelSettings
 
     if size is not None and start is not None:
         raise UserError(f"--size {size} and --start contradict each other: the size is that of {start}")
@@ -65,7 +63,7 @@ def train(
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
     settings = EmbeddedTraining(shape=SHAPES[size or "2M"], steps=steps, seed=seed)
-    begin = None if start is None else Path(model_name(ModelSettings(name=start)))
+    begin = None if start is None else _folder_of(start)
     typer.echo(run(settings, folder, real_text or (), show, processes, begin))
 
 
@@ -79,10 +77,8 @@ def mean(
     Example: toolformer-dag embedded mean better/ embedded my_model/
     """
     from embedded_model.export import mean_model
-    from toolformer_dag.model.weights import model_name
-    from toolformer_dag.settings.sections import ModelSettings
 
-    typer.echo(mean_model([Path(model_name(ModelSettings(name=name))) for name in models], folder))
+    typer.echo(mean_model([_folder_of(name) for name in models], folder))
 
 
 @app.command()
@@ -107,18 +103,16 @@ def evaluate(
     from embedded_model.effect_study import study_settings, study_tables
     from embedded_model.probes import evaluate as probe
     from embedded_model.real_text import load_real_text
-    from toolformer_dag.model.weights import model_name
     from toolformer_dag.pipeline.chunks import end_with_parent
-    from toolformer_dag.settings.sections import ModelSettings
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model
     load_real_text(paths, held_out=True)  # a wrong path is told now, not after hours
     lines = [study_settings(folder.absolute(), seed, named, documents, questions) for seed in range(seeds)]
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
-        pending = [pool.submit(_seed, settings, seed) for seed, settings in enumerate(lines)]
-        _show(probe(Path(model_name(ModelSettings(name=named))), paths, texts))
-        outcomes, perplexities = zip(*[one.result() for one in pending], strict=True)
+        measured = pool.map(_run_and_measure, lines)
+        _show(probe(_folder_of(named), paths, texts))
+        outcomes, perplexities = zip(*measured, strict=True)
     _show(study_tables(pl.concat(outcomes), pl.concat(perplexities)))
 
 
@@ -147,14 +141,21 @@ def visitor(
     typer.echo(markdown(visitor_table(visitor_outcomes(settings, asked, wordings, each))))
 
 
-def _seed(settings: "Settings", seed: int) -> "tuple[pl.DataFrame, pl.DataFrame]":
+def _folder_of(model: str) -> Path:
+    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.settings.sections import ModelSettings
+
+    return Path(model_name(ModelSettings(name=model)))
+
+
+def _run_and_measure(settings: "Settings") -> "tuple[pl.DataFrame, pl.DataFrame]":
     """In a process of its own: a line has its own Dagster instance."""
     from embedded_model.effect_study import measure
     from toolformer_dag.cli.project import Project
 
     os.environ["DAGSTER_HOME"] = str(settings.root / ".dagster")
     Project.of(settings).run(training=True).raise_for_failures()
-    return measure(settings, seed)
+    return measure(settings)
 
 
 def _show(tables: "dict[str, pl.DataFrame]") -> None:

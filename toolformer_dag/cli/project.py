@@ -116,7 +116,7 @@ class Project:
         fit into memory.
         """
         if training and CHECKPOINT_NAMES & {one.name for one in self.stale()}:
-            from toolformer_dag.training.memory_need import check_finetuning
+            from toolformer_dag.training.launch import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
         end_dead_runs(self.instance)
