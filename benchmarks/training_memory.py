@@ -23,7 +23,7 @@ from benchmarks.measure import make_tokenizer, peak_memory, texts
 from toolformer_dag.model.loading import DTYPES
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.memory_need import memory_need
+from toolformer_dag.training.launch import memory_need
 
 CHECKPOINTING = {"gradient_checkpointing": True}
 HALF = {"precision": "bfloat16"}
@@ -58,7 +58,9 @@ def train(config: Any, batch: int, length: int, keys: dict[str, Any]) -> tuple[f
     settings = TrainingSettings(
         batch_size=2 * batch, device_batch_size=batch, max_steps=2, eval_steps=2, sequence_length=length, **keys
     )
-    need = memory_need(config, settings, length, 1, on_gpu=device.type == "cuda", trust_remote_code=False)
+    states, activations = memory_need(
+        config, settings, length, 1, on_gpu=device.type == "cuda", trust_remote_code=False
+    )
     long = " ".join(texts(200))
     with tempfile.TemporaryDirectory() as folder:
         AutoModelForCausalLM.from_config(config).save_pretrained(f"{folder}/base")
@@ -71,9 +73,9 @@ def train(config: Any, batch: int, length: int, keys: dict[str, Any]) -> tuple[f
         recorded = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
     held = max((each["args"]["Total Allocated"] for each in recorded if each.get("name") == "[memory]"), default=0)
     if device.type == "cuda":
-        return need.states / 1e6, need.activations / 1e6, peak_memory(device)
+        return states / 1e6, activations / 1e6, peak_memory(device)
     loaded = weights * DTYPES[settings.precision].itemsize * (2 if settings.keep_base else 1)
-    return need.states / 1e6, need.activations / 1e6, (held + loaded) / 1e6  # threads load weights, seen by no profile
+    return states / 1e6, activations / 1e6, (held + loaded) / 1e6  # threads load weights, seen by no profile
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -63,7 +63,11 @@ def with_notes(random: Random, text: str, own: list[Note], other: list[str]) -> 
     before: list[str] = []
     relevant = bool(own) and random.random() < RELEVANT_SHARE
     if relevant:
-        pieces, before = _with_relevant(random, text, random.choice(own))
+        told, place = random.choice(own)
+        if random.random() < INSIDE_SHARE:
+            pieces = _inside(random, text, told, place)
+        else:
+            before = [wrapped(random, told)]
     if other and (not relevant or random.random() < SECOND_SHARE):
         before.append(wrapped(random, random.choice(other)))
     if not before:
@@ -75,16 +79,8 @@ def with_notes(random: Random, text: str, own: list[Note], other: list[str]) -> 
     return (notes, *pieces)
 
 
-def _with_relevant(random: Random, text: str, chosen: Note) -> tuple[list[str], list[str]]:
-    """Return the pieces of the text and the notes before it, with the chosen note among either."""
-    if random.random() < INSIDE_SHARE:
-        return _inside(random, text, chosen), []
-    return [text], [wrapped(random, chosen[0])]
-
-
-def _inside(random: Random, text: str, known: Note) -> list[str]:
+def _inside(random: Random, text: str, told: str, place: int) -> list[str]:
     """Insert the note right before the words it is about, or before their sentence."""
-    told, place = known
     sentence = text.rfind(". ", 0, place) + 1
     if sentence and random.random() < EARLIER_SHARE:
         place = sentence
@@ -99,7 +95,6 @@ NAMES = {
     "machine_translation": "MT",
 }
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-PAPER_PROMPTS = BUILT_IN_FOLDER
 _OTHERS = (
     "Add calls to the {name} API:\n",
     "Add calls to the {name} API to the text. A call is written as [{name}({slot})].\n",
@@ -139,7 +134,7 @@ def _guessed_sum(random: Random, before: str) -> str | None:
 
 @cache
 def _of_prompts(tool: str) -> tuple[str, ...]:
-    files = (PAPER_PROMPTS / f"{tool}.txt", PROMPTS / f"{tool}.txt")
+    files = (BUILT_IN_FOLDER / f"{tool}.txt", PROMPTS / f"{tool}.txt")
     return tuple(file.read_text("utf-8").partition("Input:")[0].strip() + "\n" for file in files)
 
 

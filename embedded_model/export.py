@@ -1,19 +1,61 @@
-"""Write model folders for `AutoModelForCausalLM`, read them as the start of a run, and average them."""
+"""Write model folders for `AutoModelForCausalLM`, tokenizer included; start a run from one; average several."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import GPTJConfig, GPTJForCausalLM
+from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedTokenizerFast
 
 from embedded_model.network import GPTJ, ModelShape
 from embedded_model.optimizer import WeightAverage
-from embedded_model.tokenizer import save_tokenizer
 from toolformer_dag.files import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+PIECES = r" (?:19\d\d|20[0-3]\d)(?![.,]?\p{N})| ?\p{L}+| ?\p{N}| ?->| ?[^\s\p{L}\p{N}]|\s"
+# Trained merges of a frequent text would come anyway; these must exist whatever the text is.
+MARKS = tuple(f"{space}{mark}" for space in ("", " ") for mark in (*"0123456789", "[", "]", "(", ")", "->"))
+WANTED = (*MARKS, *(f" {year}" for year in range(1900, 2040)))
+
+
+def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
+    """Train a byte-level tokenizer of `size` tokens, fewer where the texts are too short; it can encode any byte.
+
+    With special tokens it adds END_OF_TEXT before a text, as in training.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(_with_wanted(texts), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+    )
+    return tokenizer
+
+
+def _with_wanted(texts: Iterable[str]) -> Iterator[str]:
+    yield from texts
+    yield from ["".join(WANTED) * 10] * 1_000
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=positions,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.save_pretrained(str(folder))
 
 
 def export_model(model: GPTJ, tokenizer: Tokenizer, folder: Path) -> None:
@@ -70,12 +112,11 @@ def names_in_transformers(name: str) -> tuple[str, ...]:
 
 
 WEIGHTS = "model.safetensors"
-FILES = ("config.json", "tokenizer.json", WEIGHTS)
 
 
 def shape_of(folder: Path) -> ModelShape:
     """Read the shape of a model folder; raises UserError where it has none, or another architecture."""
-    missing = [name for name in FILES if not (folder / name).is_file()]
+    missing = [name for name in ("config.json", "tokenizer.json", WEIGHTS) if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder} has no {', '.join(missing)}; name a folder that `embedded train` wrote")
     config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -104,12 +145,12 @@ def load_weights(folder: Path, model: GPTJ) -> None:
     model.load_state_dict(ours)
 
 
-def mean_model(models: Sequence[Path], out: Path) -> Path:
+def mean_model(starts: Sequence[Path], out: Path) -> Path:
     """Export the mean of model folders to `out`; return `out`. One of the models should have started from another.
 
     Raises UserError for a folder without a model, and where shapes or tokenizers differ.
     """
-    first, *others = models
+    first, *others = starts
     for other in others:
         if shape_of(other) != shape_of(first):
             raise UserError(f"{other} has another shape than {first}; name models of one size")
@@ -119,7 +160,7 @@ def mean_model(models: Sequence[Path], out: Path) -> Path:
             )
     model = GPTJ(shape_of(first))
     average = WeightAverage(model, power=0)
-    for number, folder in enumerate(models, 1):
+    for number, folder in enumerate(starts, 1):
         load_weights(folder, model)
         average.add(model, number)
     model.load_state_dict(average.tensors)

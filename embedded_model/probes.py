@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 import polars as pl
 
-from embedded_model.demonstrations import NAMES, PAPER_PROMPTS
+from embedded_model.demonstrations import NAMES
 from embedded_model.real_gold import RealGold
 from embedded_model.real_text import RealText, load_real_text
 from toolformer_dag.evaluation.language_modeling import perplexity
@@ -21,6 +21,7 @@ from toolformer_dag.synthetic.phenomena import phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart
 from toolformer_dag.synthetic.world import the_world
+from toolformer_dag.tools.registry import BUILT_IN_FOLDER
 
 KEPT = 0.5  # a gain that counts as kept in the shares, the paper's smallest tau_f
 
@@ -102,7 +103,7 @@ def evaluate(folder: Path, real_text: Sequence[Path], texts: int = 200, seed: in
     unseen = {tool: synthetic_golds(tool, texts, "corpus", "unseen", seed) for tool in NAMES}
     sources = {"synthetic, seen wordings": seen, "synthetic, unseen wordings": unseen}
     found = {}
-    for name, prompts in (("the synthetic world's prompts", PROMPTS), ("the paper's prompts (A.2)", PAPER_PROMPTS)):
+    for name, prompts in (("the synthetic world's prompts", PROMPTS), ("the paper's prompts (A.2)", BUILT_IN_FOLDER)):
         places = [
             probe_places(engine, (prompts / f"{tool}.txt").read_text("utf-8").strip() + "\n", golds)
             for tool, golds in seen.items()

@@ -49,11 +49,6 @@ OUTRIGHT = (" The answer is", " Answer:", " It is", "", " I think it is", " They
 TRIES = 12
 LARGEST = 20_000  # characters; longer pages are drawn no more often than pages of this length
 WINDOW = 2000  # characters of a page that are looked at for a place
-LENGTHS = (150, 250, 400, 700)
-
-
-Dated = tuple[str, int, date]
-"""A mention of a date: the passage that has it, and the character offset."""
 
 
 class RealGold:
@@ -152,13 +147,14 @@ def _outright(random: Random, text: str, hit: re.Match[str], asked: str) -> Phen
 
 def _around(random: Random, tool: str, text: str, place: int, call: tuple[str, str, str]) -> Phenomenon:
     """Cut an excerpt; `call` is (input, result, answer). The place moves before the space that precedes it."""
-    cut, offset = excerpt(random, text, place, random.choice(LENGTHS))
+    cut, offset = excerpt(random, text, place, random.choice((150, 250, 400, 700)))
     offset -= cut[:offset].endswith(" ")
     asked, result, answer = call
     return Phenomenon(tool, cut[:offset], cut[offset:], asked, result, answer, "")
 
 
-def _dates(page: Page) -> Iterator[Dated]:
+def _dates(page: Page) -> Iterator[tuple[str, int, date]]:
+    """Yield the mentions of a date: the passage that has it, the character offset, and the date."""
     for _, text in page.passages:
         said = ((hit.start(), _day(hit)) for hit in DATE.finditer(text))
         yield from ((text, place, day) for place, day in said if day is not None)
@@ -242,15 +238,12 @@ def excerpt(random: Random, text: str, place: int, characters: int) -> tuple[str
     """Return about so many characters of whole sentences around `place`, and the offset of the place in them."""
     starts = [0, *(end.end() for end in SENTENCE_END.finditer(text))]
     before = [start for start in starts if place - characters // 2 <= start <= place]
-    start = random.choice(before) if before else _word_before(text, max(0, place - characters // 2))
+    middle = max(0, place - characters // 2)
+    word = max(text.rfind(" ", 0, middle), text.rfind("\n", 0, middle)) + 1
+    start = random.choice(before) if before else word
     ends = [end for end in (*starts[1:], len(text)) if place < end <= start + characters]
     stop = random.choice(ends[-3:]) if ends else start + characters
     return text[start:stop].rstrip(), place - start
-
-
-def _word_before(text: str, place: int) -> int:
-    """Return the offset at which the word around `place` begins."""
-    return max(text.rfind(" ", 0, place), text.rfind("\n", 0, place)) + 1
 
 
 def sentences(text: str) -> list[str]:

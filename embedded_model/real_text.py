@@ -1,9 +1,7 @@
 """Load real English text for pretraining (CCNet shards, Wikipedia passages, phrases), held-out text apart."""
 
-import csv
 import gzip
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from toolformer_dag.files import UserError
-from toolformer_dag.identity import file_hash
-from toolformer_dag.identity import fingerprint as content_hash
+from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.shard_reader import read_documents
 from toolformer_dag.tools.passages import read_passages
@@ -60,9 +57,9 @@ def load_real_text(paths: Sequence[Path], *, held_out: bool = False) -> RealText
     return RealText(tuple(web), tuple(articles), tuple(phrases))
 
 
-def fingerprint(paths: Sequence[Path]) -> str | None:
+def real_text_fingerprint(paths: Sequence[Path]) -> str | None:
     """Return a hash of the files' content, in order; None without paths. Raises UserError."""
-    return content_hash([file_hash(file) for path in paths for file in _files(path)]) if paths else None
+    return fingerprint([file_hash(file) for path in paths for file in _files(path)]) if paths else None
 
 
 def is_held_out(text: str) -> bool:
@@ -94,8 +91,8 @@ def _articles(file: Path) -> Iterator[Page]:
 
 
 def _phrases(file: Path) -> Iterator[tuple[str, str, str]]:
-    with gzip.open(file, "rb") as stream:
-        rows = csv.reader(io.TextIOWrapper(stream, "utf-8"), delimiter="\t", quoting=csv.QUOTE_NONE)
-        for language, foreign, english in rows:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            language, foreign, english = line.rstrip("\n").split("\t")
             if language != "lang" and max(len(foreign), len(english)) <= LONGEST_PHRASE:
                 yield language, foreign, english

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from random import Random
 
 import torch
@@ -12,7 +13,6 @@ from embedded_model import real_gold as real
 from embedded_model import synthetic_documents as synthetic
 from embedded_model.demonstrations import PretrainingDocument
 from embedded_model.network import EmbeddedTraining
-from embedded_model.tokenizer import encode
 from toolformer_dag.synthetic.world import World
 
 LOOK_AHEAD = 24
@@ -38,9 +38,7 @@ def _row(source: Iterator[list[int]], length: int, short: int) -> list[int]:
     return row[:length]
 
 
-KIND_WEIGHTS = (40, 35, 25)  # repeats, echoes, recall
 ECHOES_ONLY = 0.7  # of the boot camp
-ECHOED = 4  # tokens of the longest segment that is said again at once
 BOOT_SEGMENT, LATER_SEGMENT = 16, 40  # tokens of the longest segment, in the boot camp and in the mix
 
 
@@ -59,7 +57,7 @@ def boot_camp_row(random: Random, vocabulary: int, length: int, progress: float)
 
 def copy_document(random: Random, vocabulary: int, longest: int) -> list[int]:
     """Return a copy document; its segments have 2 to `longest` tokens."""
-    kind = random.choices((_repeats, _echo, _recall), KIND_WEIGHTS)[0]
+    kind = random.choices((_repeats, _echo, _recall), (40, 35, 25))[0]
     return kind(random, vocabulary, longest)
 
 
@@ -78,8 +76,8 @@ def _repeats(random: Random, vocabulary: int, longest: int) -> list[int]:
 
 
 def _echo(random: Random, vocabulary: int, _longest: int) -> list[int]:
-    """Repeat a few tokens at once, as an answer follows a result."""
-    segment = _tokens(random, vocabulary, 2, ECHOED)
+    """Repeat up to four tokens at once, as an answer follows a result."""
+    segment = _tokens(random, vocabulary, 2, 4)
     document = _tokens(random, vocabulary, 0, 4) + segment
     for _ in range(random.randint(1, 3)):
         document += _tokens(random, vocabulary, 0, 2) + segment
@@ -95,18 +93,20 @@ def _recall(random: Random, vocabulary: int, _longest: int) -> list[int]:
     return [token for pair in [*pairs, *random.choices(pairs, k=2 * len(pairs))] for token in pair]
 
 
-SYNTHETIC_KINDS = (
-    synthetic.plain,
-    synthetic.note_then_text,
-    synthetic.noted,
-    synthetic.told_before,
-    synthetic.demonstrate,
-)
-SYNTHETIC_EARLY_WEIGHTS = (12, 30, 38, 0, 20)
-SYNTHETIC_LATE_WEIGHTS = (12, 24, 32, 18, 14)
-REAL_KINDS = (real.plain, real.note_then_text, real.told_before, real.demonstrate)
-REAL_EARLY_WEIGHTS = (40, 42, 0, 18)
-REAL_LATE_WEIGHTS = (34, 28, 26, 12)
+SYNTHETIC_MIX = {
+    synthetic.plain: (12, 12),
+    synthetic.note_then_text: (30, 24),
+    synthetic.noted: (38, 32),
+    synthetic.told_before: (0, 18),
+    synthetic.demonstrate: (20, 14),
+}
+REAL_MIX = {
+    real.plain: (40, 34),
+    real.note_then_text: (42, 28),
+    real.told_before: (0, 26),
+    real.demonstrate: (18, 12),
+}
+"""Kinds of documents with their weights, early and late in a run."""
 TOKENIZER_TEXTS = 6_000
 WORLD_STEPS = 20
 
@@ -120,15 +120,13 @@ def mixed_documents(
     demonstrations: the model learns first where calls begin, then to use results.
     """
     world = _world(1 + step // WORLD_STEPS)
-    synthetic_weights = SYNTHETIC_LATE_WEIGHTS if late else SYNTHETIC_EARLY_WEIGHTS
-    real_weights = REAL_LATE_WEIGHTS if late else REAL_EARLY_WEIGHTS
+    synthetic_weights = [weights[late] for weights in SYNTHETIC_MIX.values()]
+    real_weights = [weights[late] for weights in REAL_MIX.values()]
     while True:
         if real_text is not None and random.random() < real_share:
-            real_kind = random.choices(REAL_KINDS, real_weights)[0]
-            yield real_kind(random, real_text)
+            yield random.choices(list(REAL_MIX), real_weights)[0](random, real_text)
         else:
-            synthetic_kind = random.choices(SYNTHETIC_KINDS, synthetic_weights)[0]
-            yield synthetic_kind(random, world)
+            yield random.choices(list(SYNTHETIC_MIX), synthetic_weights)[0](random, world)
 
 
 def tokenizer_texts(real_text: real.RealGold | None, seed: int, real_share: float) -> list[str]:
@@ -146,9 +144,7 @@ def _world(seed: int) -> World:
 
 BOOT_LENGTH = 64
 SHORT, LONG = 512, 1024
-LONG_EVERY = 4  # every fourth step has the long rows
 COPY_SHARE = 0.05
-ENCODED_AT_ONCE = 8
 
 
 def batch(
@@ -160,7 +156,7 @@ def batch(
         rows = range(settings.lane_tokens // BOOT_LENGTH)
         vocabulary, progress = settings.shape.vocabulary, step / settings.boot_steps
         return torch.tensor([boot_camp_row(random, vocabulary, BOOT_LENGTH + 1, progress) for _ in rows])
-    length = LONG if step % LONG_EVERY == 0 else SHORT
+    length = LONG if step % 4 == 0 else SHORT
     drawn = mixed_documents(real_text, random, step, settings.real_share, late=step >= settings.early * settings.steps)
     documents = _encoded(random, drawn, tokenizer, settings.shape.vocabulary)
     return torch.tensor(pack(documents, settings.lane_tokens // length, length + 1, SHORT + 1))
@@ -169,8 +165,12 @@ def batch(
 def _encoded(
     random: Random, drawn: Iterator[PretrainingDocument], tokenizer: Tokenizer, vocabulary: int
 ) -> Iterator[list[int]]:
+    """Yield the token ids of each document after the token that begins a text (id 0), now and then a copy document."""
     while True:
-        for document in encode(tokenizer, [next(drawn) for _ in range(ENCODED_AT_ONCE)]):
+        some = list(islice(drawn, 8))
+        pieces = [piece for document in some for piece in document]
+        encodings = iter(tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
+        for document in some:
             if random.random() < COPY_SHARE:
                 yield [0, *copy_document(random, vocabulary, LATER_SEGMENT)]
-            yield document
+            yield [0, *(token for _ in document for token in next(encodings).ids)]

@@ -33,9 +33,6 @@ KEPT_SUMS = 0.7  # of the sums keep the words that tell the operation
 DATE_WORDS = frozenset(("day", "weekday", "week", "month", "year", "date", "full", "complete"))  # they ask for a form
 
 
-FILLER_LISTS = ("persons", "groups", "verbs", "places", "adverbials", "remarks")
-
-
 def blurred(random: Random, gold: Phenomenon) -> Phenomenon:
     """Replace some plain words before the place; a question inside the input changes with them.
 
@@ -67,7 +64,8 @@ def repeats_question(gold: Phenomenon) -> bool:
 
 @cache
 def _words() -> tuple[str, ...]:
-    texts = [text for name in FILLER_LISTS for text in word_list("filler", name)]
+    lists = ("persons", "groups", "verbs", "places", "adverbials", "remarks")
+    texts = [text for name in lists for text in word_list("filler", name)]
     return tuple(sorted({word for text in texts for word in PLAIN_WORD.findall(text)}))
 
 

@@ -14,13 +14,12 @@ from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 from torch import Tensor, multiprocessing
 
-from embedded_model.export import WEIGHTS, export_model, load_weights, shape_of
+from embedded_model.export import WEIGHTS, export_model, load_weights, shape_of, train_tokenizer
 from embedded_model.network import GPTJ, EmbeddedTraining
 from embedded_model.optimizer import MuonAdamW, SharedGradients, WeightAverage
 from embedded_model.real_gold import read_real_gold
-from embedded_model.real_text import fingerprint as real_text_fingerprint
+from embedded_model.real_text import real_text_fingerprint
 from embedded_model.stream import batch, tokenizer_texts
-from embedded_model.tokenizer import train_tokenizer
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import fast_dtype

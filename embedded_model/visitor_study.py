@@ -24,7 +24,6 @@ from toolformer_dag.synthetic.world import the_world
 
 Split = Literal["guide", "measured", "fresh"]
 SKILLS = ("calculator", "calendar", "machine_translation", "facts")
-ANSWER_LEAD = " The answer is"
 
 NUMBERS: Mapping[str, tuple[Operation, Numbers]] = {
     "a + b": ("+", "count"),
@@ -80,7 +79,7 @@ def _question(random: Random, skill: str, kind: str, wording: str) -> BenchmarkQ
 def led(benchmark: Benchmark) -> Benchmark:
     """Put `The answer is` behind every question mark and full stop that ends a question."""
     asked = [
-        replace(one, prompt=one.prompt + ANSWER_LEAD) if one.prompt.endswith(("?", ".", "!")) else one
+        replace(one, prompt=one.prompt + " The answer is") if one.prompt.endswith(("?", ".", "!")) else one
         for one in benchmark.questions
     ]
     return replace(benchmark, questions=tuple(asked))

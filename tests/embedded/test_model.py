@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from embedded_model.demonstrations import NAMES, PAPER_PROMPTS
+from embedded_model.demonstrations import NAMES
+from embedded_model.export import WANTED
 from embedded_model.probes import probe_gains, probe_places, synthetic_golds
 from embedded_model.real_text import load_real_text
-from embedded_model.tokenizer import WANTED
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.weights import parameters
 from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.synthetic import MODEL, PROMPTS, SMALL_MODEL
+from toolformer_dag.tools.registry import BUILT_IN_FOLDER
 
 FOLDERS = {"model": MODEL, "model_small": SMALL_MODEL}
 TEXTS = 24
@@ -45,7 +46,7 @@ def test_marks_of_calls_are_tokens_and_texts_begin_with_the_special_token(engine
 @pytest.mark.parametrize("tool", NAMES)
 @pytest.mark.parametrize("prompts", ["synthetic", "paper"])
 def test_a_prompt_makes_calls_begin_where_they_belong(engine: Engine, tool: str, prompts: str) -> None:
-    path = PROMPTS / f"{tool}.txt" if prompts == "synthetic" else PAPER_PROMPTS / f"{tool}.txt"
+    path = PROMPTS / f"{tool}.txt" if prompts == "synthetic" else BUILT_IN_FOLDER / f"{tool}.txt"
     probe = probe_places(engine, path.read_text("utf-8").strip() + "\n", synthetic_golds(tool, TEXTS, "evaluation"))
     assert probe["at_place"] > 0.3
     assert probe["elsewhere"] < 0.1 * probe["at_place"]

@@ -40,7 +40,7 @@ def test_the_command_runs_the_line_and_prints_every_table(tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     tables = [block for block in done.stdout.split("\n\n") if block.startswith("|")]
-    asked = next(table for table in tables if "unfiltered corpus" in table)
+    asked = next(table for table in tables if "| unseen | Toolformer |" in table)
     assert all(tool in asked.splitlines()[0] for tool in TOOLS)
     assert [line.count("(") for line in asked.splitlines()[2:] if "| Toolformer |" in line] == [5, 5]
     assert "Probability of ` [` under the paper's prompts" in done.stdout

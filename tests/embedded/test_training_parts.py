@@ -18,14 +18,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from embedded_model.demonstrations import NAMES, guessed_input, note, with_notes
-from embedded_model.export import export_model
+from embedded_model.export import WANTED, export_model, save_tokenizer, train_tokenizer
 from embedded_model.network import GPTJ, SHAPES, ModelShape
 from embedded_model.optimizer import WeightAverage, orthogonal
 from embedded_model.real_gold import excerpt, read_real_gold
 from embedded_model.real_text import HELD_OUT_SHARDS, is_held_out, load_real_text
 from embedded_model.stream import boot_camp_row, mixed_documents, pack
 from embedded_model.synthetic_documents import blurred
-from embedded_model.tokenizer import WANTED, save_tokenizer, train_tokenizer
 from toolformer_dag.files import UserError
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.world import the_world

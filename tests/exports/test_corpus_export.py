@@ -11,11 +11,10 @@ from datasets import load_dataset
 
 from tests.command_line import cli
 from tests.runs.conftest import World, by_machine
-from toolformer_dag.exports.corpus_export import corpus_reasons, export_corpus
-from toolformer_dag.exports.corpus_texts import InconsistentCorpus, corpus_texts
+from toolformer_dag.exports.corpus_export import corpus_reasons, corpus_texts, export_corpus
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
 from toolformer_dag.exports.forms import chat_form, preference_form, text_form
-from toolformer_dag.files import UserError
+from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import WarehouseError
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.texts.calls import take_out
@@ -185,11 +184,11 @@ def test_another_form_or_a_lost_file_is_out_of_date(plan: Plan, tmp_path: Path) 
 def test_texts_and_calls_of_different_runs_are_refused(own_world: World) -> None:
     plan = Plan.of(own_world.settings())
     database = plan.settings.paths.warehouse
-    with pytest.raises(InconsistentCorpus, match="run `toolformer-dag run`"):
+    with pytest.raises(StorageError, match="run `toolformer-dag run`"):
         list(corpus_texts(database, {"calculator": "Calculator"}))  # calls to a tool that is in no setting
     with duckdb.connect(str(database)) as connection:
         connection.execute("DELETE FROM filtered_calls WHERE tool = 'calculator'")
-    with pytest.raises(InconsistentCorpus, match="has other calls than filtered_calls"):
+    with pytest.raises(StorageError, match="has other calls than filtered_calls"):
         list(corpus_texts(database, {"calculator": "Calculator", "sums": "Search"}))
     with pytest.raises(WarehouseError, match="no warehouse"):
         list(corpus_texts(own_world.folder / "none.duckdb", {}))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_llama_tokenizer, make_tiny_tokenizer
 from tests.runs.conftest import World
-from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall, corpus_texts
+from toolformer_dag.exports.corpus_export import corpus_texts, export_corpus
 from toolformer_dag.exports.forms import (
-    IGNORED,
     INSTRUCTION,
+    CorpusText,
+    ScoredCall,
     chat_form,
     conversation,
     masked_form,
@@ -26,6 +26,7 @@ from toolformer_dag.exports.forms import (
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
+from toolformer_dag.training.sequences import IGNORED
 
 NAMES = ["Calculator", "QA"]
 PIECES = [" [", "]", "QA(", "->", " ", "\n", "é", "e\u0301", "😀", "\u202e", "東", "x", "\x00", "1", " 12", "ﬁ"]

@@ -12,7 +12,7 @@ from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.sections import TrainingSettings
 from toolformer_dag.training.sequences import batch_order, examples, packed, training_steps, windows
 from toolformer_dag.training.trainer import device_batch
-from toolformer_dag.training.training_run import TrainingError
+from toolformer_dag.training.training_report import TrainingError
 
 
 @given(st.lists(st.integers(), min_size=2, max_size=60), st.integers(2, 20))

@@ -26,10 +26,10 @@ from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.trainer import prepare, token_perplexity
-from toolformer_dag.training.training_report import read_report
-from toolformer_dag.training.training_run import (
+from toolformer_dag.training.training_report import (
     TrainingError,
     last_complete_checkpoint,
+    read_report,
 )
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
@@ -195,8 +195,8 @@ def test_the_window_of_the_attention_shortens_no_sequence(
     config = tmp_path / "base" / "config.json"
     windowed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
     config.write_text(json.dumps(json.loads(config.read_text()) | windowed))
-    prepared = prepare(ModelSettings(name=str(tmp_path / "base")), TEXTS, HELDOUT, SETTINGS, tmp_path / "run", None)
-    assert prepared.train.split == 0 and max(len(ids) for [ids] in prepared.train.sequences) > 8
+    _, train, _ = prepare(ModelSettings(name=str(tmp_path / "base")), TEXTS, HELDOUT, SETTINGS, tmp_path / "run")
+    assert train.split == 0 and max(len(ids) for [ids] in train.sequences) > 8
 
 
 def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path: Path) -> None:

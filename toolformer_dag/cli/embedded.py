@@ -63,7 +63,8 @@ def train(
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
     settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
-    typer.echo(run(settings, folder, real_text or (), show, processes, None if start is None else _model(start)))
+    begin = None if start is None else _folder_of(start)
+    typer.echo(run(settings, folder, real_text or (), show, processes, begin))
 
 
 @app.command()
@@ -77,7 +78,7 @@ def mean(
     """
     from embedded_model.export import mean_model
 
-    typer.echo(mean_model(list(map(_model, models)), folder))
+    typer.echo(mean_model([_folder_of(name) for name in models], folder))
 
 
 @app.command()
@@ -109,9 +110,9 @@ def evaluate(
     load_real_text(paths, held_out=True)  # a wrong path is told now, not after hours
     lines = [study_settings(folder.absolute(), seed, named, documents, questions) for seed in range(seeds)]
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
-        pending = [pool.submit(_seed, settings, seed) for seed, settings in enumerate(lines)]
-        _show(probe(_model(named), paths, texts))
-        outcomes, perplexities = zip(*[one.result() for one in pending], strict=True)
+        measured = pool.map(_run_and_measure, lines)
+        _show(probe(_folder_of(named), paths, texts))
+        outcomes, perplexities = zip(*measured, strict=True)
     _show(study_tables(pl.concat(outcomes), pl.concat(perplexities)))
 
 
@@ -139,21 +140,21 @@ def visitor(
     _show({f"A visitor's questions, {wordings}": visitor_table(visitor_outcomes(settings, asked, wordings, each))})
 
 
-def _model(name: str) -> Path:
+def _folder_of(model: str) -> Path:
     from toolformer_dag.model.weights import model_name
     from toolformer_dag.settings.sections import ModelSettings
 
-    return Path(model_name(ModelSettings(name=name)))
+    return Path(model_name(ModelSettings(name=model)))
 
 
-def _seed(settings: "Settings", seed: int) -> "tuple[pl.DataFrame, pl.DataFrame]":
+def _run_and_measure(settings: "Settings") -> "tuple[pl.DataFrame, pl.DataFrame]":
     """In a process of its own: a line has its own Dagster instance."""
     from embedded_model.effect_study import measure
     from toolformer_dag.cli.project import Project
 
     os.environ["DAGSTER_HOME"] = str(settings.root / ".dagster")
     Project.of(settings).run(training=True).raise_for_failures()
-    return measure(settings, seed)
+    return measure(settings)
 
 
 def _show(tables: "dict[str, pl.DataFrame]") -> None:

@@ -103,7 +103,7 @@ class Project:
         fit into memory.
         """
         if training and self.stale().keys() & set(TRAINED):
-            from toolformer_dag.training.memory_need import check_finetuning
+            from toolformer_dag.training.launch import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
         end_dead_runs(self.instance)

@@ -1,6 +1,6 @@
 """Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -81,12 +81,7 @@ class Asking:
     withheld: frozenset[str]
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines a generation besides prompt and context; tools are included for k > 0.
-
-        Raises ValueError for a model without an identity: its generations could not be told from another model's.
-        """
-        if not self.language_model.identity:
-            raise ValueError(f"{self.language_model.name} has no identity; load it with load_identified")
+        """Return what determines a generation besides prompt and context; tools are included for k > 0."""
         weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
         decoding = determining(self.settings.decoding, but=("k", "calls"))
         written = {"model": weights, **decoding, "decoding": DECODING}
@@ -101,8 +96,13 @@ class Asking:
             "withheld": sorted(self._not_called),
         }
 
-    def write(self, prompts: Sequence[str], contexts: Sequence[str]) -> list[Generation]:
-        """Generate a text per prompt; `contexts` are ISO dates for the calendar, else empty."""
+    def write(
+        self, prompts: Sequence[str], contexts: Sequence[str], max_new_tokens: int | None = None
+    ) -> list[Generation]:
+        """Generate a text per prompt; `contexts` are ISO dates for the calendar, else empty.
+
+        `max_new_tokens`: by default decoding's.
+        """
         return generate(
             self.language_model,
             prompts,
@@ -110,7 +110,7 @@ class Asking:
             k=self.k,
             calls=self.settings.decoding.calls,
             withheld=self._not_called,
-            max_new_tokens=self.settings.decoding.max_new_tokens,
+            max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
             max_call_tokens=self.settings.sampling.max_call_tokens,
             contexts=contexts,
             limits={lane.tool.name: lane.limits for lane in self.lanes},
@@ -130,11 +130,6 @@ ROW = pl.Schema(
 )
 
 
-def generation_store(lake: Lake, asking: Asking) -> RowStore:
-    """Open the store of all generations with the identity of `asking`. Raises WriteError."""
-    return lake.rows(GENERATIONS, asking.identity(), KEY, ROW)
-
-
 def generations(
     store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion]
 ) -> tuple[list[Generation], pl.DataFrame]:
@@ -148,7 +143,8 @@ def generations(
     missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
     generated = [_generated(store, asking, missing[at : at + CHUNK]) for at in range(0, missing.height, CHUNK)]
     fresh = pl.concat([ROW.to_frame(), *generated])
-    found = dict(_read(pl.concat([fresh, store.stored(requested)])))
+    rows = pl.concat([fresh, store.stored(requested)]).iter_rows(named=True)
+    found = {(row["prompt"], row["context"]): _generation(row) for row in rows}
     if damaged := requested.height - len(found):
         raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
     return [found[pair] for pair in pairs], fresh
@@ -168,10 +164,9 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
     return frame
 
 
-def _read(rows: pl.DataFrame) -> Iterator[tuple[tuple[str, str], Generation]]:
-    for row in rows.iter_rows(named=True):
-        calls = tuple(DecodedCall(**call) for call in row.pop("calls"))
-        yield (row.pop("prompt"), row.pop("context")), Generation(**row, calls=calls)
+def _generation(row: Mapping[str, Any]) -> Generation:
+    calls = tuple(DecodedCall(**call) for call in row["calls"])
+    return Generation(row["text"], row["plain"], calls, row["tokens"], row["reason"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +190,7 @@ def benchmark_outcomes(
     Generations in the lake from earlier runs are reused and judged again. Raises StorageError, WriteError.
     """
     asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld)
-    store = generation_store(Lake.of(settings.paths), asking)
+    store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
     lane_of = {lane.tool.name: lane.key for lane in lanes}
     written, fresh = generations(store, asking, benchmark.questions)
     outcomes = [judge(benchmark, number, condition, text, lane_of) for number, text in enumerate(written, 1)]

@@ -47,7 +47,6 @@ SIGN = r"(?:(?<!\w)[-\u2212])?"  # not the hyphen of `COVID-19`
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|{SIGN}\.\d+")
 EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not the `=` in `width=300` or `?id=77`
 WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+(?:(?<!\d)[+#]+)?")
-HALF_A_HUNDREDTH = Decimal("0.005")
 
 
 def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
@@ -67,7 +66,7 @@ in_first_twenty_words: Rule = partial(in_first_words, words=20)
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
     """Judge ASDiv, SVAMP and MAWPS: compare the predicted number with the answers, within 0.005."""
     found = predicted_number(output)
-    return found is not None and any(abs(found - number) <= HALF_A_HUNDREDTH for number in map(_number, answers))
+    return found is not None and any(abs(found - number) <= Decimal("0.005") for number in map(_number, answers))
 
 
 def predicted_number(output: str) -> Decimal | None:

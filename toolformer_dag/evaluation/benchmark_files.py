@@ -217,8 +217,8 @@ def mathematics(context: str, question: str) -> str:
 
 
 def question_answering(question: str) -> str:
-    """Format the prompt of WebQuestions, Natural Questions, TriviaQA and Dateset (appendix C.3)."""
-    return f"Answer the following question: {with_question_mark(question)}"
+    """Format the prompt of WebQuestions, Natural Questions, TriviaQA and Dateset (appendix C.3); it ends with `?`."""
+    return f"Answer the following question: {question.rstrip().removesuffix('?')}?"
 
 
 def multilingual(paragraph: str, question: str) -> str:
@@ -227,12 +227,6 @@ def multilingual(paragraph: str, question: str) -> str:
         f"Your task is to answer a question based on the following paragraph: {paragraph} "
         f"Now answer the following question in English: {question}"
     )
-
-
-def with_question_mark(question: str) -> str:
-    """Add a question mark where there is none."""
-    stripped = question.rstrip()
-    return stripped if stripped.endswith("?") else f"{stripped}?"
 
 
 WIKITEXT = "give wiki.test.tokens or a similar file"

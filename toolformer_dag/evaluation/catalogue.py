@@ -26,25 +26,23 @@ READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
     "dateset": lambda _: [dateset()],
 }
 """Readers by name: `lama`, `mawps` and `mlqa` read a folder, `dateset` ignores its path, the others read a file."""
-GENERATED = ("dateset",)
 READING = 7  # raise this when the same files would give other questions, or the same output another judgement
 
 
 def read_benchmark(name: str, path: Path) -> list[Benchmark]:
     """Read a benchmark; the list has an entry per subset or language. Raises BenchmarkError."""
-    _check_known(name)
-    return READERS[name](path)
+    return _reader(name)(path)
 
 
 def benchmark_identity(name: str, path: Path) -> str:
     """Return a hash of the benchmark's files, or `made` for a generated benchmark. Raises BenchmarkError."""
-    _check_known(name)
-    return "made" if name in GENERATED else content(path)
+    return "made" if _reader(name) is READERS["dateset"] else content(path)
 
 
-def _check_known(name: str) -> None:
+def _reader(name: str) -> Callable[[Path], list[Benchmark]]:
     if name not in READERS:
         raise BenchmarkError(f"there is no benchmark {name!r}; known: {', '.join(READERS)}")
+    return READERS[name]
 
 
 WITHHELD = {"wiki_search": frozenset({"QA"})}

@@ -8,7 +8,7 @@ Choices where the paper gives no details:
 - There are 500 current dates, as in the text. All variants over 200 dates would also give the sizes of Table 11.
 """
 
-from calendar import monthrange
+from calendar import MONDAY, THURSDAY, monthrange
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -17,9 +17,6 @@ from random import Random
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words
 from toolformer_dag.evaluation.benchmark_files import question_answering
 from toolformer_dag.synthetic.today import MONTHS, WEEK_DAYS
-
-MONDAY, THURSDAY = 0, 3
-JUNETEENTH_SINCE = 2021
 
 
 def holidays(year: int) -> dict[str, date]:
@@ -37,7 +34,7 @@ def holidays(year: int) -> dict[str, date]:
         "Thanksgiving": _nth(year, 11, THURSDAY, 4),
         "Christmas": date(year, 12, 25),
     }
-    return {name: day for name, day in days.items() if name != "Juneteenth" or year >= JUNETEENTH_SINCE}
+    return {name: day for name, day in days.items() if name != "Juneteenth" or year >= 2021}
 
 
 def _nth(year: int, month: int, weekday: int, n: int) -> date:
@@ -67,7 +64,6 @@ def back(day: date, count: int, unit: str) -> date:
 
 DATES = 500
 FIRST, LAST = date(2013, 1, 1), date(2022, 12, 31)
-FOUR_YEARS = 1461
 RELATIVE = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2}
 
 
@@ -100,7 +96,7 @@ def dateset(seed: int = 0) -> Benchmark:
 
 
 def _dates(random: Random, current: date) -> Dates:
-    past, future = (timedelta(days=random.randint(1, FOUR_YEARS)) for _ in range(2))
+    past, future = (timedelta(days=random.randint(1, 1461)) for _ in range(2))
     return Dates(current, current - past, current + future)
 
 

@@ -15,8 +15,7 @@ from datasets import Dataset
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from toolformer_dag.decoding.generation import Generation
-from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.files import UserError
@@ -55,12 +54,12 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         Raises SettingsError, ModelError, ToolError.
         """
         super().__init__()
-        self._settings = load_settings(Path(config) if config else None)
-        self._lanes = [lane.at_inference() for lane in lanes(self._settings)]
-        self._model = load_model(self._settings.model, model or finetuned_or_base(self._settings))
-        self._k = self._settings.decoding.k if k is None else int(k)
-        self._withheld = frozenset(filter(None, withheld.split("+")))
-        self._max_new_tokens = int(max_new_tokens or self._settings.decoding.max_new_tokens)
+        settings = load_settings(Path(config) if config else None)
+        self._model = load_model(settings.model, model or finetuned_or_base(settings))
+        called = [lane.at_inference() for lane in lanes(settings)]
+        k = settings.decoding.k if k is None else int(k)
+        self._asking = Asking(settings, called, self._model, k, frozenset(withheld.split("+")))
+        self._max_new_tokens = int(max_new_tokens or settings.decoding.max_new_tokens)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return what was written behind each prompt, without the calls, up to the task's first stop string.
@@ -71,7 +70,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         written: dict[int, str] = {}
         for limit in sorted(set(limits)):
             places = [at for at, one in enumerate(limits) if one == limit]
-            found = self._generated([requests[at] for at in places], limit)
+            prompts = [requests[at].args[0] for at in places]
+            found = self._asking.write(prompts, [_context(requests[at].doc) for at in places], limit)
             written |= {at: _until(one.plain, requests[at].args[1]) for at, one in zip(places, found, strict=True)}
         for at, request in enumerate(requests):
             self.cache_hook.add_partial("generate_until", request.args, written[at])
@@ -81,20 +81,6 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         if options.get("do_sample") or (options.get("temperature") or 0) > 0:
             raise UserError("decoding with tools is greedy; give the task do_sample=False and temperature=0")
         return int(options.get("max_gen_toks") or options.get("max_new_tokens") or self._max_new_tokens)
-
-    def _generated(self, requests: Sequence[Any], max_new_tokens: int) -> list[Generation]:
-        return generate(
-            self._model,
-            [request.args[0] for request in requests],
-            {lane.tool.name: lane.tool for lane in self._lanes},
-            k=self._k,
-            calls=self._settings.decoding.calls,
-            withheld=self._withheld & {lane.tool.name for lane in self._lanes},
-            max_new_tokens=max_new_tokens,
-            max_call_tokens=self._settings.sampling.max_call_tokens,
-            contexts=[str((request.doc or {}).get("context") or "") for request in requests],
-            limits={lane.tool.name: lane.limits for lane in self._lanes},
-        )
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return log p of each continuation in nats, and whether it is what greedy decoding without calls writes.
@@ -154,6 +140,10 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
         "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
         "metadata": {},
     }
+
+
+def _context(document: dict[str, Any] | None) -> str:
+    return str((document or {}).get("context") or "")
 
 
 def _until(text: str, options: dict[str, Any]) -> str:

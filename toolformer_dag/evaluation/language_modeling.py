@@ -23,14 +23,12 @@ PIECES = 256
 class Perplexity:
     """The summed loss `nats` of `tokens` predicted tokens in texts of `utf8_bytes` bytes.
 
-    `left_out`: the number of tokens that a disabled model cannot write (` [`); they are not predicted. `error`: the
-    standard error of the nats per token with texts as the sample; None for fewer than two texts.
+    `error`: the standard error of the nats per token with texts as the sample; None for fewer than two texts.
     """
 
     nats: float
     tokens: int
     utf8_bytes: int
-    left_out: int
     error: float | None = None
 
     @property
@@ -61,7 +59,7 @@ def perplexity(
       with the window before.
     - The first token of a text without BOS is not predicted.
     - `disabled` sets the probability of ` [` to 0 (of its last token after the others). Where a text holds ` [`, this
-      token is left out and counted. Compare only models with the same `disabled`.
+      token is left out. Compare only models with the same `disabled`.
     - `backend` runs the model; by default transformers.
 
     Raises ValueError where nothing can be predicted.
@@ -73,7 +71,7 @@ def perplexity(
     pieces = [(piece, text) for text, ids in enumerate(rows) for piece in windows(ids, length)]
     pieces.sort(key=lambda one: len(one[0]))
     start = encoding.start if disabled else []
-    nats, tokens, left_out = np.zeros(len(texts)), np.zeros(len(texts), np.int64), 0
+    nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     for first in range(0, len(pieces), PIECES):
         some = pieces[first : first + PIECES]
         answers = backend.log_probabilities([_query(piece, start) for piece, _ in some])
@@ -81,12 +79,10 @@ def perplexity(
             losses = _losses(piece, found.astype(np.float64), start)
             nats[text] += losses.sum()
             tokens[text] += len(losses)
-            left_out += len(found) - len(losses)
     predicted = int(tokens.sum())
     if not predicted:
         raise ValueError("no text has two tokens: there is nothing to predict")
-    utf8_bytes = len("".join(texts).encode())
-    return Perplexity(float(nats.sum()), predicted, utf8_bytes, left_out, _error(nats, tokens))
+    return Perplexity(float(nats.sum()), predicted, len("".join(texts).encode()), _error(nats, tokens))
 
 
 def _error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:

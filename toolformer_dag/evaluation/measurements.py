@@ -228,22 +228,21 @@ def _ask(
     """Ask every model; note in `weights` what each is."""
     from toolformer_dag.evaluation.asking import benchmark_outcomes, compared, condition_count
 
-    named = {name: model.name for name, model in plan.settings.evaluation.models.items()}
-
-    lanes = plan.inference_lanes
+    settings, lanes = plan.settings, plan.inference_lanes
 
     def ask(model: "LanguageModel", conditions: list[Condition]) -> "Iterator[AskedBenchmark]":
         for condition in conditions:
-            base = folder_name(named.get(condition.of_model, plan.settings.model.name))
-            weights[condition.of_model] = base, sum(weight.numel() for weight in model.model.parameters())
+            named = settings.evaluation.models.get(condition.of_model, settings.model)
+            parameters = sum(weight.numel() for weight in model.model.parameters())
+            weights[condition.of_model] = folder_name(named.name), parameters
             for benchmark in benchmarks:
-                yield benchmark_outcomes(plan.settings, lanes, model, condition, benchmark)
+                yield benchmark_outcomes(settings, lanes, model, condition, benchmark)
 
     asked: list[AskedBenchmark] = []
-    for group in compared(plan.settings, ask):
+    for group in compared(settings, ask):
         check_outage(group.outcomes)
         asked.append(group)
-        progress(len(asked), condition_count(plan.settings) * len(benchmarks))
+        progress(len(asked), condition_count(settings) * len(benchmarks))
     return asked
 
 

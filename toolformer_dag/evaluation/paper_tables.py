@@ -8,6 +8,7 @@ import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -19,20 +20,6 @@ from toolformer_dag.lake.queries import quoted, rows, sql_text
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
 PAPER, DASH = "the paper", "–"
-FIGURE_COLUMNS = {
-    "paper_table": "number of the table of the paper, 2 to 9",
-    "measure": "what is told: accuracy, `with a call`, `called Calculator`, perplexity and so on",
-    "model": "name of the model in the paper",
-    "item": "benchmark, tool (Table 2) or corpus (Table 8)",
-    "at": "tau_f (Table 2) or k of decoding (Table 9); null elsewhere",
-    "figure": "the figure; shares in per cent",
-    "place": "place of its row in the paper's table, from 0",
-}
-EXAMPLE_COLUMNS = {
-    "tool": "name of the tool in the paper",
-    "call": "the call with its result",
-    "delta": "L- - L+, nats",
-}
 BENCHMARK_COLUMNS = {
     "figures_of": "`ours` or `the paper`",
     "model": "condition of the model; in the paper's rows its name there",
@@ -44,7 +31,23 @@ BENCHMARK_COLUMNS = {
     "high": "upper end of its 95 % interval (Wilson), per cent",
     "calls": "questions with a call, per cent",
 }
-"""Comments of the columns of Tables 3 to 7."""
+COLUMN_COMMENTS = {
+    "paper_figures": {
+        "paper_table": "number of the table of the paper, 2 to 9",
+        "measure": "what is told: accuracy, `with a call`, `called Calculator`, perplexity and so on",
+        "model": "name of the model in the paper",
+        "item": "benchmark, tool (Table 2) or corpus (Table 8)",
+        "at": "tau_f (Table 2) or k of decoding (Table 9); null elsewhere",
+        "figure": "the figure; shares in per cent",
+        "place": "place of its row in the paper's table, from 0",
+    },
+    "paper_examples": {
+        "tool": "name of the tool in the paper",
+        "call": "the call with its result",
+        "delta": "L- - L+, nats",
+    },
+} | {f"table_{number}": BENCHMARK_COLUMNS for number in range(3, 8)}
+"""Comments of the columns, by view."""
 
 
 def paper_figures() -> Iterator[tuple[int, str, str, str, float | None, float, int]]:
@@ -63,11 +66,9 @@ def _views() -> str:
     """Return the statements that make paper_figures and paper_examples, then those of paper_tables.sql."""
     figures = ", ".join(map(_row, paper_figures()))
     examples = ", ".join(_row((one["tool"], one["call"], one["delta"])) for one in FIGURES["example"])
-    commented = {"paper_figures": FIGURE_COLUMNS, "paper_examples": EXAMPLE_COLUMNS}
-    commented |= {f"table_{number}": BENCHMARK_COLUMNS for number in range(3, 8)}
     comments = [
         f'COMMENT ON COLUMN {view}."{column}" IS {quoted(comment)};'
-        for view, columns in commented.items()
+        for view, columns in COLUMN_COMMENTS.items()
         for column, comment in columns.items()
     ]
     return f"""
@@ -142,12 +143,8 @@ def _beside(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
     return wide.select("model", *(pl.col(name).alias(head) for name, head in headed.items()))
 
 
-def _accuracies(rows: pl.DataFrame) -> pl.DataFrame:
-    return _beside(rows, "benchmark", _interval("accuracy"))
-
-
-def _perplexities(rows: pl.DataFrame) -> pl.DataFrame:
-    return _beside(rows, "source", _interval("perplexity"))
+_accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(_beside, item="benchmark", cell=_interval("accuracy"))
+_perplexities = partial(_beside, item="source", cell=_interval("perplexity"))
 
 
 def _examples(rows: pl.DataFrame) -> pl.DataFrame:

@@ -34,7 +34,6 @@ from toolformer_dag.evaluation.benchmark_files import (
     records,
 )
 
-LAMA_WITHHELD = frozenset({"WikiSearch"})
 GOOGLE_RE = {  # LAMA's scripts/run_experiments.py
     "/people/person/place_of_birth": "[X] was born in [Y] .",
     "/people/person/date_of_birth": "[X] (born [Y]).",
@@ -57,7 +56,7 @@ def lama(folder: Path) -> list[Benchmark]:
             {file: json_lines(file) for file in files(folder / subset, "*.jsonl")},
             make,
             in_first_five_words,
-            LAMA_WITHHELD,
+            frozenset({"WikiSearch"}),
         )
         for name, subset, make in subsets
     ]
@@ -90,9 +89,6 @@ def _lama_question(masked: str, answer: str) -> QuestionOrReason:
     return BenchmarkQuestion(completion(match[1]), (answer,), "question_answering")
 
 
-BLANK = "_X_"
-
-
 def templama(file: Path) -> list[Benchmark]:
     """Read TempLAMA, a question per query and year.
 
@@ -103,7 +99,7 @@ def templama(file: Path) -> list[Benchmark]:
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
-    before, blank, after = record["query"].partition(BLANK)
+    before, blank, after = record["query"].partition("_X_")
     if not blank or after.strip(" ."):
         return "mask_not_last"
     answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
@@ -112,7 +108,6 @@ def _templama_question(record: Any) -> QuestionOrReason:
     return BenchmarkQuestion(completion(before.rstrip()), names, "calendar", new_year, record["relation"])
 
 
-OPEN_QUESTIONS_WITHHELD = frozenset({"QA"})
 DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')  # an answer in Lisp syntax
 
 
@@ -142,7 +137,7 @@ def trivia_qa(file: Path) -> list[Benchmark]:
 def _open_benchmark(
     name: str, file: Path, found: Iterable[Any], convert: Callable[[Any], QuestionOrReason], known: str
 ) -> list[Benchmark]:
-    return [benchmark(name, {file: found}, convert, in_first_twenty_words, OPEN_QUESTIONS_WITHHELD, known)]
+    return [benchmark(name, {file: found}, convert, in_first_twenty_words, frozenset({"QA"}), known)]
 
 
 OPEN = "question or qText with a list answer, answers or golden_answers"
@@ -237,8 +232,8 @@ def _mlqa(file: Path) -> Benchmark:
 def _in_english(file: Path, english: Path) -> Benchmark:
     """Read the questions of `file` in English; those without an English one are left out."""
     name, pairs = _named_pairs(file)
-    in_english = {_id(english, pair): pair for pair in _named_pairs(english)[1]}
-    found = [in_english.get(_id(file, pair) or ABSENT) for pair in pairs]
+    in_english = {pair[0]: pair for pair in _named_pairs(english)[1]}
+    found = [in_english.get(pair[0] or ABSENT) for pair in pairs]
     named = f"{name} ({_language(file)}{ALL_ENGLISH}"
     return benchmark(named, {english: found}, lambda pair: _mlqa_question(pair) if pair else ABSENT, in_first_ten_words)
 
@@ -246,27 +241,22 @@ def _in_english(file: Path, english: Path) -> Benchmark:
 ABSENT = "not_in_english"
 
 
-def _id(file: Path, pair: tuple[str, Any]) -> str | None:
-    with expect_shape(str(file)):
-        found: str | None = pair[1].get("id")
-        return found
-
-
-def _named_pairs(file: Path) -> tuple[str, list[tuple[str, Any]]]:
-    """Return the name of the benchmark, and its pairs of paragraph and question."""
+def _named_pairs(file: Path) -> tuple[str, list[tuple[Any, str, Any]]]:
+    """Return the name of the benchmark, and its pairs of paragraph and question, each after the question's id."""
     content = json_file(file)
     articles = list_in(content, file, "data")
     name = "XQuAD in MLQA's form" if str(content.get("version", "")).startswith("xquad") else "MLQA"
     return name, [pair for number, each in enumerate(articles, 1) for pair in _pairs(f"{file}, article {number}", each)]
 
 
-def _pairs(where: str, article: Any) -> list[tuple[str, Any]]:
+def _pairs(where: str, article: Any) -> list[tuple[Any, str, Any]]:
     with expect_shape(where):
-        return [(part["context"], question) for part in article["paragraphs"] for question in part["qas"]]
+        paragraphs = article["paragraphs"]
+        return [(each.get("id"), part["context"], each) for part in paragraphs for each in part["qas"]]
 
 
-def _mlqa_question(pair: tuple[str, Any]) -> QuestionOrReason:
-    paragraph, record = pair
+def _mlqa_question(pair: tuple[Any, str, Any]) -> QuestionOrReason:
+    _, paragraph, record = pair
     answers = tuple(answer["text"] for answer in record["answers"])
     prompt = multilingual(paragraph.strip(), record["question"].strip())
     return BenchmarkQuestion(prompt, answers, "machine_translation")

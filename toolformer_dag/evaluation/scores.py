@@ -76,23 +76,14 @@ class QuestionOutcome:
     gold: tuple[str, ...]
     written: str
     plain: str
+    called: str | None
+    call_input: str | None
+    call_result: str | None
     calls: tuple[DecodedCall, ...]
     reason: str | None
     right_tool: bool | None
     correct: bool
     tokens: int
-
-    @property
-    def called(self) -> str | None:
-        return self.calls[0].tool or None if self.calls else None
-
-    @property
-    def call_input(self) -> str | None:
-        return self.calls[0].input if self.calls else None
-
-    @property
-    def call_result(self) -> str | None:
-        return self.calls[0].result if self.calls else None
 
 
 def judge(
@@ -109,6 +100,7 @@ def judge(
     question = benchmark.questions[number - 1]
     called = {lane_of.get(call.tool) for call in generation.calls}
     reasons = [call.reason for call in generation.calls if call.reason is not None]
+    first = next(iter(generation.calls), None)
     return QuestionOutcome(
         benchmark=benchmark.name,
         question=number,
@@ -121,6 +113,9 @@ def judge(
         gold=question.answers,
         written=generation.text,
         plain=generation.plain,
+        called=(first.tool or None) if first else None,
+        call_input=first.input if first else None,
+        call_result=first.result if first else None,
         calls=generation.calls,
         reason=reasons[0] if reasons else generation.reason,
         right_tool=question.tool in called if question.tool else None,
@@ -187,11 +182,7 @@ Weights = tuple[str, int]
 
 def outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
     """Return a row per question and condition."""
-    rows = [
-        {name: getattr(outcome, name) for name in OUTCOME_SCHEMA} | {"calls": [asdict(call) for call in outcome.calls]}
-        for outcome in outcomes
-    ]
-    return pl.DataFrame(rows, schema=OUTCOME_SCHEMA)
+    return pl.DataFrame([asdict(outcome) for outcome in outcomes], schema=OUTCOME_SCHEMA)
 
 
 def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = MappingProxyType({})) -> pl.DataFrame:

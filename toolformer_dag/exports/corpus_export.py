@@ -1,37 +1,54 @@
-"""C* as a Hugging Face data set in a folder, in one of four forms."""
+"""C* as a Hugging Face data set in a folder, in one of four forms; read from the warehouse as a stream."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from toolformer_dag.exports import corpus_texts, dataset_folder
-from toolformer_dag.exports.dataset_card import CITATION, TOOL_TITLES, columns_table, header, lane_cells, table
 from toolformer_dag.exports.dataset_folder import (
     CARD,
+    CITATION,
     DATA,
+    GROUP_ROWS,
+    LAYOUT,
+    TOOL_TITLES,
     Exported,
     ExportError,
+    columns_table,
     damage,
+    header,
+    lane_cells,
     read_exported,
     refuse_foreign,
     replacing,
+    table,
     write_record,
     write_splits,
 )
-from toolformer_dag.exports.forms import Form
+from toolformer_dag.exports.forms import CorpusText, Form, ScoredCall
+from toolformer_dag.files import StorageError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
-from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.lake.queries import run_sql, sql_text
 from toolformer_dag.lake.record import changes
-from toolformer_dag.lake.warehouse import WarehouseError, query
+from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
 
 READ = ("settings", "raw_shards", "loss_deltas", "swapped_results", "filtered_calls", "augmented_corpus")
 """What the data set depends on, of the tables that the warehouse copied."""
+SQL = sql_text(__package__, "corpus_texts.sql")
+TEXTS = """
+SELECT c.digest, c.segment, c.shard, c."offset", c.text, c.text_with_calls, c.calls, c.split, d.url, kept, least_helpful
+FROM augmented_corpus AS c
+LEFT JOIN (SELECT shard, digest, url FROM documents) AS d USING (shard, digest)
+LEFT JOIN kept_in_text USING (digest, segment)
+LEFT JOIN least_helpful_in_text USING (digest, segment)
+ORDER BY c.digest, c.segment
+"""
 FIGURES = """
 SELECT lanes.tool, lanes.tau_f, kept.calls AS kept, CASE WHEN NOT too_few_swaps THEN by_chance END AS by_chance
 FROM lanes
@@ -43,7 +60,6 @@ SELECT DISTINCT language
 FROM augmented_corpus JOIN (SELECT shard, digest, language FROM documents) USING (shard, digest)
 WHERE language IS NOT NULL ORDER BY language
 """
-LANGUAGE_CODE = re.compile("[a-z]{2,3}")
 CARD_TEXT = Template(sql_text(__package__, "corpus_card.md"))
 TITLE = "Toolformer C*: web text with tool calls"
 
@@ -53,14 +69,14 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
 
     The warehouse is what is read, so every figure is that of the warehouse. `of_the_lake`: the folder is the lake's
     own, which is replaced whatever it holds, and where a data set without rows is one. Raises ExportError where
-    `folder` is not an export's, or nothing is there to export, WarehouseError, InconsistentCorpus, WriteError.
+    `folder` is not an export's, or nothing is there to export, WarehouseError, StorageError, WriteError.
     """
     made_from = corpus_record(plan, form)
     names = {lane.key: lane.tool.name for lane in plan.lanes}
     counts: Counter[tuple[str, str]] = Counter()
 
     def rows() -> Iterator[Mapping[str, Any]]:
-        for text in corpus_texts.corpus_texts(plan.settings.paths.warehouse, names, form.preferences):
+        for text in corpus_texts(plan.settings.paths.warehouse, names, form.preferences):
             counts.update(("calls", call.tool) for call in text.calls)
             counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
             for row in form.rows(text):
@@ -80,8 +96,8 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
 def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
     """Return what determines the files beside the rows of the warehouse."""
     return {
-        "layout": dataset_folder.LAYOUT,
-        "sql": fingerprint([corpus_texts.SQL, corpus_texts.TEXTS, FIGURES, LANGUAGES, CARD_TEXT.template, CITATION]),
+        "layout": LAYOUT,
+        "sql": fingerprint([SQL, TEXTS, FIGURES, LANGUAGES, CARD_TEXT.template, CITATION]),
         "form": form.name,
         "form_settings": dict(form.settings),
         "license": plan.settings.export.license,
@@ -154,7 +170,7 @@ def _told(plan: Plan) -> dict[str, Any]:
 
 def _card(plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
     database, license = plan.settings.paths.warehouse, plan.settings.export.license
-    languages = [code for [code] in query(database, LANGUAGES).iter_rows() if LANGUAGE_CODE.fullmatch(code)]
+    languages = [code for [code] in query(database, LANGUAGES).iter_rows() if re.fullmatch("[a-z]{2,3}", code)]
     told = [(f"`{name}`", value) for name, value in _told(plan).items() if name != "tools"]
     files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
     configs = [{"config_name": "default", "data_files": files}] if files else []
@@ -189,3 +205,40 @@ def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
         threshold = "none certified" if tau_f is None else tau_f
         lines.append((*lane_cells(lane), threshold, *(f"{number:,}" for number in numbers), told))
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
+
+
+def corpus_texts(database: Path, names: Mapping[str, str], preferences: bool = False) -> Iterator[CorpusText]:
+    """Yield the texts of C* by digest and segment; memory holds a batch, and DuckDB what its sorting takes.
+
+    `names`: lane -> the tool's name in the text. `preferences`: also read what preference pairs need. Raises
+    WarehouseError, and StorageError where the texts and the kept calls do not belong together.
+    """
+    with opened(database) as connection:
+        run_sql(connection, SQL, {"preferences": preferences})
+        for batch in connection.sql(TEXTS).to_arrow_reader(GROUP_ROWS):
+            yield from (_text(row, names) for row in batch.to_pylist())
+
+
+def _text(row: Mapping[str, Any], names: Mapping[str, str]) -> CorpusText:
+    scored = _calls(row["kept"], row["offset"], names)
+    kept = {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in scored}
+    text = row["text_with_calls"]
+    try:
+        calls = tuple(kept[placed] for placed in placed_calls(text, names.values()))
+        if len(calls) != row["calls"] or take_out(text, names.values()) != row["text"]:
+            raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
+    except (KeyError, ValueError) as error:
+        raise StorageError(
+            f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
+            f"filtered_calls ({error}); run `toolformer-dag run`, then export again"
+        ) from error
+    origin = (row["digest"], row["segment"], row["shard"], row["url"], row["split"])
+    rivals = tuple(_calls(row["least_helpful"], row["offset"], names))
+    return CorpusText(*origin, text, row["text"], calls, rivals)
+
+
+def _calls(rows: Collection[Mapping[str, Any]] | None, offset: int, names: Mapping[str, str]) -> Iterator[ScoredCall]:
+    for row in rows or ():
+        if row["tool"] in names:
+            fields = {name: value for name, value in row.items() if name != "char_offset"}
+            yield ScoredCall(name=names[row["tool"]], offset=row["char_offset"] - offset, **fields)

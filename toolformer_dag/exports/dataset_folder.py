@@ -1,7 +1,7 @@
 """A data set in a folder: Parquet files, a card, and the record by which an export knows the folder as its own."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 
 from toolformer_dag.files import UserError, WriteError, locked, replace_folder, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.pipeline.plan import Lane
 
 RECORD, CARD, DATA = "export.json", "README.md", "data"
 LAYOUT = 1
@@ -80,7 +82,8 @@ def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, An
 
     A split without rows has no file: `load_dataset` cannot read an empty one.
     """
-    plain = pa.schema([field.with_type(_storage(field.type)) for field in schema])
+    json = pa.list_(pa.json_())  # pyarrow makes no list of JSON from Python's values, but casts text to one
+    plain = pa.schema([field.with_type(pa.list_(pa.string())) if field.type == json else field for field in schema])
     files: dict[str, ParquetFiles] = {}
     remaining = iter(rows)
     while some := list(islice(remaining, GROUP_ROWS)):
@@ -90,11 +93,6 @@ def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, An
     for one in files.values():
         one.close()
     return {split: files[split].rows for split in sorted(files, reverse=True)}
-
-
-def _storage(kind: pa.DataType) -> pa.DataType:
-    """Text in place of JSON: pyarrow makes no list of JSON from Python's values, but casts to one."""
-    return pa.list_(pa.string()) if kind == pa.list_(pa.json_()) else kind
 
 
 @contextmanager
@@ -172,3 +170,49 @@ def refuse_foreign(folder: Path) -> None:
         raise ExportError(f"{folder} holds {foreign[0]}, which no export wrote; {remedy}")
     if CARD in found and stream_hash(folder / CARD) != exported.files[CARD][1]:
         raise ExportError(f"{folder / CARD} was edited since it was exported; {remedy}")
+
+
+SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10**7, "1M<n<10M"))
+CITATION = sql_text(__package__, "citation.md")
+TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
+"""Of `lane_cells`, and the threshold that was applied."""
+
+
+def header(
+    title: str,
+    license: str,
+    languages: Sequence[str],
+    rows: int,
+    configs: Sequence[Mapping[str, Any]],
+    task: str | None,
+) -> str:
+    """Return the YAML header, which `load_dataset` and the hub read. `configs`: those without files are left out."""
+    from huggingface_hub import DatasetCardData
+
+    data = DatasetCardData(
+        pretty_name=title,
+        license=license,
+        language=list(languages) or None,
+        size_categories=[next((name for limit, name in SIZES if rows < limit), "n>10M")],
+        task_categories=[task] if task else None,
+        tags=["toolformer", "tool-use"],
+        configs=[dict(config) for config in configs] or None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def columns_table(schema: pa.Schema) -> str:
+    """Return a Markdown table of the columns with their comments, which also tell the fields of structs and lists."""
+    rows = [(f"`{one.name}`", str(one.type).partition("<")[0], one.metadata[b"comment"].decode()) for one in schema]
+    return table(("column", "type", "meaning"), rows)
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *lines))
+
+
+def lane_cells(lane: Lane) -> tuple[object, ...]:
+    """Return what every table of tools tells of a lane first."""
+    return f"`{lane.key}`", lane.tool.name, lane.tau_s, lane.k, lane.m

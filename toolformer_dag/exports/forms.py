@@ -9,14 +9,58 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.settings.sections import FormName
-from toolformer_dag.texts.calls import API_END
+from toolformer_dag.texts.calls import API_END, Call, format_call
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCall:
+    """A scored call in a text. `tool`, `shard`, `segment`, `position` and `sample`, with the text's digest: its key.
+
+    `name`: the tool's name in the text; `offset`: the character of the text without calls before which it stands.
+    """
+
+    tool: str
+    name: str
+    shard: str
+    segment: int
+    position: int
+    sample: int
+    offset: int
+    input: str
+    result: str
+    delta: float
+    loss_empty: float
+    loss_call: float
+    loss_result: float
+
+    def written(self) -> str:
+        """Return e(c, r)."""
+        return format_call(Call(self.name, self.input), self.result)
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusText:
+    """A text of C*: x* (`text`), x (`plain`), its calls in order. `segment`: its number in the document.
+
+    `least_helpful`: of each tool and position the scored call with the smallest delta, kept or not; empty unless asked.
+    """
+
+    digest: str
+    segment: int
+    shard: str
+    url: str | None
+    split: str
+    text: str
+    plain: str
+    calls: tuple[ScoredCall, ...]
+    least_helpful: tuple[ScoredCall, ...] = ()
+
 
 JOIN_CALLS = """\
 SELECT row.digest, call.input, call.delta, scored.delta
@@ -24,7 +68,6 @@ FROM (SELECT digest, unnest(calls) AS call FROM 'FOLDER/data/*.parquet') AS row
 JOIN loss_deltas AS scored
   ON (scored.tool, scored.shard, scored.digest, scored.segment, scored.position, scored.sample)
    = (call.tool, call.shard, row.digest, call.segment, call.position, call.sample)"""
-JOIN_PAIRS = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +151,13 @@ def text_form() -> Form:
     return Form("text", schema, rows, told)
 
 
-IGNORED = -100
-
-
 def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> Form:
     """Return token sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
 
     A token that holds a character of a result has the label -100, so it is read and not predicted. The paper predicts
     results too. A longer text becomes several rows (`window`), each of which begins with the last token before it.
     """
-    from toolformer_dag.training.sequences import windows
+    from toolformer_dag.training.sequences import IGNORED, windows
 
     identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
     eos = encoding.tokenizer.eos_token_id
@@ -164,7 +204,6 @@ def _within(starts: Any, length: int, spans: Sequence[tuple[int, int]]) -> Any:
     return np.any(held, axis=0) if held else np.zeros(len(starts), bool)
 
 
-REJECTED_CALL, NO_CALL = "rejected_call", "no_call"
 PREFERENCES = pa.schema(
     [
         _column("prompt", pa.string(), "the text before the call"),
@@ -206,7 +245,8 @@ def preference_form(tau_f: Mapping[str, float]) -> Form:
             if _is_worse(rival, chosen, tau_f[rival.tool]):
                 yield _pair(text, rival, chosen)
 
-    return Form("preference", PREFERENCES, rows, PREFERENCES_TOLD, {"tau_f": dict(tau_f)}, JOIN_PAIRS, preferences=True)
+    join = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")
+    return Form("preference", PREFERENCES, rows, PREFERENCES_TOLD, {"tau_f": dict(tau_f)}, join, preferences=True)
 
 
 def _is_worse(rival: ScoredCall, chosen: ScoredCall | None, tau_f: float) -> bool:
@@ -220,10 +260,10 @@ def _is_worse(rival: ScoredCall, chosen: ScoredCall | None, tau_f: float) -> boo
 
 def _pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None) -> Mapping[str, Any]:
     rest = text.plain[rival.offset :]
-    pair = {"kind": NO_CALL, "chosen": rest, "margin": rival.loss_result - rival.loss_empty, "chosen_call": None}
+    pair = {"kind": "no_call", "chosen": rest, "margin": rival.loss_result - rival.loss_empty, "chosen_call": None}
     if chosen is not None:
         pair = {
-            "kind": REJECTED_CALL,
+            "kind": "rejected_call",
             "chosen": chosen.written() + rest,
             "margin": rival.loss_result - chosen.loss_result,
             "chosen_call": asdict(chosen),

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.exports.dataset_card import CITATION, TOOL_TITLES, lane_cells, table
+from toolformer_dag.exports.dataset_folder import CITATION, TOOL_TITLES, lane_cells, table
 from toolformer_dag.files import unsealed
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import sql_text

@@ -5,13 +5,14 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from toolformer_dag.exports.dataset_card import columns_table, header
 from toolformer_dag.exports.dataset_folder import (
     CARD,
     DATA,
     GROUP_ROWS,
     Exported,
     ParquetFiles,
+    columns_table,
+    header,
     refuse_foreign,
     replacing,
     write_record,
@@ -20,7 +21,6 @@ from toolformer_dag.lake.queries import quoted
 from toolformer_dag.lake.warehouse import opened
 from toolformer_dag.lake.warehouse_filling import RULE, VIEWS
 
-LOAD = "load.sql"
 ABOUT = """\
 The tables of a Toolformer run (Schick et al. 2023), with the comments of every column. Each table is a config:
 
@@ -47,7 +47,7 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
     with opened(database) as connection, replacing(folder) as fresh:
         schemas = {name: _schema(connection, name, comment) for name, comment in _tables(connection)}
         rows = {name: _write(connection, name, schema, fresh) for name, schema in schemas.items()}
-        (fresh / LOAD).write_text("\n".join([_load(schemas), views, *_view_comments(connection)]) + "\n", "utf-8")
+        (fresh / "load.sql").write_text("\n".join([_load(schemas), views, *_view_comments(connection)]) + "\n", "utf-8")
         (fresh / CARD).write_text(_card(schemas, rows, license), "utf-8")
         versions = dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
         return write_record(fresh, rows, {"settings": {"license": license}, "inputs": versions})

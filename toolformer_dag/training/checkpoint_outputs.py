@@ -20,8 +20,8 @@ from toolformer_dag.training.training_report import (
     card_is_lost,
     checkpoint_folder,
     read_report,
+    run_identity,
 )
-from toolformer_dag.training.training_run import run_identity
 
 CHECKPOINTS = {
     "finetuned_checkpoint": ("text_with_calls", "M finetuned on C*: Toolformer (paper, section 2)."),

@@ -16,24 +16,19 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.loading import from_hub
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
-from toolformer_dag.training.trainer import Measured, Prepared, StepProgress, prepare, world_size
+from toolformer_dag.training.sequences import Examples
+from toolformer_dag.training.trainer import Measured, StepProgress, prepare, world_size
 from toolformer_dag.training.training_report import (
-    TrainingReport,
-    curves,
-    publish,
-    read_report,
-    remove_partial,
-    write_record,
-)
-from toolformer_dag.training.training_run import (
     NOT_WEIGHTS,
     TrainingError,
+    TrainingReport,
+    curves,
     partial_folder,
+    publish,
+    read_report,
     run_identity,
+    write_record,
 )
-
-LIBRARIES = ("torch", "transformers", "accelerate")
-"""Their versions are recorded beside a checkpoint; they are no part of its identity."""
 
 
 def finetune(
@@ -67,12 +62,11 @@ def finetune(
         return finished
     folder = partial_folder(out, name)
     began = time.monotonic()
-    prepared = prepare(base, texts, heldout, settings, folder, progress, measured)
-    checkpoint = prepared.checkpoint
+    trainer, train, checkpoint = prepare(base, texts, heldout, settings, folder, progress, measured)
     try:
-        prepared.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        report = _report(prepared, name, time.monotonic() - began)
-        _finish(prepared.trainer, base, settings, folder / "final", out, report, {"fingerprint": name, **identity})
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        report = _report(trainer, train, name, time.monotonic() - began)
+        _finish(trainer, base, settings, folder / "final", out, report, {"fingerprint": name, **identity})
     except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
         told = _of_the_disk(folder, checkpoint, error)
         if told is None:
@@ -104,8 +98,8 @@ def _of_the_disk(folder: Path, checkpoint: Path | None, error: Exception) -> Tra
     return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
 
 
-def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
-    state = prepared.trainer.state
+def _report(trainer: Any, train: Examples, name: str, seconds: float) -> TrainingReport:
+    state = trainer.state
     losses, heldout = curves(state.log_history)
     if state.best_global_step is None:
         raise TrainingError(
@@ -115,15 +109,15 @@ def _report(prepared: Prepared, name: str, seconds: float) -> TrainingReport:
         fingerprint=name,
         steps=state.global_step,
         best_step=state.best_global_step,
-        texts=prepared.train.texts,
-        examples=len(prepared.train.sequences),
-        split_texts=prepared.train.split,
-        empty_texts=prepared.train.empty,
-        tokens=prepared.train.tokens,
+        texts=train.texts,
+        examples=len(train.sequences),
+        split_texts=train.split,
+        empty_texts=train.empty,
+        tokens=train.tokens,
         seconds=seconds,
-        device=str(prepared.trainer.args.device),
+        device=str(trainer.args.device),
         processes=world_size(),
-        divided=is_divided(list(prepared.trainer.model.parameters())),
+        divided=is_divided(list(trainer.model.parameters())),
         losses=losses,
         heldout=heldout,
     )
@@ -148,9 +142,9 @@ def _finish(
         else:
             merged(base, settings, best).save_pretrained(final)
             trainer.processing_class.save_pretrained(final)
-        write_record(final, report, {**identity, "versions": {library: version(library) for library in LIBRARIES}})
+        versions = {library: version(library) for library in ("torch", "transformers", "accelerate")}
+        write_record(final, report, {**identity, "versions": versions})  # they are no part of its identity
         publish(final, out)
-        remove_partial(out)
     trainer.accelerator.wait_for_everyone()
 
 

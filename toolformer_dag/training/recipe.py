@@ -1,4 +1,4 @@
-"""The model as a recipe trains it: float32 or bfloat16 weights, LoRA adapters, or a share of the weights (FSDP)."""
+"""The model as a recipe trains it: float32 or bfloat16, LoRA adapters, or a share of weights and moments (FSDP)."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from toolformer_dag.model.loading import DTYPES, fit_threads, from_hub
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
-from toolformer_dag.training.training_run import TrainingError
+from toolformer_dag.training.training_report import SHARES, TrainingError
 
 
 def is_composite(base: ModelSettings) -> bool:
@@ -182,3 +186,52 @@ def _fix_generation(generation: Any) -> None:
 def is_divided(parameters: Sequence[Any]) -> bool:
     """Return whether a process holds only a share of the weights."""
     return any(hasattr(weight, "to_local") for weight in parameters)
+
+
+def save_shares(args: Any, folder: Path, model: Any, optimizer: Any, schedule: Any) -> None:
+    """Write moments, schedule and random states to the folder of a checkpoint; every process calls this.
+
+    The Trainer saves an optimizer as one process sees it, which is a share here.
+    """
+    save(_state(args, model, optimizer, schedule), checkpoint_id=folder / SHARES)
+
+
+class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
+    """Restores what `save_shares` wrote when a run goes on.
+
+    The number of processes may differ; random states of further processes then begin anew.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **trained: Any) -> None:
+        """Read the shares of the checkpoint that the run goes on from."""
+        if not state.global_step:
+            return
+        model, optimizer, schedule = (trained[name] for name in ("model", "optimizer", "lr_scheduler"))
+        restored = _state(args, model, optimizer, schedule)
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / SHARES
+        load(restored, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
+        set_optimizer_state_dict(model, _plain(optimizer), restored["optimizer"])
+        schedule.load_state_dict(restored["schedule"])
+        torch.set_rng_state(restored[_random(args)])
+        if args.device.type == "cuda":
+            torch.cuda.set_rng_state(restored[f"{_random(args)} on its GPU"].cpu())
+
+
+def _state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
+    state = {
+        "optimizer": get_optimizer_state_dict(model, _plain(optimizer)),
+        "schedule": schedule.state_dict(),
+        _random(args): torch.get_rng_state(),
+    }
+    if args.device.type == "cuda":
+        state[f"{_random(args)} on its GPU"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _plain(optimizer: Any) -> Any:
+    """Accelerate's wrapper hides the optimizer that torch knows."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _random(args: Any) -> str:
+    return f"random state of process {args.process_index}"

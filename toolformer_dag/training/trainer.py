@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.loading import context_length, load_config, load_encoding
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.kept_base import KeptBase
-from toolformer_dag.training.recipe import optimizer, trained_model
+from toolformer_dag.training.recipe import RestoredShares, optimizer, save_shares, trained_model
 from toolformer_dag.training.sequences import IGNORED, Examples, batch_order, collate, examples, training_steps
-from toolformer_dag.training.sharded_state import RestoredShares, save_shares
-from toolformer_dag.training.training_run import TrainingError, last_complete_checkpoint
+from toolformer_dag.training.training_report import TrainingError, last_complete_checkpoint
 
 POINTS = 200  # points of the loss curve
 
@@ -144,15 +142,6 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not 
                 self.measured(state.global_step, {name: float(logs[key])})
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A Trainer that is ready to start, its training sequences, and the checkpoint that it goes on from."""
-
-    trainer: Any
-    train: Examples
-    checkpoint: Path | None
-
-
 class _Trainer(Trainer):  # type: ignore[misc]
     """Keeps the base model's predictions where it is told to.
 
@@ -190,8 +179,8 @@ def prepare(
     folder: Path,
     progress: StepProgress | None = None,
     measured: Measured | None = None,
-) -> Prepared:
-    """Build the Trainer of a run, which goes on from the last checkpoint in `folder`.
+) -> tuple[Any, Examples, Path | None]:
+    """Return the Trainer of a run, its training sequences, and the last checkpoint in `folder`, from which it goes on.
 
     Raises TrainingError, ModelError.
     """
@@ -212,7 +201,8 @@ def prepare(
     arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
     _ = arguments.device  # asking for it joins the processes, before weights are divided among them
     model = trained_model(base, settings, world_size() if divided else 1, checkpoint)
-    _remove_invalid_padding(encoding.tokenizer, model)
+    if (encoding.tokenizer.pad_token_id or 0) >= model.get_input_embeddings().num_embeddings:
+        encoding.tokenizer.pad_token = None  # beyond the embedding it would make the checkpoint unloadable
     trainer = _Trainer(
         model=model,
         args=arguments,
@@ -230,10 +220,4 @@ def prepare(
         frozen = trained_model(base, settings, 1, None).to(arguments.device)
         trainer.kept_base = KeptBase(frozen, encoding, settings.keep_base)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
-    return Prepared(trainer, train, checkpoint)
-
-
-def _remove_invalid_padding(tokenizer: Any, model: Any) -> None:
-    """Remove a padding token beyond the embedding: in the config, it would make the checkpoint unloadable."""
-    if (tokenizer.pad_token_id or 0) >= model.get_input_embeddings().num_embeddings:
-        tokenizer.pad_token = None
+    return trainer, train, checkpoint

@@ -1,5 +1,7 @@
-"""The report of a finetuning run, its record beside the weights, and publishing both. Imports no torch."""
+"""A finetuning run on disk: identity, unfinished runs, the report beside the weights. Imports no torch."""
 
+import json
+import logging
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,6 +11,7 @@ from typing import Any
 
 from toolformer_dag.files import (
     FILES,
+    UserError,
     damaged_beside,
     hashes_beside,
     replace_folder,
@@ -16,11 +19,72 @@ from toolformer_dag.files import (
     unsealed,
     write_whole,
 )
-from toolformer_dag.identity import content_hash
+from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.weights import model_identity, model_name
-from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.sections import ModelSettings, Settings, TrainingSettings
+
+
+class TrainingError(UserError):
+    """A finetuning run that cannot start or continue. The message names the problem and the remedy."""
+
+
+def run_identity(
+    base: ModelSettings, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
+) -> Mapping[str, object]:
+    """Return what determines the weights: base model, settings, fingerprints of texts. Raises ModelError."""
+    return {
+        "base": dict(model_identity(model_name(base), base.revision)),
+        "settings": settings.determining(),
+        "texts": fingerprint(list(texts)),
+        "heldout": fingerprint(list(heldout)),
+    }
+
+
+def partial_folder(out: Path, name: str) -> Path:
+    """Return the folder of the unfinished run with the fingerprint `name`, beside its output."""
+    return out.with_name(f"{out.name}.partial-{name}")
+
+
+SHARES = "shares"
+"""Folder within a checkpoint of what its processes hold shares of."""
+NOT_WEIGHTS = (
+    SHARES,
+    "trainer_state.json",
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*",
+)
+"""What a checkpoint of the Trainer holds for resuming alone."""
+
+
+def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
+    """Return the newest complete checkpoint of a run whose weights are divided, or are not; None without any.
+
+    The Trainer writes its state last. A run killed while saving leaves a checkpoint that is not whole, which is
+    skipped; so is one with the other kind of optimizer state, with a warning.
+    """
+    named = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    found = sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    kind = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
+    for checkpoint in filter(_complete, found):
+        if (checkpoint / kind).is_file():
+            return checkpoint
+        logging.getLogger(__name__).warning(
+            "%s was written by one process or by several, the other way round: not gone on from", checkpoint
+        )
+    return None
+
+
+def _complete(checkpoint: Path) -> bool:
+    try:
+        return bool(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return False
+
 
 RECORD, CARD = "training.json", "README.md"
 CARD_TAGS, CARD_SEAL = b"\n- toolformer\n- tool-use\n", re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
@@ -155,17 +219,16 @@ def _sealed_card(text: str) -> bytes:
 
 
 def publish(folder: Path, out: Path) -> None:
-    """Replace `out` by `folder`, whose files get the mode of the record: safetensors writes for its owner alone."""
+    """Replace `out` by `folder`, and remove all unfinished runs beside it.
+
+    The files get the mode of the record: safetensors writes for its owner alone.
+    """
     mode = (folder / RECORD).stat().st_mode & 0o777
     for file in folder.iterdir():
         file.chmod(mode)
     replace_folder(out, folder)
-
-
-def remove_partial(out: Path) -> None:
-    """Remove all unfinished runs beside `out`, which a published run makes useless."""
-    for folder in out.parent.glob(f"{out.name}.partial-*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    for unfinished in out.parent.glob(f"{out.name}.partial-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
