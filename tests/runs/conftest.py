@@ -22,10 +22,10 @@ from tests.worlds import copy_world, lay_out
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.chunks import InProcess
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import TableReport, update
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -67,7 +67,7 @@ class World:
         plan = self.project(*overrides).plan
         tables = {output.name: output for output in table_outputs(plan)}
         worker = Worker(plan)
-        lent = InProcess(worker, tables)
+        lent = Workers(worker, tables, in_process)
         reports = [update(worker, lent, output, lambda done, total: None) for output in tables.values()]
         return {report.name: report for report in reports if not report.unchanged}
 
