@@ -15,9 +15,8 @@ from assets.small_plots import chance_curves, delta_histogram
 from resources import Compute
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
+from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_told
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.spending import StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
@@ -62,7 +61,7 @@ def table(made: TableOutput) -> Output:
         before = made.table.version()
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
-        _log(context, report)
+        _log(context, made, report)
         cost = _cost(report)
         if cost.tokens or cost.calls or report.data_version != before:
             note_cost(context, lake, cost)
@@ -87,18 +86,22 @@ def table(made: TableOutput) -> Output:
     )
 
 
-def _log(context: dg.AssetExecutionContext, report: TableReport) -> None:
+def _log(context: dg.AssetExecutionContext, table: TableOutput, report: TableReport) -> None:
     """Say in the log what was damaged and what was chosen; tag the run with the settings that changed."""
     for note in report.work.damaged:
         context.log.warning(note)
-    if chosen := report.facts.get(CHOSEN):
+    if chosen := _chosen(table):
         context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
     tag_changes(context, report.differences.settings())
 
 
+def _chosen(table: TableOutput) -> Mapping[str, Any] | None:
+    return chosen_by_chance(table.plan, table.lane) if table.stage.name == "filtered_calls" else None
+
+
 def _cost(report: TableReport) -> StepCost:
-    calls = report.work.counts.get("calls", (0, 0))[0]
-    return StepCost(report.seconds, token_count(report.work.tokens), calls, report.computed, report.reused)
+    work = report.work
+    return StepCost(report.seconds, token_count(work.tokens), work.computed["calls"], report.computed, report.reused)
 
 
 def description(table: TableOutput) -> str:
@@ -126,7 +129,7 @@ def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.Metada
     # each has a row at least, so that more are not opened
     rows = table.table.scan(filled[:PREVIEW_ROWS]) if filled else table.stage.schema.to_frame().lazy()
     more: Mapping[str, Callable[[], Mapping[str, dg.MetadataValue]]] = {
-        "filtered_calls": lambda: _filtered(table, report.facts.get(CHOSEN), sum(report.rows.values())),
+        "filtered_calls": lambda: _filtered(table, _chosen(table), sum(report.rows.values())),
         "swapped_results": lambda: _kept_by_chance(table),
         "augmented_corpus": lambda: _examples(table),
     }

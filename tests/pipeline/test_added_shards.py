@@ -232,6 +232,7 @@ CHANGES: dict[str, tuple[dict[str, Shard], list[set[str]]]] = {
 """What is published, and the shards whose rows are replaced; for the first the file is built from nothing."""
 
 
+@pytest.mark.long
 def test_the_rows_of_changed_shards_alone_are_replaced_and_a_damaged_file_is_built_from_nothing(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def test_odd_answers_are_stored_with_what_can_be_read_of_them(new_line: NewLine)
     line = new_line("one")
     with_tool(line, odd(Odd))
     report = line.update(*BEFORE, "tool_results")["tool_results"]
-    assert report.work.counts["calls"][0] > 3 and report.rejections["not_a_text"] > 0
+    assert report.work.computed["calls"] > 3 and report.rejections["not_a_text"] > 0
     table = line.output("tool_results").table
     found = set(pl.concat([table.read(part) for part in table.parts()]).select("result", "reason", "cost").rows())
     assert found == {("1", None, 0.5), (None, "not_a_text", 0.25), ("2", None, None)}
@@ -66,7 +66,7 @@ def test_answers_before_a_tool_went_down_are_stored_in_the_midst_of_a_chunk(new_
         line.update(*BEFORE, "tool_results")
     line.adapt = lambda lane: lane
     report = line.update("tool_results")["tool_results"]
-    computed, reused = report.work.counts["calls"]
+    computed, reused = report.work.computed["calls"], report.work.reused["calls"]
     assert computed > 0 and reused == RunsOut.credit
 
 

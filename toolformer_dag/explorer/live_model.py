@@ -73,7 +73,7 @@ class LiveModel:
 
             request = ProposalRequest(text, text_digest(text))
             [proposal] = engine.propose(
-                lane.tool.prompt, [request], tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=self.plan.sampling
+                lane.tool.prompt, [request], tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=self.plan.settings.sampling
             )
             if proposal.reason is not None:
                 raise UserError(f"the model does not take this text ({proposal.reason}); give a shorter one")
