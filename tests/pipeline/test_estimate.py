@@ -38,6 +38,7 @@ def assert_forecast(line: Line, found: LaneForecast, storage: float = 0.15) -> N
     assert found.tokens.low < found.tokens.value < found.tokens.high and found.seconds.value > 0
 
 
+@pytest.mark.long
 def test_a_forecast_is_within_15_percent_of_what_the_run_spends_and_its_sample_is_reused(new_line: NewLine) -> None:
     line = filled(new_line, 120, 120)
     first = forecast(line)

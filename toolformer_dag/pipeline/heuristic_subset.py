@@ -94,7 +94,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         )
         sampled = _smallest(hashed, corpus.documents_per_shard, "document_not_sampled", choice.rejected)
         documents = (some.drop("text_digest") for some in sampled)
-    frames = (choice.texts(some) for rows in documents for some in rows.iter_slices(raw_shards.BATCH))
+    batches = (some for rows in documents for some in rows.iter_slices(raw_shards.BATCH))
+    frames: Iterator[pl.DataFrame] = (choice.texts(some) for some in batches)
     if corpus.texts_per_shard is not None:
         frames = _smallest(frames, corpus.texts_per_shard, "not_sampled", choice.rejected)
     return PartRows(frames, choice.rejected, [cuts.name])

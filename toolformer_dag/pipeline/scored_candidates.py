@@ -132,7 +132,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     lacking = pl.concat([asked.unknown.select("text_digest"), missing.select("text_digest")])
     free = claim(claimed, store.samples.name, lacking.unique(maintain_order=True))
     free = free.with_columns(whole=pl.col("text_digest").is_in(asked.unknown["text_digest"].implode()))
-    unknown = free["whole"].sum()
+    unknown = free.filter("whole").height
     payloads = [
         TextChunk(
             chunk.select("text_digest", "text"),
