@@ -64,9 +64,7 @@ class DocumentCuts:
                 fresh.append((*key, self._max_tokens, *columns))
         self._store.append(pl.DataFrame(fresh, schema=CUTS, orient="row"))
         for key, (_, text) in zip(digests, documents, strict=True):
-            fitting = [(offset, length) for offset, length, unfit_tokens in cut[key] if unfit_tokens is None]
-            texts = [Segment(index, at, text[at : at + length]) for index, (at, length) in enumerate(fitting)]
-            yield texts, len(cut[key]) - len(fitting)
+            yield _texts(text, cut[key])
 
 
 def _offsets(piece: Segment | Unfit) -> tuple[int, int, int | None]:
@@ -74,3 +72,10 @@ def _offsets(piece: Segment | Unfit) -> tuple[int, int, int | None]:
     if isinstance(piece, Unfit):
         return piece.offset, piece.length, piece.tokens
     return piece.offset, len(piece.text), None
+
+
+def _texts(text: str, pieces: Sequence[tuple[int, int, int | None]]) -> tuple[list[Segment], int]:
+    """The texts among the pieces of a document, and how many pieces are words that fit none."""
+    fitting = [(offset, length) for offset, length, unfit_tokens in pieces if unfit_tokens is None]
+    texts = [Segment(index, at, text[at : at + length]) for index, (at, length) in enumerate(fitting)]
+    return texts, len(pieces) - len(fitting)
