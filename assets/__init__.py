@@ -12,7 +12,6 @@ from assets.warehouse import SHOWN, paper_assets
 from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.shards import stamps
 from toolformer_dag.pipeline.update import Reasons
 
 
@@ -72,7 +71,7 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
     if context.instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
         return dg.SkipReason("the job is running already")
     graph = outputs(plan)
-    state = fingerprint([{one.name: one.code_version for one in graph}, stamps(plan.shards)])
+    state = fingerprint([{one.name: one.code_version for one in graph}, plan.stamps])
     last = next(iter(context.instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
     if last and last.status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
         return dg.SkipReason("the last run did not succeed, and nothing changed since")

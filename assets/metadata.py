@@ -31,7 +31,7 @@ def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
         "computed": dg.MetadataValue.int(report.computed),
         "reused (cache hits)": dg.MetadataValue.int(report.reused),
         TOKENS: dg.MetadataValue.int(token_count(report.work.tokens)),
-        CALLS: dg.MetadataValue.int(report.work.counts.get("calls", (0, 0))[0]),
+        CALLS: dg.MetadataValue.int(report.work.computed["calls"]),
         UNCHANGED: dg.MetadataValue.bool(report.unchanged),
     }
 

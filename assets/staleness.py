@@ -9,7 +9,6 @@ from assets.metadata import ROWS, counts_table, last_materialization
 from assets.outputs import SHARD_LIST
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.shards import stamps
 from toolformer_dag.pipeline.update import Reasons
 
 VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/input_data_version/"
@@ -73,7 +72,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
         description="The shard files: names, sizes and times of change. The sensor `shard_files` looks at them.",
     )
     def files() -> dg.MaterializeResult:
-        found = stamps(plan.fresh().shards)
+        found = plan.fresh().stamps
         sizes = {name: stamp.get("bytes", 0) for name, stamp in found.items()}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(fingerprint(found)),
@@ -85,7 +84,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
 
 def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:
     """Tell Dagster which shard files there are, where they changed since it was told; return whether they did."""
-    now = {VERSION: fingerprint(stamps(plan.fresh().shards))}
+    now = {VERSION: fingerprint(plan.fresh().stamps)}
     if is_known(instance, SHARDS, now):
         return False
     instance.report_runless_asset_event(dg.AssetMaterialization(SHARDS, tags=now))

@@ -15,9 +15,8 @@ from assets.running import note_cost, progress, tag_changes
 from resources import Compute
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, threshold_told
+from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_told
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
@@ -47,9 +46,9 @@ def table(made: TableOutput) -> Output:
         before = made.table.version()
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
-        _log(context, report)
-        calls = report.work.counts.get("calls", (0, 0))[0]
-        cost = StepCost(report.seconds, token_count(report.work.tokens), calls, report.computed, report.reused)
+        _log(context, made, report)
+        tokens, calls = token_count(report.work.tokens), report.work.computed["calls"]
+        cost = StepCost(report.seconds, tokens, calls, report.computed, report.reused)
         if cost.tokens or cost.calls or report.data_version != before:
             note_cost(context, lake, cost)
         shown = last_metadata(context) if report.unchanged else {}
@@ -73,11 +72,11 @@ def table(made: TableOutput) -> Output:
     )
 
 
-def _log(context: dg.AssetExecutionContext, report: TableReport) -> None:
+def _log(context: dg.AssetExecutionContext, table: TableOutput, report: TableReport) -> None:
     """Say in the log what was damaged and what was chosen; tag the run with the settings that changed."""
     for note in report.work.damaged:
         context.log.warning(note)
-    if chosen := report.facts.get(CHOSEN):
+    if chosen := _chosen(table):
         context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
     tag_changes(context, report.differences.settings())
 
@@ -89,12 +88,16 @@ def _check_results(names: Sequence[str], report: TableReport) -> list[dg.AssetCh
     ]
 
 
+def _chosen(table: TableOutput) -> Mapping[str, Any] | None:
+    return chosen_by_chance(table.plan, table.lane) if table.stage.name == "filtered_calls" else None
+
+
 def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
     filled = [part for part, count in report.rows.items() if count]
     # each has a row at least, so that more are not opened
     rows = table.table.scan(filled[:PREVIEW_ROWS]) if filled else table.stage.schema.to_frame().lazy()
     more: Mapping[str, Callable[[], Mapping[str, dg.MetadataValue]]] = {
-        "filtered_calls": lambda: _filtered(table, report.facts.get(CHOSEN), sum(report.rows.values())),
+        "filtered_calls": lambda: _filtered(table, _chosen(table), sum(report.rows.values())),
         "swapped_results": lambda: _kept_by_chance(table),
         "augmented_corpus": lambda: _examples(table),
     }

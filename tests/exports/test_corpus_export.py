@@ -51,7 +51,7 @@ def test_load_dataset_reads_the_splits_and_they_are_those_of_the_corpus(
     assert found == set(expected) and len(found) == sum(map(len, data.values()))
     for split, rows in data.items():
         assert set(rows["split"]) == {split}
-        assert all(take_out(row["text"], plan.tool_names) == row["plain"] for row in rows)
+        assert all(take_out(row["text"], plan.lane_names.values()) == row["plain"] for row in rows)
 
 
 def test_every_call_joins_back_to_its_row_in_loss_deltas(folder: Path, exported_world: World) -> None:

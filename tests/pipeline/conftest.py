@@ -22,7 +22,7 @@ from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.pipeline.update import NEVER_MADE, Progress, TableReport, differences, update, withdraw
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Crews, Workers, crew_of, in_process, local_processes, worker_count
-from toolformer_dag.settings.sections import SamplingSettings, Settings
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 if TYPE_CHECKING:
@@ -208,8 +208,8 @@ def assert_same(one: Line, other: Line) -> None:
 
 def cost(reports: Reports, kind: str) -> tuple[int, int]:
     """Return (computed, reused) of one kind, over all tables."""
-    found = [report.work.counts.get(kind, (0, 0)) for report in reports.values()]
-    return sum(computed for computed, _ in found), sum(reused for _, reused in found)
+    works = [report.work for report in reports.values()]
+    return sum(work.computed[kind] for work in works), sum(work.reused[kind] for work in works)
 
 
 def tokens(reports: Reports) -> int:
@@ -239,7 +239,7 @@ def hand_made(
     if model is not None:
         written["model"] = {"name": str(model)}
     settings = Settings.model_validate({"root": folder, **written})
-    plan = Plan(settings, tuple(lanes(settings)), {"name": "none"}, SamplingSettings())
+    plan = Plan(settings, tuple(lanes(settings)), {"name": "none"}, Lake.of(settings.paths))
     return {output.name: output for output in table_outputs(plan)}
 
 

@@ -1,7 +1,7 @@
 """Counts by chance, false discovery rates and thresholds agree with plain loops, in the filter and in the warehouse."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import groupby
 from math import sqrt
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one, warehouse
 from toolformer_dag.cli.run import TABLES
-from toolformer_dag.lake.warehouse import CHOSEN, query
-from toolformer_dag.pipeline.chance import chance_tables, threshold_told
+from toolformer_dag.lake.warehouse import query
+from toolformer_dag.pipeline.chance import chance_tables, chosen_by_chance, threshold_told
 
 Row = dict[str, Any]
 Outputs = dict[str, TableOutput]
@@ -164,12 +164,20 @@ def test_statistics_thresholds_and_the_filter_agree_with_plain_loops(
         assert rates.equals(own["chance_rates"].sort("tau_f"))
 
 
+def chosen_of(outputs: Outputs, lane: str = "calculator") -> Mapping[str, Any]:
+    """What the filter of a lane took by chance."""
+    output = outputs[f"{lane}/filtered_calls"]
+    chosen = chosen_by_chance(output.plan, output.lane)
+    assert chosen is not None
+    return chosen
+
+
 def assert_filtered(
     outputs: Outputs, lane: str, slow: "Slow", rows: int, rule: tuple[float, float | None]
 ) -> tuple[bool, float | None]:
     """The filter takes the threshold of the view or its fallback; return whether one is certified, and which it is."""
     report, (level, fallback) = update_one(outputs, f"{lane}/filtered_calls"), rule
-    certified, chosen = slow.threshold(level), report.facts[CHOSEN]
+    certified, chosen = slow.threshold(level), chosen_of(outputs, lane)
     tau_f = fallback if certified is None else certified
     assert chosen["tau_f"] == tau_f
     kept = outputs[f"{lane}/filtered_calls"].table.scan().collect()
@@ -254,7 +262,8 @@ def test_the_threshold_at_five_per_cent(tmp_path: Path, rows: list[Row], level: 
 
 def test_too_few_swaps_are_told_with_the_number_that_would_do(tmp_path: Path) -> None:
     outputs = lake(tmp_path, [*spread(19, 1.0, -1.0)], tau_f={"by_chance": 0.05})
-    chosen = update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]
+    update_one(outputs, "calculator/filtered_calls")
+    chosen = chosen_of(outputs)
     assert (chosen["tau_f"], chosen["verdict"], chosen["swaps_needed"]) == (None, "too few swaps", 20)
     assert "about 20 swapped places would do, there are 19; raise evaluation.swapped_texts" in threshold_told(chosen)
 
@@ -281,7 +290,8 @@ def test_a_place_that_lacks_its_first_swap_is_swapped_all_the_same(tmp_path: Pat
 
 def test_a_control_without_swaps_says_what_to_set(tmp_path: Path) -> None:
     outputs = lake(tmp_path, spread(20, 1.0, None), tau_f={"by_chance": 0.05})
-    chosen = update_one(outputs, "calculator/filtered_calls").facts[CHOSEN]
+    update_one(outputs, "calculator/filtered_calls")
+    chosen = chosen_of(outputs)
     assert chosen["verdict"] == "not measured"
     assert "(not measured: no call was told another document's result; raise evaluation.swapped_texts" in (
         threshold_told(chosen)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.pipeline.conftest import Line, NewLine, Worker
 from toolformer_dag.pipeline import document_cuts
-from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts
-from toolformer_dag.texts.segments import segments
+from toolformer_dag.pipeline.document_cuts import DocumentCuts
+from toolformer_dag.texts.segments import Segment, segments
 
 SUBSET = "heuristic_subset"
 TEXTS = ["one two three four five six seven", "", "eight " + "x" * 50 + " nine", "ten\neleven twelve 😀\n" * 9]
@@ -24,11 +24,13 @@ def letters(texts: Sequence[str]) -> list[int]:
 def test_stored_cuts_are_those_of_segments_and_no_token_is_counted_twice(new_line: NewLine) -> None:
     worker = Worker(new_line("one").plan())
     for most in (30, 12):
-        expected = [segments(text, most, letters) for _, text in DOCUMENTS]
+        pieces = [segments(text, most, letters) for _, text in DOCUMENTS]
+        texts = [[one for one in some if isinstance(one, Segment)] for some in pieces]
+        expected = [(found, len(some) - len(found)) for found, some in zip(texts, pieces, strict=True)]
         count = Mock(side_effect=letters)
-        assert list(DocumentCuts(worker, Cut(most, count)).of(DOCUMENTS)) == expected
-        assert list(DocumentCuts(worker, Cut(most, Mock(side_effect=AssertionError))).of(DOCUMENTS)) == expected
-    assert list(DocumentCuts(worker, Cut(30, Mock(side_effect=AssertionError))).of([])) == []
+        assert list(DocumentCuts(worker, most, count).of(DOCUMENTS)) == expected
+        assert list(DocumentCuts(worker, most, Mock(side_effect=AssertionError)).of(DOCUMENTS)) == expected
+    assert list(DocumentCuts(worker, 30, Mock(side_effect=AssertionError)).of([])) == []
 
 
 def test_a_changed_rule_cuts_nothing_again(finished: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:

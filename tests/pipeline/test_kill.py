@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.conftest import Line, NewLine
+from tests.pipeline.conftest import Line, NewLine, cost
 
 pytestmark = pytest.mark.long
 
@@ -57,7 +57,7 @@ def test_a_killed_stage_goes_on_where_it_was(
     assert killed(line, stage, chunks, wait) == -signal.SIGKILL
     assert not line.output(stage).table.has("one")
     report = line.update(stage)[stage]
-    computed, reused = report.work.counts[KINDS[stage]]
+    computed, reused = cost({stage: report}, KINDS[stage])
     assert reused >= chunks and computed > 0
     line.update()
     rows, others = line.tables(), undisturbed.tables()

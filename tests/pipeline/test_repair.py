@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.pipeline.conftest import Lane, Line, NewLine, computed
+from tests.pipeline.conftest import Lane, Line, NewLine, computed, cost
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import DamagedPart, MissingPart
 from toolformer_dag.pipeline.tool_results import KEY, RESULTS, result_settings
@@ -37,14 +37,14 @@ def test_stored_rows_that_are_cut_short_are_reported_and_computed_again(
     line = finished("one")
     before = line.output(stage).table.pointer("one")
     withdrawn(line, stage)
-    total = sum(line.update(stage)[stage].work.counts[kind])
+    total = sum(cost(line.update(stage), kind))
     cut = min((line.folder / "lake" / "calculator" / rows).rglob("*.parquet"))
     cut.write_bytes(cut.read_bytes()[:100])
     withdrawn(line, stage)
     report = line.update(stage)[stage]
     [damaged] = report.work.damaged
     assert cut.name in damaged and "set aside" in damaged
-    again, reused = report.work.counts[kind]
+    again, reused = cost({stage: report}, kind)
     assert again > 0 and reused > 0 and again + reused == total
     assert report.rows["one"] == before.rows
     withdrawn(line, stage)
@@ -114,7 +114,7 @@ def test_a_call_that_was_lost_is_tried_again_and_the_others_are_not(new_line: Ne
     second = line.update("tool_results")["tool_results"]
     assert second.differences.retry_only
     assert "calls were lost" in second.differences.lines[0]
-    assert second.work.counts["calls"] == (1, first.work.counts["calls"][0] - 1)
+    assert (second.work.computed["calls"], second.work.reused["calls"]) == (1, first.work.computed["calls"] - 1)
     assert not [reason for reason in second.rejections if reason.startswith(LOST)]
     assert line.update("tool_results")["tool_results"].unchanged
 

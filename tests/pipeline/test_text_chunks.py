@@ -15,7 +15,8 @@ def digests(numbers: list[int]) -> pl.DataFrame:
 
 def chunks(total: int, untouched: list[int], partial: list[int], size: int) -> list[list[int]]:
     texts = digests(list(range(total)))
-    found = text_chunks(texts, digests(untouched), digests(partial), size)
+    lacking = pl.concat([digests(untouched).with_columns(whole=True), digests(partial).with_columns(whole=False)])
+    found = text_chunks(texts, lacking, size)
     return [[int(digest) for digest in chunk["text_digest"]] for chunk in found]
 
 

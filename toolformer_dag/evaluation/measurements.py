@@ -100,7 +100,7 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
         "models": _models(plan),
         "overlap": MATCHING,
         "decoding": {**determining(plan.settings.decoding), "version": DECODING},
-        "max_call_tokens": plan.sampling.max_call_tokens,
+        "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "model": dict(plan.model),
         "lanes": {lane.key: result_settings(lane) for lane in plan.inference_lanes},
     }

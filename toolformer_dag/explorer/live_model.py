@@ -69,13 +69,13 @@ class LiveModel:
         with self._lock:
             request = ProposalRequest(text, text_digest(text))
             [proposal] = self._engine.propose(
-                lane.tool.prompt, [request], tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=self.plan.sampling
+                lane.tool.prompt, [request], tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=self.plan.settings.sampling
             )
             if proposal.reason is not None:
                 raise UserError(f"the model does not take this text ({proposal.reason}); give a shorter one")
             samples = list[dict[str, Any]]()
             for sample in proposal.samples:
-                body, input, unfit = parsed_call(lane, sample.body)
+                body, input, unfit = (None, None, None) if sample.body is None else parsed_call(lane, sample.body)
                 samples.append(
                     {
                         "position": sample.position,

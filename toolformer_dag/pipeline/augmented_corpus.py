@@ -4,7 +4,7 @@ It has a part per shard. As a whole it is read in the order of the hashes of its
 spread over shards (`corpus_rows`): the training texts are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ import polars as pl
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, Pieces, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -26,6 +26,7 @@ from toolformer_dag.pipeline.merging import (
 )
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import (
+    BY_SHARD,
     DIGEST,
     SEGMENT,
     SHARD,
@@ -37,15 +38,13 @@ from toolformer_dag.pipeline.stage import (
     StaleInput,
     TableOutput,
     counted,
+    versions,
 )
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
 COPIES = "training/document_copies"
-BY_SHARD = "by_shard"
-"""The field of the record of document_copies that holds a fingerprint of what concerns each shard."""
 DOCUMENT = ("shard", "digest")
 ORDER = ("document_hash", "digest", "segment")
 Row = tuple[int, str, int, str, int, str, str, list[str], int, str]
@@ -58,15 +57,8 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the versions of a shard's documents and kept calls, and of what other shards add or take."""
-    tables = {name: output.plan.lake.table(name) for name in output.depends_on}
-    pointer = output.plan.lake.table(COPIES).whole_pointer(WHOLE)
-    by_shard: Mapping[str, str] = pointer.record[BY_SHARD] if pointer else {}
-
-    def of(shard: str) -> Mapping[str, Any]:
-        found = {name: table.part_version(shard) for name, table in tables.items()}
-        return found | ({"document_copies": by_shard[shard]} if shard in by_shard else {})
-
-    return of
+    table = output.plan.lake.table
+    return versions({name: table(name) for name in output.depends_on}, table(COPIES))
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -78,7 +70,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """
     rejected = Rejected()
     calls = _calls_at_home(output.plan, part, rejected)
-    cuts = DocumentCuts(worker, Cut(output.plan.settings.corpus.segment_tokens, worker.encoding().lengths))
+    cuts = DocumentCuts(worker, output.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     found = list(_rows(_documents(output.plan, calls), calls, output.plan.lane_names, cuts, rejected))
     table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
     return PartRows([table], rejected, [cuts.name])
@@ -121,8 +113,8 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
 
 def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     """Count texts that taking the calls out of x* does not give back, byte for byte."""
-    pairs = rows.select("text_with_calls", "text").iter_rows()
-    return sum(take_out(augmented, output.plan.tool_names) != text for augmented, text in pairs)
+    pairs, names = rows.select("text_with_calls", "text").iter_rows(), output.plan.lane_names.values()
+    return sum(take_out(augmented, names) != text for augmented, text in pairs)
 
 
 def copies(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -172,7 +164,7 @@ def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str,
 
 
 def _rows(
-    documents: Iterable[tuple[str, str, str, str]],
+    documents: Iterator[tuple[str, str, str, str]],
     calls: pl.DataFrame,
     names: Mapping[str, str],
     cuts: DocumentCuts,
@@ -180,24 +172,16 @@ def _rows(
 ) -> Iterator[Row]:
     """Rows of the corpus; counts in `rejected` the calls that are not used."""
     by_document = calls.partition_by(DOCUMENT, as_dict=True)
-    for (shard, digest, _, text), cut in _with_cuts(documents, cuts):
-        pieces = [piece for piece in cut if isinstance(piece, Segment)]
-        kept = by_document[shard, digest].select("tool", "char_offset", "input", "result", "delta").iter_rows()
-        found = [KeptCall(tool, names[tool], *call) for tool, *call in kept]
-        for example in examples(pieces, found, list(names.values())):
-            if isinstance(example, Dropped):
-                rejected[shard, example.reason] += example.calls
-            else:
-                yield _row(shard, digest, text, example)
-
-
-def _with_cuts(
-    documents: Iterable[tuple[str, str, str, str]], cuts: DocumentCuts
-) -> Iterator[tuple[tuple[str, str, str, str], Pieces]]:
-    """Each document with its pieces."""
-    waiting = iter(documents)
-    while some := list(islice(waiting, raw_shards.BATCH)):
-        yield from zip(some, cuts.of([(place, text) for _, _, place, text in some]), strict=True)
+    while some := list(islice(documents, raw_shards.BATCH)):
+        cut = cuts.of([(place, text) for _, _, place, text in some])
+        for (shard, digest, _, text), (pieces, _) in zip(some, cut, strict=True):
+            kept = by_document[shard, digest].select("tool", "char_offset", "input", "result", "delta").iter_rows()
+            found = [KeptCall(tool, names[tool], *call) for tool, *call in kept]
+            for example in examples(pieces, found, list(names.values())):
+                if isinstance(example, Dropped):
+                    rejected[shard, example.reason] += example.calls
+                else:
+                    yield _row(shard, digest, text, example)
 
 
 def _row(shard: str, digest: str, text: str, example: Example) -> Row:

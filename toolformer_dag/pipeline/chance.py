@@ -55,12 +55,16 @@ def threshold_told(chosen: Mapping[str, Any]) -> str:
     return f"no tau_f is certified at {chosen['by_chance']:.3g} ({chosen['verdict']}{remedy}); {taken}"
 
 
-def thresholds_told(plan: Plan) -> Iterator[str]:
-    """Yield what was chosen by chance, a line per lane."""
-    for lane in plan.lanes:
-        table = plan.lake.table(f"{lane.key}/filter_rule")
-        if table.has(WHOLE) and (chosen := table.record(WHOLE).get(CHOSEN)):
-            yield f"{lane.key}: {threshold_told(chosen)}"
+def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
+    """Return the lane's row of chance_thresholds that the filter took last; None where the settings say tau_f."""
+    pointer = plan.lake.table(f"{lane.key}/filter_rule").whole_pointer(WHOLE)
+    return pointer.record.get(CHOSEN) if pointer else None
+
+
+def thresholds_told(plan: Plan) -> list[str]:
+    """Say what was chosen by chance, a line per lane."""
+    chosen = {lane.key: chosen_by_chance(plan, lane) for lane in plan.lanes}
+    return [f"{lane}: {threshold_told(one)}" for lane, one in chosen.items() if one]
 
 
 def kept_nothing(plan: Plan) -> list[str]:

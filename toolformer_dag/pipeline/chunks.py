@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,25 +48,12 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
     if output.stage.compute is not None:
         return output.stage.compute(worker, output, task.payload)
-    if output.stage.shard_rows is None:
-        raise LookupError(f"{task.table} has no chunks")
+    assert output.stage.shard_rows is not None
     output.publish(task.payload, output.stage.shard_rows(worker, output, task.payload))
     return Work()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception of a worker, in a form that any process can read."""
-
-    message: str
-    by_user: bool
-
-    def error(self) -> Exception:
-        """Return the exception to raise in the process that waits."""
-        return UserError(self.message) if self.by_user else WorkerError(f"a worker failed: {self.message}")
-
-
-Answer = tuple[Work | Failure, Spent]
+Answer = tuple[Work | UserError, Spent]
 """What a chunk cost or why it failed, and what the worker spent in another process since its last answer."""
 
 
@@ -75,11 +62,25 @@ class Place(Protocol):
 
     def submit(self, task: Task) -> "Future[Answer]":
         """Give a task; a place that has died says so here, or in the future."""
-        ...
 
     def kill(self) -> str:
         """End the place at once; say how it ended."""
-        ...
+
+
+class NoRoom(Exception):
+    """A place for which there is no room any more."""
+
+
+@dataclass
+class Crew:
+    """Where chunks are computed: at most `count` places, which `start` begins. Raises NoRoom where there is none.
+
+    `deaths`: the exceptions by which a place tells that it died.
+    """
+
+    count: int
+    start: Callable[[], Place]
+    deaths: tuple[type[Exception], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class ChunkServer:
         """Tell that a machine was found."""
 
     def answer(self, task: Task) -> Answer:
-        """Compute a chunk and commit its rows; every exception becomes an answer."""
-        answer: Work | Failure
+        """Compute a chunk and commit its rows; exceptions become answers that any process can read."""
+        answer: Work | UserError
         try:
             if self._worker is None:
                 plan = Plan.of(self._settings)
@@ -125,9 +126,9 @@ class ChunkServer:
             with session(self._session) as held:
                 answer = replace(perform(self._worker, self._tables, task), news=held.take_news())
         except UserError as error:
-            answer = Failure(str(error), by_user=True)
+            answer = UserError(str(error))
         except Exception as error:  # noqa: BLE001 - told in the process that waits for it
-            answer = Failure(f"{type(error).__name__}: {error}", by_user=False)
+            answer = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
         before, self._told = self._told, self._worker.spent() if self._worker else Spent()
         return answer, self._told - before
 

@@ -5,8 +5,7 @@ that follow each other are looked up in one or two row groups, however many ther
 places each is cut.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -14,7 +13,7 @@ import polars as pl
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.segments import CUTTING, Segment, Unfit, segments, text_digest
+from toolformer_dag.texts.segments import CUTTING, Segment, TokenCounter, Unfit, segments, text_digest
 
 KEY = ("place", "document", "max_tokens")
 CUTS = pl.Schema(
@@ -28,17 +27,6 @@ CUTS = pl.Schema(
     }
 )
 """`offsets` and `lengths`: of the pieces, in characters; `unfit_tokens`: null for a text, the tokens of an Unfit."""
-Pieces = list[Segment | Unfit]
-Placed = tuple[str, str]
-"""Place and text of a document."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cut:
-    """How documents are cut into texts: at most `max_tokens` tokens each, as `count_tokens` counts them."""
-
-    max_tokens: int
-    count_tokens: Callable[[Sequence[str]], Sequence[int]]
 
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
@@ -47,53 +35,47 @@ def cutting(plan: Plan) -> Mapping[str, Any]:
 
 
 class DocumentCuts:
-    """The stored cuts under one model's tokenizer; lanes whose texts may be equally long share them.
+    """The stored cuts into texts of at most `max_tokens` tokens under one model's tokenizer, which `count` applies.
 
-    `name`: of the row store, for the records of what is made with it.
+    Lanes whose texts may be equally long share them. `name`: of the row store, for the records of what is made with it.
     """
 
-    def __init__(self, worker: Worker, cut: Cut) -> None:
+    def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
         identity = {"cutting": CUTTING, "model": dict(worker.plan.model), "key": KEY}
         self._store = worker.rows("ccnet/cuts", identity, KEY, CUTS)
-        self._cut = cut
+        self._max_tokens, self._count = max_tokens, count
         self.name = self._store.name
 
-    def of(self, documents: Sequence[Placed]) -> Iterator[Pieces]:
-        """Yield the pieces of each document, as `segments` cuts it; those that are not stored are cut and stored.
+    def of(self, documents: Sequence[tuple[str, str]]) -> Iterator[tuple[list[Segment], int]]:
+        """Yield the texts of each document, as `segments` cuts it, and how many of its words fit none.
 
-        `documents`: (place, text), BATCH at a time. Raises WriteError.
+        What is not stored is cut and stored. `documents`: (place, text), BATCH at a time. Raises WriteError.
         """
         digests = [(place, text_digest(text)) for place, text in documents]
-        most = pl.lit(self._cut.max_tokens, pl.Int32()).alias("max_tokens")
+        most = pl.lit(self._max_tokens, pl.Int32()).alias("max_tokens")
         keys = pl.DataFrame(digests, schema=CUTS.to_frame().select(KEY[:2]).schema, orient="row").with_columns(most)
         stored = self._store.stored(keys).iter_rows()
         cut = {(place, digest): list(zip(*pieces, strict=True)) for place, digest, _, *pieces in stored}
         fresh = []
         for key, (_, text) in zip(digests, documents, strict=True):
             if key not in cut:
-                cut[key] = list(map(_offsets, segments(text, self._cut.max_tokens, self._cut.count_tokens)))
+                cut[key] = list(map(_offsets, segments(text, self._max_tokens, self._count)))
                 columns = [[piece[column] for piece in cut[key]] for column in range(3)]
-                fresh.append((*key, self._cut.max_tokens, *columns))
+                fresh.append((*key, self._max_tokens, *columns))
         self._store.append(pl.DataFrame(fresh, schema=CUTS, orient="row"))
         for key, (_, text) in zip(digests, documents, strict=True):
-            yield list(_cut_at(text, cut[key]))
+            yield _texts(text, cut[key])
 
 
-Offsets = tuple[int, int, int | None]
-"""Offset and length of a piece, and the tokens of an Unfit."""
-
-
-def _offsets(piece: Segment | Unfit) -> Offsets:
+def _offsets(piece: Segment | Unfit) -> tuple[int, int, int | None]:
+    """Offset and length of a piece, and the tokens of an Unfit."""
     if isinstance(piece, Unfit):
         return piece.offset, piece.length, piece.tokens
     return piece.offset, len(piece.text), None
 
 
-def _cut_at(text: str, pieces: Sequence[Offsets]) -> Iterator[Segment | Unfit]:
-    index = 0
-    for offset, length, unfit_tokens in pieces:
-        if unfit_tokens is None:
-            yield Segment(index, offset, text[offset : offset + length])
-            index += 1
-        else:
-            yield Unfit(offset, length, unfit_tokens)
+def _texts(text: str, pieces: Sequence[tuple[int, int, int | None]]) -> tuple[list[Segment], int]:
+    """The texts among the pieces of a document, and how many pieces are words that fit none."""
+    fitting = [(offset, length) for offset, length, unfit_tokens in pieces if unfit_tokens is None]
+    texts = [Segment(index, at, text[at : at + length]) for index, (at, length) in enumerate(fitting)]
+    return texts, len(pieces) - len(fitting)

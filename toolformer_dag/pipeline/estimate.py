@@ -5,7 +5,7 @@ time of annotating. Not covered: finetuning, evaluation, C* and the warehouse.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +18,7 @@ from toolformer_dag.lake import parquet
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline import heuristic_subset, loss_deltas, scored_candidates, swapped_results, tool_results
-from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.shards import Shard, ShardFile
 from toolformer_dag.pipeline.spending import token_count
 from toolformer_dag.pipeline.stage import TEXT_KEY, PartRows, Stage, TableOutput
@@ -87,10 +87,9 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
         return LaneForecast(subset.lane.key, texts.height)
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]
-    with TemporaryDirectory() as folder:
-        sample = _Sample(worker, subset, _SampleLake(Path(folder), worker.plan.lake), progress)
-        groups = [sample.annotated(group, ANNOTATING[:-1]) for group in sampled.iter_slices(size)]
-        control = sample.annotated(sampled, ANNOTATING)
+    worker.engine()  # loaded before anything is timed
+    groups = [_annotated(worker, subset.lane, some, ANNOTATING[:-1], progress) for some in sampled.iter_slices(size)]
+    control = _annotated(worker, subset.lane, sampled, ANNOTATING, progress)
     lane = LaneForecast(subset.lane.key, texts.height, sampled.height)
     return _scaled(lane, worker.plan, placed, len(stale), groups, control)
 
@@ -110,63 +109,58 @@ def _scaled(
         value = of_sample * per_text + of_control * controlled + more
         return Range(value, value * max(0.0, 1 - spread), value * (1 + spread))
 
-    *parts, last = control.published
-    published = sum(one.fixed * shards + one.rows / lane.sampled * by_shard for one in parts)
+    *parts, last = control.rows
+    published = control.fixed * shards + sum(parts) / lane.sampled * by_shard + last * controlled
     return lane._replace(
         tokens=scaled(sum(tokens), control.tokens),
-        bytes=scaled(_bytes(groups), _bytes([control]), published + last.fixed * shards + last.rows * controlled),
+        bytes=scaled(_bytes(groups), _bytes([control]), published),
         seconds=scaled(sum(cost.seconds for cost in groups), control.seconds),
         spent=sum(tokens) + control.tokens,
     )
 
 
-def _bytes(costs: "Sequence[_Cost]") -> int:
+class _Cost(NamedTuple):
+    """What annotating texts cost.
+
+    stored: rows that were appended, by row store; fixed: bytes of the parts of all stages, without rows, and of their
+    pointers; rows: bytes of each stage's rows.
+    """
+
+    tokens: int
+    seconds: float
+    stored: Mapping[str, list[pl.DataFrame]]
+    fixed: int
+    rows: Sequence[int]
+
+
+def _bytes(costs: Sequence[_Cost]) -> int:
     """The bytes of what was stored, a file per row store, as after merging."""
     names = dict.fromkeys(name for cost in costs for name in cost.stored)
     frames = [[frame for cost in costs for frame in cost.stored.get(name, ())] for name in names]
     return sum(len(parquet.encode(pl.concat(some))) for some in frames)
 
 
-class _Published(NamedTuple):
-    """Bytes of a part: of a file without rows and its pointer, and of the rows."""
-
-    fixed: int
-    rows: int
-
-
-class _Cost(NamedTuple):
-    """What annotating texts cost; `stored`: the rows that were appended, by row store."""
-
-    tokens: int
-    seconds: float
-    stored: Mapping[str, list[pl.DataFrame]]
-    published: Sequence[_Published]
-
-
-class _Sample:
-    """Annotates texts as a shard of its own, in a lake of its own."""
-
-    def __init__(self, worker: Worker, subset: TableOutput, lake: "_SampleLake", progress: Progress) -> None:
-        worker.engine()  # loaded before anything is timed
-        plan = worker.plan
-        self._plan = _SamplePlan(plan.settings, (subset.lane,), plan.model, plan.sampling, lake)
-        self._worker, self._lake, self._progress = worker, lake, progress
-        self._subset = TableOutput(subset.stage, self._plan, subset.lane)
-
-    def annotated(self, texts: pl.DataFrame, stages: Sequence[Stage]) -> _Cost:
-        """Annotate texts up to the last of the stages; return what that cost."""
+def _annotated(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:
+    """Annotate texts up to the last of the stages, as the only shard of a lake of its own."""
+    with TemporaryDirectory() as folder:
+        lake = _SampleLake(Path(folder), worker.plan.lake)
+        plan = _SamplePlan(worker.plan.settings, (lane,), worker.plan.model, lake)
         rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
-        self._subset.publish(ALL, PartRows([rows]))
-        worker, self._lake.appended = _SampleWorker(self._plan, self._worker), {}
-        reports, published = [], []
-        for stage in stages:
-            output = TableOutput(stage, self._plan, self._subset.lane)
-            reports.append(update(worker, Workers(worker, {output.name: output}, in_process), output, self._progress))
-            pointer, empty = output.table.pointer(ALL), len(parquet.encode(stage.schema.to_frame()))
-            fixed = empty + len(pointer.encode(output.name, ALL))
-            published.append(_Published(fixed, sum(file.bytes - empty for file in pointer.files)))
-        tokens = sum(token_count(report.work.tokens) for report in reports)
-        return _Cost(tokens, sum(report.seconds for report in reports), self._lake.appended, published)
+        TableOutput(heuristic_subset.STAGE, plan, lane).publish(ALL, PartRows([rows]))
+        own = copy(worker)  # with the same model and tools
+        own.plan = plan
+        outputs = [TableOutput(stage, plan, lane) for stage in stages]
+        reports = [update(own, Workers(own, {one.name: one}, in_process), one, progress) for one in outputs]
+        pointers = [one.table.pointer(ALL) for one in outputs]
+        lines = [pointer.encode(one.name, ALL) for pointer, one in zip(pointers, outputs, strict=True)]
+    empty = [len(parquet.encode(stage.schema.to_frame())) for stage in stages]
+    return _Cost(
+        sum(token_count(report.work.tokens) for report in reports),
+        sum(report.seconds for report in reports),
+        lake.appended,
+        sum(empty) + sum(map(len, lines)),
+        [sum(file.bytes - none for file in one.files) for one, none in zip(pointers, empty, strict=True)],
+    )
 
 
 class _SampleLake(Lake):
@@ -196,24 +190,9 @@ class _Noting(RowStore):
         super().append(rows)
 
 
-@dataclass(frozen=True)
 class _SamplePlan(Plan):
     """A plan over the sample as its only shard."""
 
-    sample_lake: _SampleLake
-
-    @property
-    def lake(self) -> _SampleLake:
-        return self.sample_lake
-
     @cached_property
     def shards(self) -> Mapping[str, Shard]:
-        return {ALL: ShardFile(ALL, self.sample_lake.root / ALL)}
-
-
-class _SampleWorker(Worker):
-    """A worker of the sample that shares the model and the tools of another."""
-
-    def __init__(self, plan: Plan, worker: Worker) -> None:
-        super().__init__(plan)
-        self.engine, self.runner = worker.engine, worker.runner  # type: ignore[method-assign]
+        return {ALL: ShardFile(ALL, self.lake.root / ALL)}

@@ -162,8 +162,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
     """Count kept calls that gained less than the threshold."""
-    tau_f = output.lane.tau_f
-    return kept.filter(pl.col("delta") < (pl.col("tau_f") if isinstance(tau_f, ChanceThreshold) else tau_f)).height
+    return kept.filter(pl.col("delta") < pl.col("tau_f")).height
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:

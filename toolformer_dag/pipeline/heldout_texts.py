@@ -9,7 +9,7 @@ import polars as pl
 from toolformer_dag.lake.table import WHOLE, MissingPart
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import (
@@ -25,7 +25,7 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
 )
 from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.texts.segments import Segment, text_digest
+from toolformer_dag.texts.segments import text_digest
 
 NAME = "ccnet/heldout_texts"
 MINIMUM = 100
@@ -43,7 +43,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
     plan, rejected, schema = worker.plan, Rejected(), output.stage.schema
-    cuts = DocumentCuts(worker, Cut(plan.settings.corpus.segment_tokens, worker.encoding().lengths))
+    cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
 
     def frames() -> Iterator[pl.DataFrame]:
         for documents in removed_documents.documents(plan, shard):
@@ -51,12 +51,10 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
             held = documents.filter(splits == HELDOUT)
             for some in held.iter_slices(raw_shards.BATCH):
                 pieces = cuts.of(list(some.select("place", "text").iter_rows()))
-                cut_texts = list(zip(some["digest"], pieces, strict=True))
-                found = [(digest, piece) for digest, cut in cut_texts for piece in cut if isinstance(piece, Segment)]
-                rejected[shard, "word_too_long"] += sum(len(cut) for _, cut in cut_texts) - len(found)
-                texts = [
-                    (shard, digest, one.index, one.offset, one.text, text_digest(one.text)) for digest, one in found
-                ]
+                texts = []
+                for digest, (found, unfit) in zip(some["digest"], pieces, strict=True):
+                    rejected[shard, "word_too_long"] += unfit
+                    texts += [(shard, digest, one.index, one.offset, one.text, text_digest(one.text)) for one in found]
                 yield pl.DataFrame(texts, schema=schema, orient="row")
 
     return PartRows(frames(), rejected, [cuts.name])
@@ -89,18 +87,12 @@ def heldout_texts(plan: Plan) -> HeldoutTexts:
     texts = table.scan()
     found = texts.select("text_digest").unique().collect()["text_digest"].sort()
     order = found.filter(~found.is_in(trained)).to_list()
-    choosing, measuring = _drawn(order, plan.settings.training.heldout_texts, plan.settings.evaluation.perplexity_texts)
+    half = len(order) // 2
+    choosing = order[: min(plan.settings.training.heldout_texts, max(half, 1))]  # one text alone does both
+    measuring = order[-min(plan.settings.evaluation.perplexity_texts, len(order) - half) :]
     wanted = texts.filter(pl.col("text_digest").is_in([*choosing, *measuring])).select("text_digest", "text")
     by_digest = dict(wanted.collect().iter_rows())
     return HeldoutTexts([by_digest[one] for one in choosing], [by_digest[one] for one in measuring])
-
-
-def _drawn(order: list[str], choosing: int, measuring: int) -> tuple[list[str], list[str]]:
-    """Return the first `choosing` and the last `measuring`, at most half each; one alone is both."""
-    if len(order) < 2:
-        return order, order
-    half = len(order) // 2
-    return order[: min(choosing, half)], order[-min(measuring, len(order) - half) :]
 
 
 def too_few(texts: int, purpose: str) -> str | None:

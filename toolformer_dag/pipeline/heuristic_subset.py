@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import nsmallest
 from typing import Any
 
 import polars as pl
 
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.document_cuts import Cut, DocumentCuts, cutting
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CHARACTERS,
@@ -29,11 +28,10 @@ from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segments import Segment, Unfit, text_digest
+from toolformer_dag.texts.segments import Segment, text_digest
 from toolformer_dag.tools.foreign_text import Identifier
 from toolformer_dag.tools.tool import OverBudget, blamed
 
-OVER_BUDGET, NOT_WANTED = "over_budget", "document_not_wanted"
 SMALLEST = 16
 """Texts of fewer tokens hold no context worth a call."""
 Row = tuple[str, str, str, int, int, str, str, str, str]
@@ -47,7 +45,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         "version": lane.tool.version,
         "identity": lane.selection(),
         "prompt": lane.tool.prompt,
-        "max_call_tokens": plan.sampling.max_call_tokens,
+        "max_call_tokens": plan.settings.sampling.max_call_tokens,
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
         **({"language": Identifier(None).identity()} if lane.tool.asks_language else {}),
     }
@@ -86,28 +84,23 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         segment_tokens=corpus.segment_tokens,
         context_length=context_length(load_config(plan.settings.model)),
         prompt_tokens=len(encoding.head(output.lane.tool.prompt)) + len(encoding.output),
-        max_call_tokens=plan.sampling.max_call_tokens,
+        max_call_tokens=plan.settings.sampling.max_call_tokens,
     )
-    cuts = DocumentCuts(worker, Cut(budget, encoding.lengths))
+    cuts = DocumentCuts(worker, budget, encoding.lengths)
     choice = _Choice(output, cuts)
-    documents = _documents(plan, shard, corpus.documents_per_shard, choice.rejected)
-    frames = (choice.texts(some) for rows in documents for some in rows.iter_slices(raw_shards.BATCH))
-    sampled = _sampled(frames, output.stage.schema, corpus.texts_per_shard, choice.rejected)
-    return PartRows(sampled, choice.rejected, [cuts.name])
-
-
-def _documents(plan: Plan, shard: str, limit: int | None, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """The documents of a shard in their order; of more than `limit` distinct texts those with the smallest hashes."""
-    if limit is None:
-        yield from removed_documents.documents(plan, shard)
-        return
-    smallest: list[str] = []
-    for rows in removed_documents.documents(plan, shard):
-        smallest = nsmallest(limit, {*smallest, *map(text_digest, rows["text"])})
-    for rows in removed_documents.documents(plan, shard):
-        sampled = rows.filter(pl.Series(map(text_digest, rows["text"]), dtype=pl.String).is_in(smallest))
-        rejected[shard, "document_not_sampled"] += rows.height - sampled.height
-        yield sampled
+    documents = removed_documents.documents(plan, shard)
+    if corpus.documents_per_shard is not None:
+        hashed = (
+            some.with_columns(text_digest=pl.Series(map(text_digest, some["text"]), dtype=pl.String))
+            for some in documents
+        )
+        sampled = _smallest(hashed, corpus.documents_per_shard, "document_not_sampled", choice.rejected)
+        documents = (some.drop("text_digest") for some in sampled)
+    batches = (some for rows in documents for some in rows.iter_slices(raw_shards.BATCH))
+    frames: Iterator[pl.DataFrame] = (choice.texts(some) for some in batches)
+    if corpus.texts_per_shard is not None:
+        frames = _smallest(frames, corpus.texts_per_shard, "not_sampled", choice.rejected)
+    return PartRows(frames, choice.rejected, [cuts.name])
 
 
 class _Choice:
@@ -122,11 +115,10 @@ class _Choice:
         """Return the wanted texts of a batch of documents."""
         if self._tool.asks_language:
             documents = self._with_language(documents)
-        read = (Document(**values) for values in documents.drop("place").iter_rows(named=True))
-        asked = zip(documents["place"], read, strict=True)
-        wanted = [one for one in asked if self._ruled("wants_document", one[1], NOT_WANTED, one[1])]
+        read = [(row.pop("place"), Document(**row)) for row in documents.iter_rows(named=True)]
+        wanted = [one for one in read if self._ruled("wants_document", one[1], "document_not_wanted", one[1])]
         cut = self._cuts.of([(place, document.text) for place, document in wanted])
-        rows = [row for (_, document), pieces in zip(wanted, cut, strict=True) for row in self._of(document, pieces)]
+        rows = [row for (_, document), texts in zip(wanted, cut, strict=True) for row in self._of(document, *texts)]
         return pl.DataFrame(rows, schema=self._schema, orient="row")
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
@@ -136,25 +128,24 @@ class _Choice:
         labels = pl.Series([one.label for one in found], dtype=pl.String)
         return documents.with_columns(language=documents["language"].scatter(lacking.arg_true(), labels))
 
-    def _of(self, document: Document, pieces: Sequence[Segment | Unfit]) -> Iterator[Row]:
+    def _of(self, document: Document, pieces: Sequence[Segment], unfit: int) -> Iterator[Row]:
+        self.rejected[document.shard, "word_too_long"] += unfit
         context = self._asked("context", document) or ""
         for piece in pieces:
-            if isinstance(piece, Unfit):
-                self._reject(document, "word_too_long")
-            elif holds_call(piece.text, [self._tool.name]):
-                self._reject(document, "holds_call")
+            if holds_call(piece.text, [self._tool.name]):
+                self.rejected[document.shard, "holds_call"] += 1
             elif wanted := self._ruled("wants", document, "text_not_wanted", piece.text, document):
                 place = (self._tool.key, document.shard, document.digest, piece.index, piece.offset)
                 yield (*place, piece.text, text_digest(piece.text), wanted, context)
 
     def _ruled(self, rule: str, document: Document, otherwise: str, *arguments: object) -> str | None:
-        """Ask a rule of the tool; count `otherwise` where it says nothing, OVER_BUDGET where it gives up."""
+        """Ask a rule of the tool; count `otherwise` where it says nothing, over_budget where it gives up."""
         try:
             wanted = self._asked(rule, *arguments)
         except OverBudget:
-            wanted, otherwise = None, OVER_BUDGET
+            wanted, otherwise = None, "over_budget"
         if not wanted:
-            self._reject(document, otherwise)
+            self.rejected[document.shard, otherwise] += 1
         return wanted
 
     def _asked(self, member: str, *arguments: object) -> str | None:
@@ -165,24 +156,15 @@ class _Choice:
                 raise TypeError(f"it returned a {type(answer).__name__}, neither a text nor None")
             return answer and str(answer.encode(), "utf-8")
 
-    def _reject(self, document: Document, reason: str) -> None:
-        self.rejected[document.shard, reason] += 1
 
-
-def _sampled(
-    frames: Iterator[pl.DataFrame], schema: pl.Schema, limit: int | None, rejected: Rejected
-) -> Iterator[pl.DataFrame]:
-    """The texts in their order; of more than `limit` distinct ones, those with the smallest hashes."""
-    if limit is None:
-        yield from frames
-        return
-    kept = schema.to_frame()
+def _smallest(frames: Iterator[pl.DataFrame], limit: int, reason: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """The rows in their order; of more than `limit` distinct texts those with the smallest hashes, which it holds."""
+    kept: list[pl.DataFrame] = []
     for frame in frames:
-        ranked = pl.concat([kept, frame]).with_columns(rank=pl.col("text_digest").rank("dense"))
-        kept = ranked.filter(pl.col("rank") <= limit).drop("rank")
-        dropped = ranked.filter(pl.col("rank") > limit).with_columns(reason=pl.lit("not_sampled"))
-        rejected.update(counted(dropped))
-    yield kept
+        ranked = pl.concat([*kept, frame]).with_columns(rank=pl.col("text_digest").rank("dense"))
+        rejected.update(counted(ranked.filter(pl.col("rank") > limit).with_columns(reason=pl.lit(reason))))
+        kept = [ranked.filter(pl.col("rank") <= limit).drop("rank")]
+    yield from kept
 
 
 STAGE = Stage(

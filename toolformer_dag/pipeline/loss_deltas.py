@@ -25,8 +25,6 @@ from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.look_ahead import TextUnits
 from toolformer_dag.tools.tool import blamed
 
-KEPT_OUT, LOOKS_AHEAD = "tool_keeps_out", "looks_ahead"
-
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results; an option may be there for `Tool.keeps` alone."""
@@ -54,9 +52,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     tool = output.lane.tool
     with blamed(tool, "keeps"):
         kept = [bool(tool.keeps(by_digest[digest], place - offset, call)) for digest, place, offset, call in places]
-    kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit(KEPT_OUT))
+    kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit("tool_keeps_out"))
     marked = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
-    unscored = calls.filter(pl.col("ahead").is_not_null()).with_columns(reason=pl.lit(LOOKS_AHEAD))
+    unscored = calls.filter(pl.col("ahead").is_not_null()).with_columns(reason=pl.lit("looks_ahead"))
     table = output.stage.shaped(pl.concat([marked, unscored], how="diagonal")).sort(CALL_KEY)
     return PartRows([table], counted(table), stores)
 

@@ -1,5 +1,6 @@
 """Losses that are computed once: one row per distinct (text, position, input, result) of a lane under one model."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -90,11 +91,11 @@ def planned_losses(
         lacking = lacking.join(stored_losses(worker, output.lane, lacking), on=KEY, how="anti", maintain_order="left")
     missing = claim(claimed, store.name, lacking)
     distinct = keys.select("text_digest").unique(maintain_order=True)
-    stored = keys.join(missing, on=KEY, how="anti").select("text_digest")
-    partial = missing.select("text_digest").unique().join(stored, on="text_digest", how="semi")
-    untouched = distinct.join(stored, on="text_digest", how="anti")
+    stored = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
+    whole = ~pl.col("text_digest").is_in(stored.implode())
+    lacking = missing.select("text_digest").unique().with_columns(whole=whole)
     by_digest = texts.select("text_digest", "text").unique("text_digest")
-    chunks = text_chunks(distinct, untouched, partial, chunk_size(worker.plan.settings))
+    chunks = text_chunks(distinct, lacking, chunk_size(worker.plan.settings))
     payloads = [
         LossChunk(
             missing.join(chunk, on="text_digest", how="semi", maintain_order="left"),
@@ -102,8 +103,8 @@ def planned_losses(
         )
         for chunk in chunks
     ]
-    counts = {"losses": (missing.height, keys.height - missing.height)}
-    return Planned([(payload.texts.height, payload) for payload in payloads], counts)
+    work = Work(computed=Counter(losses=missing.height), reused=Counter(losses=keys.height - missing.height))
+    return Planned([(payload.texts.height, payload) for payload in payloads], work)
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
@@ -113,7 +114,7 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     model's numbers are not finite (not_finite: a dtype that overflows).
     """
     engine, name = worker.engine(), output.lane.tool.name
-    before, texts = engine.counts.as_dict(), dict(chunk.texts.iter_rows())
+    before, texts = Counter(engine.counts.as_dict()), dict(chunk.texts.iter_rows())
     wanted = list(chunk.keys.select(KEY).iter_rows())
     requests = [LossRequest(texts[digest], i, name, call, result) for digest, i, call, result in wanted]
     answers = zip(wanted, engine.losses(requests, worker.plan.settings.filtering.loss_floor), strict=True)
@@ -122,7 +123,7 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     losses, bounds = loss_stores(worker, output.lane)
     bounds.append(rows.filter(bound))
     losses.append(rows.filter(~bound))
-    tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
+    tokens = Counter(engine.counts.as_dict()) - before
     return Work(tokens, backends=frozenset({engine.backend.identity}))
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import IDENTIFYING, model_dtype, model_identity, model_name
-from toolformer_dag.pipeline.shards import Shard, corpus_shards
-from toolformer_dag.settings.sections import SamplingSettings, Settings
+from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import load_tools
@@ -107,7 +108,7 @@ class Plan:
     settings: Settings
     lanes: tuple[Lane, ...]
     model: Mapping[str, object]
-    sampling: SamplingSettings
+    lake: Lake
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
@@ -115,18 +116,14 @@ class Plan:
         model = settings.model
         weights = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
         identity = {**weights, **determining(model, but=IDENTIFYING)}
-        plan = Plan(settings, tuple(lanes(settings)), identity, settings.sampling)
+        plan = Plan(settings, tuple(lanes(settings)), identity, Lake.of(settings.paths))
         plan.lake.refuse_old_layout()
         refuse_other_file(settings.paths.warehouse)  # a run would find out at its end
         return plan
 
     def fresh(self) -> "Plan":
         """Return the same plan with the shard files as they are now."""
-        return Plan(self.settings, self.lanes, self.model, self.sampling)
-
-    @property
-    def lake(self) -> Lake:
-        return Lake.of(self.settings.paths)
+        return replace(self)
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:
@@ -134,14 +131,14 @@ class Plan:
         return tuple(lane.at_inference() for lane in self.lanes)
 
     @property
-    def tool_names(self) -> tuple[str, ...]:
-        """The tools' names as they stand in the text."""
-        return tuple(lane.tool.name for lane in self.lanes)
-
-    @property
     def lane_names(self) -> dict[str, str]:
         """The key of each lane -> its tool's name in the text: {"calculator": "Calculator"}."""
         return {lane.key: lane.tool.name for lane in self.lanes}
+
+    @property
+    def stamps(self) -> dict[str, dict[str, Any]]:
+        """What tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
+        return {name: shard.stamp() for name, shard in self.shards.items()}
 
     @cached_property
     def shards(self) -> Mapping[str, Shard]:
@@ -149,7 +146,8 @@ class Plan:
 
         With `corpus.first` those are the first so many, and those that were read before.
         """
-        files = {file.name: file for file in corpus_shards(self.settings)}
+        listed = hub_files if self.settings.corpus.hub else shard_files
+        files: dict[str, Shard] = {file.name: file for file in listed(self.settings)}
         first = self.settings.corpus.first
         if first is None:
             return files

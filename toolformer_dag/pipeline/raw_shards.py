@@ -34,7 +34,8 @@ READER = 10
 """Raised when the same file would give other rows; a golden test notices where it was not."""
 LINES_KEPT = 1000
 """Rejected lines that are described, per shard; all are counted."""
-UNREADABLE, CONTENT, FORMAT = "unreadable", "content", "format"
+CONTENT = "content"
+"""The field of a part's record that holds the hash of its file."""
 NAME = "ccnet/raw_shards"
 BATCH = 500
 """Documents that lie in one place: what is computed of them is looked up together."""
@@ -96,7 +97,6 @@ class _Reading:
         self.facts: dict[str, Any] = {}
         self._shard, self._choice = shard, choice
         self._lines: list[tuple[str, int, str, str]] = []
-        self._details: dict[str, str] = {}
         self._ignored: dict[str, None] = {}
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
@@ -119,7 +119,7 @@ class _Reading:
         self.facts |= self._shard.facts()
         found = 0
         for batch in self._shard.batches(self._choice):
-            self.facts[FORMAT] = batch.layout.format
+            self.facts["format"] = batch.layout.format
             for rejection in batch.rejections:
                 self._reject(rejection)
             self._ignored |= dict.fromkeys(batch.ignored)
@@ -134,24 +134,20 @@ class _Reading:
         """Count a shard of which nothing may be used, and nothing else of it."""
         self.rejected.clear()
         self._lines.clear()
-        self._details.clear()
-        if isinstance(error, ShardFault):
-            self._reject(Rejection(0, error.reason, str(error)))
-            self._warn()
-            return
-        self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"
-        self._reject(Rejection(0, UNREADABLE, str(error)))
-        _log.warning("%s", error)
+        if isinstance(error, ShardError):
+            self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"
+        reason = error.reason if isinstance(error, ShardFault) else "unreadable"
+        self._reject(Rejection(0, reason, str(error)))
+        self._warn()
 
     def _warn(self) -> None:
         """Say that there is no document, with the first detail of each reason."""
-        details = {reason: f" ({detail})" if detail else "" for reason, detail in self._details.items()}
-        counts = [f"{reason} {count}{details[reason]}" for (_, reason), count in self.rejected.items()]
+        details = {reason: f" ({detail})" for _, _, reason, detail in reversed(self._lines) if detail}
+        counts = [f"{reason} {count}{details.get(reason, '')}" for (_, reason), count in self.rejected.items()]
         _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
     def _reject(self, item: Rejection) -> None:
         self.rejected[self._shard.name, item.reason] += 1
-        self._details.setdefault(item.reason, item.detail)
         if len(self._lines) < LINES_KEPT:
             self._lines.append((self._shard.name, item.line, item.reason, item.detail))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Answer, ChunkServer, Task
+from toolformer_dag.pipeline.chunks import Answer, ChunkServer, Crew, NoRoom, Place, Task
 from toolformer_dag.settings.sections import Settings
 
 PATIENCE_SECONDS, STARTS = 20.0, 10
@@ -34,42 +34,28 @@ class Share:
     gpus: int
 
 
-class NoRoom(Exception):
-    """A worker for which there is no room any more."""
+def ray_crew(settings: Settings) -> Crew:
+    """Return the actors of the cluster at `execution.address`. Raises ClusterError."""
+    ray = _connected(settings.execution.address)
+    share = share_of([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
+    options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_restarts": 0}
+    actor = ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
+    dead = ray.exceptions.RayActorError
 
-
-class Actors:
-    """Actors of the cluster at `execution.address`. `deaths`: what the future of an actor raises that has died.
-
-    Raises ClusterError.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._ray, self._connected = _connected(settings.execution.address)
-        self.share = share_of([node["Resources"] for node in self._ray.nodes() if node["Alive"]], settings)
-        self.deaths = (self._ray.exceptions.RayActorError,)
-
-    def start(self) -> "Actor":
-        """Start an actor. Raises NoRoom."""
-        options = {"num_cpus": self.share.cpus, "num_gpus": self.share.gpus, "max_restarts": 0}
-        actor = self._ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
+    def start() -> Place:
         for _ in range(STARTS):
-            handle = actor.remote(self._settings)
+            handle = actor.remote(settings)
             try:
-                self._ray.get(handle.started.remote(), timeout=PATIENCE_SECONDS)
-                return Actor(self._ray, handle)
-            except self._ray.exceptions.GetTimeoutError:
-                self._ray.kill(handle)
+                ray.get(handle.started.remote(), timeout=PATIENCE_SECONDS)
+                return Actor(ray, handle)
+            except ray.exceptions.GetTimeoutError:
+                ray.kill(handle)
                 break
-            except self.deaths:  # on a machine that was lost, which Ray notices after a while
+            except dead:  # on a machine that was lost, which Ray notices after a while
                 continue
         raise NoRoom("no machine of the Ray cluster has room for an actor any more")
 
-    def leave(self) -> None:
-        """Leave the cluster, where this has connected to it."""
-        if self._connected:
-            self._ray.shutdown()
+    return Crew(share.count, start, (dead,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +95,22 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings) -> Share:
     return Share(min(settings.execution.workers or share.count, share.count), share.cpus, share.gpus)
 
 
-def _connected(address: str) -> tuple[Any, bool]:
-    """Return Ray, connected, and whether the connection is this call's own."""
+def _connected(address: str) -> Any:
+    """Return Ray, connected until this process ends."""
     if find_spec("ray") is None:
         raise ClusterError("execution.engine = 'ray' needs Ray: pip install -c constraints.txt -e '.[ray]'")
     import ray
 
-    if ray.is_initialized():
-        return ray, False
     try:
         if address != "auto":
             _reach(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"execution.address: no Ray cluster answers at {address!r} ({' '.join(str(error).split())}); start one "
             "with `ray start --head`, name the address of another, or set execution.engine = 'local'"
         ) from error
-    return ray, True
+    return ray
 
 
 def _reach(address: str) -> None:

@@ -24,6 +24,7 @@ from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import (
+    BY_SHARD,
     DIGEST,
     SHARD,
     Column,
@@ -33,6 +34,7 @@ from toolformer_dag.pipeline.stage import (
     Stage,
     TableOutput,
     counted,
+    versions,
 )
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
@@ -41,8 +43,6 @@ from toolformer_dag.texts.shared_passages import MATCHING, SharedPassages
 
 SCREENED_NAME, NAME = "ccnet/screened_documents", "ccnet/removed_documents"
 SQL = sql_text(__package__, "removed_documents.sql")
-BY_SHARD = "by_shard"
-"""The field of the record that holds a fingerprint of each shard's removals."""
 SCREENED_AT_ONCE, REMOVED_AT_ONCE = 2_000, 100_000
 """Documents."""
 
@@ -156,16 +156,8 @@ def reads(plan: Plan, lane: object) -> tuple[str, ...]:
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the version of a shard's documents, and of what is removed of it, if anything is."""
-    plan = output.plan
-    raw, removed = plan.lake.table(raw_shards.NAME), plan.lake.table(NAME)
-    pointer = removed.whole_pointer(WHOLE) if chosen(plan) else None
-    by_shard: Mapping[str, str] = pointer.record[BY_SHARD] if pointer else {}
-
-    def of(shard: str) -> Mapping[str, Any]:
-        found = {"raw_shards": raw.part_version(shard)}
-        return found | ({"removed_documents": by_shard[shard]} if shard in by_shard else {})
-
-    return of
+    table = output.plan.lake.table
+    return versions({"raw_shards": table(raw_shards.NAME)}, table(NAME) if chosen(output.plan) else None)
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:

@@ -4,6 +4,7 @@ p_i is stored for every position of a text, samples under (text, position, sampl
 tau_s, asks for exactly the samples that are missing, and a smaller one for none.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ def positions_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 def samples_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return what determines a sample; k, m and tau_s only say which samples are asked for."""
-    return {**positions_identity(plan, lane), "sampling": determining(plan.sampling)}
+    return {**positions_identity(plan, lane), "sampling": determining(plan.settings.sampling)}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -130,18 +131,19 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     present = asked.keys.join(missing, on=SAMPLE_KEY, how="anti")
     lacking = pl.concat([asked.unknown.select("text_digest"), missing.select("text_digest")])
     free = claim(claimed, store.samples.name, lacking.unique(maintain_order=True))
-    unknown = asked.unknown.join(free, on="text_digest", how="semi", maintain_order="left")
-    partial = free.join(unknown, on="text_digest", how="anti", maintain_order="left")
+    free = free.with_columns(whole=pl.col("text_digest").is_in(asked.unknown["text_digest"].implode()))
+    unknown = free.filter("whole").height
     payloads = [
         TextChunk(
             chunk.select("text_digest", "text"),
             store.positions.stored(chunk),
             present.join(chunk, on="text_digest", how="semi").select(SAMPLE_KEY),
         )
-        for chunk in text_chunks(texts, unknown, partial, chunk_size(worker.plan.settings))
+        for chunk in text_chunks(texts, free, chunk_size(worker.plan.settings))
     ]
-    counts = {"texts": (unknown.height, texts.height - unknown.height), "samples": (0, present.height)}
-    return Planned([(payload.texts.height, payload) for payload in payloads], counts)
+    reused = Counter(texts=texts.height - unknown, samples=present.height)
+    work = Work(computed=Counter(texts=unknown), reused=reused)
+    return Planned([(payload.texts.height, payload) for payload in payloads], work)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
@@ -155,16 +157,16 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
         )
         for digest, text in chunk.texts.iter_rows()
     ]
-    before = engine.counts.as_dict()
-    sampling = worker.plan.sampling
+    before = Counter(engine.counts.as_dict())
+    sampling = worker.plan.settings.sampling
     proposals = engine.propose(lane.tool.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling)
     answers = list(zip(requests, proposals, strict=True))
     samples = _sample_rows(answers)
     store.samples.append(samples)
     store.positions.append(_position_rows(answers))  # last: a text whose p_i are stored has its samples stored
-    tokens = {kind: count - before[kind] for kind, count in engine.counts.as_dict().items()}
-    computed = samples.filter(pl.col("position") != REFUSED).height
-    return Work(tokens, {"samples": (computed, 0)}, backends=frozenset({engine.backend.identity}))
+    tokens = Counter(engine.counts.as_dict()) - before
+    computed = Counter(samples=samples.filter(pl.col("position") != REFUSED).height)
+    return Work(tokens, computed, backends=frozenset({engine.backend.identity}))
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -179,9 +181,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     samples = store.samples.stored(asked.keys)
     require_whole(output, "samples", asked.keys.height - samples.height + asked.unknown.height)
     parsed = pl.DataFrame(
-        [parsed_call(output.lane, body) for body in samples["body"].unique()], schema=BODIES, orient="row"
+        [parsed_call(output.lane, body) for body in samples["body"].drop_nulls().unique()], schema=BODIES, orient="row"
     )
-    samples = samples.join(parsed, on="body", how="left", nulls_equal=True)
+    samples = samples.join(parsed, on="body", how="left")
     table = (
         placed.join(asked.chosen, on="text_digest")
         .join(samples, on=("text_digest", "position"))
@@ -223,10 +225,8 @@ def _sample_rows(answers: Answers) -> pl.DataFrame:
     return pl.DataFrame([*sampled, *refused], schema=SAMPLES, orient="row")
 
 
-def parsed_call(lane: Lane, body: str | None) -> tuple[str | None, str | None, str | None]:
+def parsed_call(lane: Lane, body: str) -> tuple[str, str | None, str | None]:
     """Return the body, its input or None, and why it is no call of this tool."""
-    if body is None:
-        return None, None, None
     try:
         call = parse_call(body)
     except MalformedCall as error:

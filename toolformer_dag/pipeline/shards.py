@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ SIDE_FILE = re.compile(
     r".*\.(?:quality_signals|signals|minhash|duplicates)\.(?:json\.gz|parquet)|(?:dataset_infos?|state|stats)\.json"
 )
 """What RedPajama-V2 publishes beside its documents, and what `datasets` and datatrove write beside theirs."""
-MAGIC = "*?["
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,6 @@ class HubFile:
 Shard = ShardFile | HubFile
 
 
-def corpus_shards(settings: Settings) -> list[Shard]:
-    """Return the shards of the corpus, sorted by name. Raises SettingsError, HubError."""
-    return [*hub_files(settings)] if settings.corpus.hub else [*shard_files(settings)]
-
-
 def shard_files(settings: Settings) -> list[ShardFile]:
     """Return the files of `corpus.shards`, or those of the small web, sorted by name.
 
@@ -144,8 +138,12 @@ def hub_files(settings: Settings) -> list[HubFile]:
 def _pinned(settings: Settings) -> HubSplit:
     """Return the split as the lake remembers it; on first use ask the hub and remember."""
     corpus = settings.corpus
-    asked = {"hub": corpus.hub, "configuration": corpus.configuration, "split": corpus.split}
-    asked["revision"] = corpus.revision
+    asked = {
+        "hub": corpus.hub,
+        "configuration": corpus.configuration,
+        "split": corpus.split,
+        "revision": corpus.revision,
+    }
     storage = Lake.of(settings.paths).storage
     file, version = storage.root / "hub" / f"{fingerprint(asked)}.json", ABSENT
     try:
@@ -182,11 +180,6 @@ def write_small_web(settings: Settings) -> None:
             written = write_shards(folder, web.shards, web.documents, web.seed)
             for file in written if isinstance(settings.paths.lake, str) else ():
                 os.utime(file, (0, 0))  # machines that share the lake see the same shards
-
-
-def stamps(shards: Mapping[str, Shard]) -> dict[str, dict[str, Any]]:
-    """Return what tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
-    return {name: shard.stamp() for name, shard in shards.items()}
 
 
 def _matches(root: Path, pattern: str) -> list[tuple[Path, Path]]:
@@ -228,7 +221,7 @@ def _fixed(pattern: Path) -> Path:
     """Return the folders before the first wildcard; brackets in the name of a folder that is there are none."""
     fixed = Path(pattern.anchor)
     for part in pattern.parts[1:]:
-        if any(sign in part for sign in MAGIC) and not (fixed / part).is_dir():
+        if any(sign in part for sign in "*?[") and not (fixed / part).is_dir():
             break
         fixed = fixed / part
     return fixed

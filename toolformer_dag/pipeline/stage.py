@@ -30,6 +30,8 @@ VIOLATIONS = "violations"
 """Rows that fail a check, by check."""
 RETRY = "retry"
 """Why the next run computes the part again although nothing changed; null for most."""
+BY_SHARD = "by_shard"
+"""The field of the record of a table over all shards that holds a fingerprint of what concerns each."""
 BACKENDS = "backends"
 """The backends that computed the rows that the run did not reuse."""
 
@@ -49,26 +51,27 @@ Check = Callable[[pl.DataFrame, "TableOutput"], int]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run cost: `tokens` through the model by kind; `counts`: kind -> (computed, reused), such as samples.
+    """What a run cost: `tokens` through the model; rows that were `computed` and `reused`, such as samples; by kind.
 
     `damaged`: files that were set aside, with reasons; `backends`: `Backend.identity` of those that computed; `news`:
     what a worker of another process has made, which a sum leaves out.
     """
 
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tokens: Counter[str] = field(default_factory=Counter)
+    computed: Counter[str] = field(default_factory=Counter)
+    reused: Counter[str] = field(default_factory=Counter)
     damaged: tuple[str, ...] = ()
     backends: frozenset[str] = frozenset()
     news: tuple[News, ...] = ()
 
     def __add__(self, other: "Work") -> "Work":
-        tokens = Counter(self.tokens)
-        tokens.update(other.tokens)
-        counts = {
-            kind: _sum(self.counts.get(kind, (0, 0)), other.counts.get(kind, (0, 0)))
-            for kind in {**self.counts, **other.counts}
-        }
-        return Work(dict(tokens), counts, (*self.damaged, *other.damaged), self.backends | other.backends)
+        return Work(
+            self.tokens + other.tokens,
+            self.computed + other.computed,
+            self.reused + other.reused,
+            (*self.damaged, *other.damaged),
+            self.backends | other.backends,
+        )
 
 
 class StaleInput(UserError):
@@ -102,11 +105,11 @@ class PartRows:
 class Planned:
     """The missing rows of a part. `chunks`: payloads with the units (texts, calls) that each computes.
 
-    `counts`: kind -> (computed, reused).
+    `work`: rows that are computed and reused.
     """
 
     chunks: Sequence[tuple[int, Any]]
-    counts: Mapping[str, tuple[int, int]]
+    work: Work
 
 
 @dataclass(frozen=True)
@@ -188,9 +191,8 @@ class TableOutput:
 
     @property
     def lane(self) -> Lane:
-        """The lane. Raises LookupError for a stage of all lanes."""
-        if self.lane_or_none is None:
-            raise LookupError(f"{self.stage.name} belongs to no lane")
+        """The lane, which a stage of all lanes does not have."""
+        assert self.lane_or_none is not None
         return self.lane_or_none
 
     @property
@@ -241,8 +243,7 @@ class TableOutput:
             return inputs(self)
         names, table = self._named(inputs) or self.depends_on, self.plan.lake.table
         if self.stage.sharded:
-            tables = {name.rpartition("/")[2]: table(name) for name in names}
-            return lambda part: {name: one.part_version(part) for name, one in tables.items()}
+            return versions({name.rpartition("/")[2]: table(name) for name in names})
         whole = {name: table(name) for name in names}
         return lambda _: {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
 
@@ -302,6 +303,18 @@ class TableOutput:
         return tuple(named)
 
 
+def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
+    """Return what tells the versions of a shard in `tables`, and what a table over all shards says of it (BY_SHARD)."""
+    pointer = over_all.whole_pointer(WHOLE) if over_all else None
+    concerning = {over_all.name.rpartition("/")[2]: pointer.record[BY_SHARD]} if over_all and pointer else {}
+
+    def of(shard: str) -> Mapping[str, Any]:
+        found = {name: table.part_version(shard) for name, table in tables.items()}
+        return found | {name: by_shard[shard] for name, by_shard in concerning.items() if shard in by_shard}
+
+    return of
+
+
 def encoded(rejected: Rejected) -> list[dict[str, Any]]:
     """Return rejections as a record holds them, in a fixed order."""
     return [{"shard": shard, "reason": reason, "count": n} for (shard, reason), n in sorted(rejected.items()) if n]
@@ -313,16 +326,10 @@ def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
     return Counter({(shard, why): count for shard, why, count in rows})
 
 
-def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return one[0] + other[0], one[1] + other[1]
-
-
 TOOL = Column(pl.String(), "key of the lane: calculator")
 SHARD = Column(pl.String(), "name of the shard: its path below the folder that `corpus.shards` names")
 DIGEST = Column(pl.String(), "the corpus' id of the document, CCNet's digest for one; a hash of the text without an id")
 SEGMENT = Column(pl.Int32(), "number of the text within the document")
-POSITION = Column(pl.Int32(), "i: the call stands before token x_i, counted from 0")
-SAMPLE = Column(pl.Int32(), "j: number of the sample at this position")
 CHAR_OFFSET = Column(pl.Int64(), "character of the document at which x_i begins")
 P_API = Column(pl.Float32(), "p_i: probability that a call begins here")
 INPUT = Column(pl.String(), "input of the call, as sampled")
@@ -330,10 +337,22 @@ RESULT = Column(pl.String(), "result of the call")
 CHARACTERS = Column(
     pl.Int64(), 'length of the text, which is substr(documents.text, "offset" + 1, characters)', "length(text)"
 )
-CALL = {"tool": TOOL, "shard": SHARD, "digest": DIGEST, "segment": SEGMENT, "position": POSITION, "sample": SAMPLE}
+CALL = {
+    "tool": TOOL,
+    "shard": SHARD,
+    "digest": DIGEST,
+    "segment": SEGMENT,
+    "position": Column(pl.Int32(), "i: the call stands before token x_i, counted from 0"),
+    "sample": Column(pl.Int32(), "j: number of the sample at this position"),
+}
 CALL_KEY = tuple(CALL)
 TEXT_KEY = ("shard", "digest", "segment")
-LOSSES = {
+SCORED = {
+    **CALL,
+    "char_offset": CHAR_OFFSET,
+    "input": INPUT,
+    "result": RESULT,
+    "p_api": P_API,
     "loss_empty": Column(pl.Float64(), "L_i(empty), nats"),
     "loss_call": Column(pl.Float64(), "L_i(e(c)): the call without its result"),
     "loss_result": Column(pl.Float64(), "L_i(e(c, r)): the call with its result"),
@@ -345,13 +364,5 @@ LOSSES = {
         "whether delta is an upper bound, because L(c) was not computed (filtering.loss_floor)",
         "loss_call IS NULL AND loss_empty IS NOT NULL",
     ),
-}
-SCORED = {
-    **CALL,
-    "char_offset": CHAR_OFFSET,
-    "input": INPUT,
-    "result": RESULT,
-    "p_api": P_API,
-    **LOSSES,
     "reason": Column(pl.String(), "why the call may not stay whatever its delta; null for most"),
 }

@@ -19,13 +19,12 @@ def chunk_size(settings: Settings) -> int:
     return GPU_TEXTS if settings.model.device != "cpu" and torch.cuda.is_available() else CPU_TEXTS
 
 
-def text_chunks(texts: pl.DataFrame, untouched: pl.DataFrame, partial: pl.DataFrame, size: int) -> list[pl.DataFrame]:
+def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int) -> list[pl.DataFrame]:
     """Cut the texts that lack something into chunks of at most `size`.
 
-    `texts` (text_digest, ...) has every text of the shard once, in a fixed order; of the other two (text_digest),
-    `untouched` have nothing stored and `partial` have something.
+    `texts` (text_digest, ...) has every text of the shard once, in a fixed order; `lacking` (text_digest, whole) those
+    that lack something, and whether it is the whole.
     """
-    lacking = pl.concat([untouched.select("text_digest", whole=True), partial.select("text_digest", whole=False)])
     chunk = pl.int_range(pl.len()) // size
     numbered = texts.with_columns(chunk=chunk).join(lacking, on="text_digest", how="left", maintain_order="left")
     whole = numbered.filter(pl.col("whole").fill_null(False).all().over("chunk"))

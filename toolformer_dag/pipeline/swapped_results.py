@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.pipeline.plan import Lane, Plan
@@ -36,7 +35,6 @@ METHOD = 3
 PLACE = (*TEXT_KEY, "position")
 ASKED = (*PLACE, "input")
 SWAP_KEY = (*CALL_KEY, "swap")
-NOT_SAMPLED, NO_OTHER_RESULT = "not_sampled", "no_other_result"
 
 
 def exchange(
@@ -59,8 +57,8 @@ def exchange(
     gives = pl.col("likeliest").fill_null(False) & (pl.col("sample") == 0)
     told = _exchanged(giving.with_columns(gives=gives), swaps)
     found = sampled.join(told, on=ASKED, how="left", maintain_order="left").with_columns(pl.col("swap").fill_null(0))
-    absent = pl.when(pl.col("told").is_null()).then(pl.lit(NO_OTHER_RESULT))
-    reason = pl.when("sampled").then(absent).otherwise(pl.lit(NOT_SAMPLED))
+    absent = pl.when(pl.col("told").is_null()).then(pl.lit("no_other_result"))
+    reason = pl.when("sampled").then(absent).otherwise(pl.lit("not_sampled"))
     return found.with_columns(swap_reason=reason, result="told").drop("sampled", "told")
 
 
@@ -92,7 +90,8 @@ def _exchanged(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
 def _donors(circle: pl.DataFrame, swaps: int) -> Iterator[list[int]]:
     """For each sampled seat the next seats that give, at places as likely, in other documents, all other results."""
     givers = circle["gives"].arg_true().to_numpy()
-    document, result, likely = _codes(circle["digest"]), _codes(circle["result"]), circle["p_api"].to_numpy()
+    document, result = (circle[name].rank("dense").to_numpy() for name in ("digest", "result"))  # equal numbers: equal
+    likely = circle["p_api"].to_numpy()
     documents, results, chances = document[givers], result[givers], likely[givers]
     for seat in circle["sampled"].arg_true().to_list():
         others = (chances >= likely[seat]) & (documents != document[seat]) & (results != result[seat])
@@ -100,11 +99,6 @@ def _donors(circle: pl.DataFrame, swaps: int) -> Iterator[list[int]]:
         ordered = np.roll(fitting, -int(np.searchsorted(givers[fitting], seat)))
         _, first = np.unique(results[ordered], return_index=True)
         yield givers[ordered[np.sort(first)[:swaps]]].tolist()
-
-
-def _codes(values: pl.Series) -> NDArray[np.uint32]:
-    """Equal values, equal numbers."""
-    return values.rank("dense").to_numpy()
 
 
 def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:

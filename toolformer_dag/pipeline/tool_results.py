@@ -1,5 +1,6 @@
 """tool_results: every distinct input in its context, answered once (paper, section 2, "Executing API Calls")."""
 
+from collections import Counter
 from typing import Any
 
 import polars as pl
@@ -56,12 +57,12 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     """Plan the calls that no run and no shard has made under the same tool. Counts distinct calls."""
     calls, store = _calls(output, shard).select(KEY).unique().sort(KEY), _store(worker, output.lane)
     # whole rows are read: damage beside the key columns has to show before the tool runs
-    known = pl.concat([store.stored(calls), *worker.lost_calls(output.lane)])  # lost calls wait for the next run
+    known = pl.concat([store.stored(calls), *worker.lost_calls])  # lost calls wait for the next run
     missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
     size = worker.plan.settings.execution.chunk_calls
     payloads = [missing[at : at + size] for at in range(0, missing.height, size)]
-    counts = {"calls": (missing.height, calls.height - missing.height)}
-    return Planned([(payload.height, payload) for payload in payloads], counts)
+    work = Work(computed=Counter(calls=missing.height), reused=Counter(calls=calls.height - missing.height))
+    return Planned([(payload.height, payload) for payload in payloads], work)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
@@ -77,7 +78,7 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
         rows = [(c.input, c.context, a.result, a.reason, a.seconds, a.cost, a.lost) for c, a in answers.items()]
         frame = pl.DataFrame(rows, schema={**RESULTS, "lost": pl.Boolean()}, orient="row")
         _store(worker, output.lane).append(frame.filter(~pl.col("lost")).drop("lost"))
-        worker.lost_calls(output.lane).append(frame.filter("lost").drop("lost"))
+        worker.lost_calls.append(frame.filter("lost").drop("lost"))
     return Work()
 
 
@@ -85,7 +86,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row per distinct call of a shard; `rejected` counts candidates without a result."""
     candidates = _calls(output, shard)
     calls, store = candidates.select(KEY).unique(), _store(worker, output.lane)
-    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls(output.lane)]).unique(KEY)
+    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls]).unique(KEY)
     if not lost.is_empty():
         store.refresh()
     stored = store.stored(calls)

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 from uuid import uuid4
 
-from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart
@@ -87,8 +85,7 @@ class TableReport:
     """What a table holds after an update, and what the update did.
 
     rows: per part; updated: parts computed in this run; rejections: reason -> count and violations: check -> rows that
-    break it, of the whole table; facts: the record of what is decided over all shards; work: of this run alone; seconds
-    of wall time.
+    break it, of the whole table; work: of this run alone; seconds of wall time.
     """
 
     name: str
@@ -99,7 +96,6 @@ class TableReport:
     differences: Reasons
     rejections: Mapping[str, int]
     violations: Mapping[str, int]
-    facts: Mapping[str, Any]
     work: Work = field(default_factory=Work)
 
     @property
@@ -110,12 +106,12 @@ class TableReport:
     @property
     def computed(self) -> int:
         """Rows of all kinds that were computed in this run."""
-        return sum(computed for computed, _ in self.work.counts.values())
+        return self.work.computed.total()
 
     @property
     def reused(self) -> int:
         """Rows of all kinds that had been computed before."""
-        return sum(reused for _, reused in self.work.counts.values())
+        return self.work.reused.total()
 
 
 def differences(output: TableOutput) -> Reasons:
@@ -151,12 +147,11 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
     return changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
 
 
-def withdraw(outputs: Sequence[TableOutput], shard: str) -> int:
-    """Take a shard's parts out of every table, so that the next run makes them anew; return how many there were."""
-    tables = [output.table for output in outputs if output.stage.sharded and output.table.has(shard)]
-    for table in tables:
-        table.remove(shard)
-    return len(tables)
+def withdraw(outputs: Sequence[TableOutput], shard: str) -> None:
+    """Take a shard's parts out of every table, so that the next run makes them anew."""
+    for output in outputs:
+        if output.stage.sharded and output.table.has(shard):
+            output.table.remove(shard)
 
 
 def update(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> TableReport:
@@ -166,6 +161,7 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     per worker. Raises StaleInput, WriteError, and what the stage raises.
     """
     began = time.monotonic()
+    worker.close_rows()  # a step that failed left them open
     with session():
         for inner in output.inner:
             _bring_up_to_date(worker, workers, inner, lambda done, total: None)
@@ -220,7 +216,7 @@ class _Parts:
             planned = self._planned(part)
             known += sum(units for units, _ in planned.chunks)
             self.total = round(known * len(parts) / (number + 1))
-            self.work += Work(counts=planned.counts)
+            self.work += planned.work
             self._open[part] = len(planned.chunks)
             self._publish()
             for units, payload in planned.chunks:
@@ -232,7 +228,7 @@ class _Parts:
         stage = self._output.stage
         if stage.chunks is not None:
             return stage.chunks(self._worker, self._output, part, self._claimed)
-        return Planned([] if stage.shard_rows is None else [(1, part)], {})
+        return Planned([] if stage.shard_rows is None else [(1, part)], Work())
 
     def ended(self, number: int, work: Work) -> None:
         """Count what a chunk has cost, and publish what is complete."""
@@ -287,17 +283,8 @@ def _report(output: TableOutput, found: Reasons, work: Work, seconds: float) -> 
         differences=found,
         rejections=dict(sorted(rejections.items())),
         violations=dict(violations),
-        facts=_facts(output, pointers),
         work=work,
     )
-
-
-def _facts(output: TableOutput, pointers: Mapping[str, Pointer]) -> Mapping[str, Any]:
-    """The record of the table's only part, or of its inner table that has one."""
-    if not output.stage.sharded:
-        return next((pointer.record for pointer in pointers.values()), {})
-    whole = [inner.table.record(WHOLE) for inner in output.inner if not inner.stage.sharded]
-    return {name: fact for record in whole for name, fact in record.items()}
 
 
 def _in_short(change: FieldChange) -> str:

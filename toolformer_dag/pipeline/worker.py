@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for."""
+    """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for.
+
+    `lost_calls`: this update's calls that a tool lost: published with their reason, never stored.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -32,7 +35,7 @@ class Worker:
         self._encoding: Encoding | None = None
         self._stores: dict[str, RowStore] = {}
         self._runners: dict[str, Runner] = {}
-        self._lost: dict[str, list[pl.DataFrame]] = {}
+        self.lost_calls: list[pl.DataFrame] = []
 
     def engine(self) -> "Engine":
         """Return positions, samples and losses; the first call loads the weights. Raises ModelError."""
@@ -70,15 +73,11 @@ class Worker:
             self._runners[lane.key] = Runner(lane.tool, lane.limits)
         return self._runners[lane.key]
 
-    def lost_calls(self, lane: Lane) -> list[pl.DataFrame]:
-        """Return the list of this update's calls that a tool lost: published with their reason, never stored."""
-        return self._lost.setdefault(lane.key, [])
-
     def close_rows(self) -> tuple[str, ...]:
         """Forget opened rows and return what was set aside as damaged while they were open."""
         notes = tuple(note for store in self._stores.values() for note in store.damaged)
         self._stores.clear()
-        self._lost.clear()
+        self.lost_calls.clear()
         return notes
 
     def spent(self) -> Spent:

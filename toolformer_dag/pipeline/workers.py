@@ -12,9 +12,10 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 
+from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Answer, Failure, Here, OneProcess, Place, Tables, Task, WorkerError
-from toolformer_dag.pipeline.ray_actors import Actors, NoRoom
+from toolformer_dag.pipeline.chunks import Answer, Crew, Here, NoRoom, OneProcess, Place, Tables, Task, WorkerError
+from toolformer_dag.pipeline.ray_actors import ray_crew
 from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.stage import Work
 from toolformer_dag.pipeline.worker import Worker
@@ -27,19 +28,6 @@ Ended = Generator[tuple[int, Work] | None, None, None]
 TRIES = 2
 """How many workers may die over one chunk."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-
-
-@dataclass
-class Crew:
-    """Where chunks are computed: at most `count` places, which `start` begins. Raises NoRoom where there is none.
-
-    `deaths`: the exceptions by which a place tells that it died; `leave` is called when all of them have ended.
-    """
-
-    count: int
-    start: Callable[[], Place]
-    deaths: tuple[type[Exception], ...] = ()
-    leave: Callable[[], None] = lambda: None
 
 
 Crews = Callable[[Worker, Tables], Crew]
@@ -59,8 +47,7 @@ def crew_of(worker: Worker, tables: Tables) -> Crew:
     """Return the crew that the settings name. Raises ClusterError where the cluster cannot be reached."""
     settings = worker.plan.settings
     if settings.execution.engine == "ray":
-        actors = Actors(settings)
-        return Crew(actors.share.count, actors.start, actors.deaths, actors.leave)
+        return ray_crew(settings)
     count = worker_count(settings)
     return in_process(worker, tables) if count == 1 else local_processes(count, worker, tables)
 
@@ -83,7 +70,7 @@ class Workers:
         self._here, self._tables, self._crews = worker, tables, crews
         self._idle: list[Place] = []
         self._busy: dict[Future[Answer], tuple[Place, _Given]] = {}
-        self._again = deque[_Given]()
+        self._next = deque[_Given]()
         self._elsewhere = Spent()
 
     @property
@@ -94,12 +81,14 @@ class Workers:
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
         """Yield as tasks end. Closing the generator ends the tasks that are under way.
 
-        Tasks are taken from the iterable as workers become free. A worker that dies loses its chunk, which is given to
-        another one once. Raises WorkerError, and UserError as the task raised it.
+        Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. A
+        worker that dies loses its chunk, which is given to another one once. Raises WorkerError, and UserError as the
+        task raised it.
         """
         waiting = (_Given(*one) for one in enumerate(tasks))
         try:
             while self._employ(waiting):
+                self._plan_ahead(waiting)
                 ended, _ = wait(self._busy, 1.0, FIRST_COMPLETED)
                 for future in ended:
                     yield from self._received(future)
@@ -107,7 +96,7 @@ class Workers:
                 if not ended:
                     yield None
         finally:
-            self._again.clear()
+            self._next.clear()
             self._kill_busy()
 
     def close(self) -> None:
@@ -115,9 +104,7 @@ class Workers:
         self._kill_busy()
         while self._idle:
             self._idle.pop().kill()
-        if "_crew" in vars(self):
-            self._crew.leave()
-            del self._crew
+        vars(self).pop("_crew", None)  # the next chunk decides anew
         self._here.release()
 
     @cached_property
@@ -131,11 +118,19 @@ class Workers:
     def _employ(self, waiting: Iterator[_Given]) -> bool:
         """Give chunks while there are some and places for them; return whether any place has one."""
         while "_crew" not in vars(self) or len(self._busy) < self._crew.count:
-            given = self._again.popleft() if self._again else next(waiting, None)
+            given = self._next.popleft() if self._next else next(waiting, None)
             if given is None:
                 break
             self._give(given)
         return bool(self._busy)
+
+    def _plan_ahead(self, waiting: Iterator[_Given]) -> None:
+        """Take tasks while no worker is free: what is planned now need not be waited for."""
+        while len(self._next) < self._crew.count and not any(future.done() for future in self._busy):
+            given = next(waiting, None)
+            if given is None:
+                break
+            self._next.append(given)
 
     def _give(self, given: _Given) -> None:
         try:
@@ -144,13 +139,13 @@ class Workers:
             self._crew.count -= 1
             if not self._crew.count:
                 raise WorkerError(f"{given.task.table}: {error}") from error
-            self._again.append(given)
+            self._next.append(given)
             return
         try:
             self._busy[place.submit(given.task)] = place, replace(given, since=time.monotonic())
         except self._crew.deaths:  # it died while it had nothing to do
             place.kill()
-            self._again.append(given)
+            self._next.append(given)
 
     def _received(self, future: "Future[Answer]") -> Iterator[tuple[int, Work]]:
         place, given = self._busy.pop(future)
@@ -161,8 +156,8 @@ class Workers:
             return
         self._idle.append(place)
         self._elsewhere += spent
-        if isinstance(answer, Failure):
-            raise answer.error()
+        if isinstance(answer, UserError):
+            raise answer
         yield given.number, answer
 
     def _lost(self, given: _Given, how: str) -> None:
@@ -172,18 +167,17 @@ class Workers:
                 f"{given.task.table}: {TRIES} workers died over one chunk, the last with {how}; what was committed is "
                 "kept; run again, with fewer execution.workers or a smaller model.token_budget where memory is short"
             ) from None
-        self._again.append(replace(given, tries=given.tries + 1))
+        self._next.append(replace(given, tries=given.tries + 1))
 
     def _end_late(self) -> None:
         """End workers that are busy with a chunk for longer than `execution.chunk_hours`."""
         limit = timedelta(hours=self._here.plan.settings.execution.chunk_hours)
-        shown = timedelta(seconds=round(limit.total_seconds()))
         for future, (place, given) in list(self._busy.items()):
             if time.monotonic() - given.since > limit.total_seconds() and not future.done():
                 del self._busy[future]
                 place.kill()
-                log.warning("%s: a worker has not answered for %s; another gets its chunk", given.task.table, shown)
-                self._lost(given, f"no answer in {shown} (execution.chunk_hours)")
+                log.warning("%s: a worker has not answered for %s; another gets its chunk", given.task.table, limit)
+                self._lost(given, f"no answer in {limit} (execution.chunk_hours)")
 
 
 def worker_count(settings: Settings) -> int:

@@ -13,7 +13,7 @@ from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.verification import DamagedFile, damaged_files, set_aside_damaged, set_aside_file
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME
-from toolformer_dag.pipeline.shards import ShardFile, stamps
+from toolformer_dag.pipeline.shards import ShardFile
 from toolformer_dag.tools.passage_search import RetrievalOptions, damaged_index_files, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files, checkpoint_folder
@@ -49,7 +49,7 @@ def verified(plan: Plan) -> Verification:
         with suppress(OSError):  # it is missing, or somebody else's: it is named all the same
             os.utime(one.path)
     inside = sum(map(_bytes, (plan.lake.root, *indexes)))
-    outside = sum(stamp.get("bytes", 0) for stamp in stamps(plan.shards).values()) if plan.settings.corpus.named else 0
+    outside = sum(stamp.get("bytes", 0) for stamp in plan.stamps.values()) if plan.settings.corpus.named else 0
     return Verification((*written, *_shards(plan)), inside + outside)
 
 
@@ -99,7 +99,7 @@ def _shards(plan: Plan) -> Iterator[DamagedFile]:
         pointer = raw.whole_pointer(name)
         if pointer is None or not isinstance(file, ShardFile) or CONTENT not in pointer.record:
             continue
-        same_stamp = pointer.record["inputs"] == stamps({name: file})[name]
+        same_stamp = pointer.record["inputs"] == file.stamp()
         if same_stamp and _differs(file.path, pointer.record[CONTENT]):
             yield DamagedFile(file.path, "its content changed since it was read, its size and time did not")
 
