@@ -11,6 +11,7 @@ from assets.staleness import observe, shard_list, stale_assets
 from assets.warehouse import SHOWN, paper_assets
 from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.update import Reasons
 
@@ -75,7 +76,7 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
     last = next(iter(context.instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
     if last and last.status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
-    with plan.lake.storage.at_a_glance():
+    with session():
         wanted = wanted_runs(stale_assets(graph))
     if not wanted:
         return dg.SkipReason("nothing is out of date")

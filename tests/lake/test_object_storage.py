@@ -21,6 +21,7 @@ from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.object_storage import ObjectStorage, ObjectStoreError
 from toolformer_dag.lake.row_store import MERGE_AT, RowStore
+from toolformer_dag.lake.session import session
 from toolformer_dag.lake.storage import ABSENT, Overtaken, Version
 from toolformer_dag.lake.table import DamagedPart, Lake, LostRace, MissingPart
 from toolformer_dag.lake.verification import damaged_files
@@ -371,12 +372,12 @@ def test_what_is_read_of_many_parts_costs_few_requests(machine, s3):
         for number in range(50):
             one.table(NAME).publish(f"{number}", [ROWS], dict)
     s3.requests.clear()
-    with other.storage.at_a_glance():
+    with session():
         table = other.table(NAME)
         assert all(table.part_version(part) for part in table.parts()) and table.version()
     assert len(s3.requests) == 3, "a listing of manifests, the manifest, a listing of files"
     s3.requests.clear()
-    with other.storage.at_a_glance():
+    with session():
         assert len(other.table(NAME).pointers()) == 50
     assert len(s3.requests) == 1, "the manifest did not change"
 

@@ -16,6 +16,7 @@ from toolformer_dag.files import SEAL, ReadError, file_name, plain_name, sealed,
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.parquet import ContentHash
+from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Table
 from toolformer_dag.lake.verification import damaged_files
 
@@ -299,7 +300,7 @@ def test_a_sealed_record_is_read_as_it_was_written_and_no_changed_byte_is_believ
 
 def test_within_a_glance_a_part_is_looked_at_once_and_after_it_anew(table: Table) -> None:
     publish(table, "one", [frame(("a", 1, 0.5, 0.1))])
-    with table.storage.at_a_glance():
+    with session():
         before = table.part_version("one"), table.version()
         other = threading.Thread(target=publish, args=(table, "one", [frame(("a", 2, 0.5, 0.1))]))
         other.start()

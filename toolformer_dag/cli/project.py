@@ -20,6 +20,7 @@ from assets.warehouse import SHOWN, STEP
 from resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.files import UserError, locked, write_whole
+from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import DamagedPart
 from toolformer_dag.lake.verification import DamagedFile
 from toolformer_dag.pipeline.plan import Plan
@@ -87,7 +88,7 @@ class Project:
 
     def stale(self) -> dict[str, Reasons]:
         """Return missing and stale assets, upstream first, and why."""
-        with self.plan.lake.storage.at_a_glance():
+        with session():
             return stale_assets(outputs(self.plan))
 
     def others(self) -> list[str]:
@@ -108,7 +109,7 @@ class Project:
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
         end_dead_runs(self.instance)
         observe(self.instance, self.plan)
-        with self.plan.lake.storage.at_a_glance():
+        with session():
             report = RunReport(set_aside=set_aside(self.plan))
         for _ in range(REPAIRS):
             report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
@@ -117,7 +118,7 @@ class Project:
                 break
         if training and not report.failed:
             self._run_job(TRAINING_JOB, report, sink)
-        with self.plan.lake.storage.at_a_glance():
+        with session():
             tell_dagster(outputs(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)
         return report

@@ -91,6 +91,7 @@ def _project(
 
 def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
     from toolformer_dag.cli.run_display import shown
+    from toolformer_dag.lake.session import session
     from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
     from toolformer_dag.pipeline.spending import Spent
     from toolformer_dag.pipeline.stages import table_outputs
@@ -111,7 +112,7 @@ def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport
         typer.echo(f"Runs before this one that did not finish: {report.unfinished}.", err=True)
     if report.failed:
         typer.echo(f"This run: {report.spent}.", err=True)
-    with project.plan.lake.storage.at_a_glance():
+    with session():
         for line in thresholds_told(project.plan):
             typer.echo(line)
         for line in kept_nothing(project.plan):

@@ -19,6 +19,7 @@ from toolformer_dag.texts.segments import text_digest
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
     from toolformer_dag.model.loading import LanguageModel
+    from toolformer_dag.model.requests import Proposal, SampledCall
 
 SHOWN_TOKENS = 24
 """Tokens from the call on whose losses are shown; the five of the window decide."""
@@ -73,22 +74,7 @@ class LiveModel:
             )
             if proposal.reason is not None:
                 raise UserError(f"the model does not take this text ({proposal.reason}); give a shorter one")
-            samples = list[dict[str, Any]]()
-            for sample in proposal.samples:
-                body, input, unfit = (None, None, None) if sample.body is None else parsed_call(lane, sample.body)
-                samples.append(
-                    {
-                        "position": sample.position,
-                        "sample": sample.sample,
-                        "char": int(proposal.offsets[sample.position]),
-                        "p_api": float(proposal.probabilities[sample.position]),
-                        "body": body,
-                        "input": input,
-                        "result": None,
-                        "delta": None,
-                        "reason": unfit or sample.reason,
-                    }
-                )
+            samples = [_sample(lane, proposal, one) for one in proposal.samples]
             self._answer(lane, samples, context)
             self._score(lane, samples, text)
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
@@ -174,6 +160,22 @@ class LiveModel:
             sample["reason"] = losses.reason
             for name in ("loss_empty", "loss_call", "loss_result", "delta"):
                 sample[name] = _finite(getattr(losses, name))
+
+
+def _sample(lane: Lane, proposal: "Proposal", sample: "SampledCall") -> dict[str, Any]:
+    """A sampled call as the page shows it, before its tool ran."""
+    body, input, unfit = (None, None, None) if sample.body is None else parsed_call(lane, sample.body)
+    return {
+        "position": sample.position,
+        "sample": sample.sample,
+        "char": int(proposal.offsets[sample.position]),
+        "p_api": float(proposal.probabilities[sample.position]),
+        "body": body,
+        "input": input,
+        "result": None,
+        "delta": None,
+        "reason": unfit or sample.reason,
+    }
 
 
 def _verdict(sample: Mapping[str, Any], tau_f: float | None, samples: Sequence[Mapping[str, Any]]) -> str | None:

@@ -5,7 +5,7 @@ batches, and by the process that leads the step alone: workers tell it what they
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -43,6 +43,7 @@ class Session:
 
     def settle(self) -> None:
         """Wait for what is written beside. Raises what it raised, each time: a manifest must not name such a file."""
+        wait(self._uploads)
         for upload in self._uploads:
             upload.result()
         self._uploads.clear()

@@ -14,7 +14,6 @@ from stat import S_ISDIR
 
 from toolformer_dag.files import StorageError, WriteError, locked, write_whole
 from toolformer_dag.lake import parquet
-from toolformer_dag.lake.session import Session, session
 
 ASIDE = ".damaged"
 """The end of the name of a file that was set aside."""
@@ -152,10 +151,6 @@ class Storage:
         with suppress(FileNotFoundError):  # another process was faster
             path.rename(aside)
             aside.touch()  # `clean` counts from now
-
-    def at_a_glance(self) -> AbstractContextManager[Session]:
-        """Look at each table once inside the block, which only reads: see `session`."""
-        return session()
 
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
         """Hold the lock `path` inside the block, as `files.locked` does.

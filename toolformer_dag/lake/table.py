@@ -275,6 +275,9 @@ class Table:
         return file
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
+        if around := current():  # what is still being written would come back
+            with suppress(StorageError):
+                around.settle()
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:

@@ -124,7 +124,7 @@ def differences(output: TableOutput) -> Reasons:
 
 
 def _own_differences(output: TableOutput) -> Reasons:
-    with output.plan.lake.storage.at_a_glance():
+    with session():
         inputs_of = output.inputs_of()
         found = {part: difference(output, part, inputs_of) for part in output.parts}
         removed = tuple(part for part in output.table.parts() if part not in found)
@@ -173,7 +173,7 @@ def _bring_up_to_date(
     worker: Worker, workers: Workers, output: TableOutput, progress: Progress
 ) -> tuple[Reasons, Work]:
     found, lake, parts = _own_differences(output), output.plan.lake, _Parts(worker, output)
-    with lake.storage.at_a_glance():
+    with session():
         for part in found.parts:
             _check_inputs(output, part)
     if output.stage.pool == "tools":
@@ -266,7 +266,7 @@ def _check_inputs(output: TableOutput, part: str) -> None:
 
 
 def _report(output: TableOutput, found: Reasons, work: Work, seconds: float) -> TableReport:
-    with output.plan.lake.storage.at_a_glance():
+    with session():
         pointers, version = output.table.pointers(), output.table.version()
     rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
