@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-USED_BY_OTHERS = ("protobuf", "sentencepiece", "accelerate", "vl-convert-python", "pyarrow", "huggingface_hub")
+USED_BY_OTHERS = ("protobuf", "sentencepiece", "accelerate", "pyarrow", "huggingface_hub")
 
 
 @pytest.mark.parametrize("package", USED_BY_OTHERS)

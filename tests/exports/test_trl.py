@@ -14,10 +14,11 @@ from trl import SFTConfig, SFTTrainer
 from tests.command_line import cli
 from tests.runs.conftest import World
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.forms import IGNORED, Form, chat_form, masked_form
+from toolformer_dag.exports.forms import Form, chat_form, masked_form
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.training.sequences import IGNORED
 
 pytestmark = pytest.mark.long
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"

@@ -43,6 +43,7 @@ def test_settings_of_the_instance_that_a_person_changed_stay(tmp_path, monkeypat
     assert file.read_text() == "telemetry:\n  enabled: false\n"
 
 
+@pytest.mark.long
 def test_the_first_at_once_make_one_instance_whose_pools_have_one_slot(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / ".dagster"))
     context = get_context("spawn")

@@ -1,6 +1,7 @@
 """What was measured, what it cost and the paper's tables follow a run to the warehouse, to Dagster and the terminal."""
 
 import base64
+from xml.etree import ElementTree
 
 from assets.outputs import SHOWN
 from tests.runs.conftest import World
@@ -38,8 +39,8 @@ def test_a_table_is_an_asset_with_numbers_markdown_and_a_plot(made: World, monke
         [(count,)] = made.sql(COUNT + name.partition("/")[2])
         assert len(rows) == count == figures["dagster/row_count"].value
         assert figures["table"].value.startswith("| ")
-        plot = figures["plot"].value.partition("base64,")[2].removesuffix(")")
-        assert base64.b64decode(plot).startswith(b"\x89PNG")
+        plot = figures["plot"].value.partition("svg+xml;base64,")[2].removesuffix(")")
+        assert ElementTree.fromstring(base64.b64decode(plot)).tag.endswith("svg")
 
 
 def test_the_tables_are_printed_with_whose_figures_they_are(made: World, monkeypatch, capsys) -> None:

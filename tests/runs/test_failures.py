@@ -65,9 +65,11 @@ def test_a_failed_asset_stops_what_depends_on_it_alone_and_automation_does_not_t
     options = [part for pair in change for part in ("--set", pair)]
     done = cli("stale", "--run", "--config", str(world.folder / "toolformer.toml"), *options)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "\nsums/loss_deltas: failed: the scale is broken; mend it\n" in f"\n{done.stderr}"
+    assert "\nsums/loss_deltas: failed: [tools.sums] the scale is broken; mend it\n" in f"\n{done.stderr}"
     told = done.stderr.partition("some assets failed:\n")[2]
-    assert told.startswith("sums/loss_deltas: the scale is broken; mend it\nWhat comes after them did not run")
+    assert told.startswith(
+        "sums/loss_deltas: [tools.sums] the scale is broken; mend it\nWhat comes after them did not run"
+    )
     assert "Dagster" not in done.stderr and NOT_RUN not in done.stderr
     ran = {line.removeprefix("ran ") for line in done.stdout.splitlines()}
     assert {"calculator/filtered_calls", "sums/tool_results"} <= ran
