@@ -5,6 +5,8 @@ from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import pytest
+
 from toolformer_dag.cli.project import shared_instance
 
 PROCESSES = 2
