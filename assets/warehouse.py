@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dagster as dg
-from duckdb import DuckDBPyConnection
 
 from assets.declaration import OWNERS, Output, asset_key, explored, shared_reasons
 from assets.metadata import (
@@ -45,6 +45,9 @@ from toolformer_dag.lake.warehouse import (
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import Reasons
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection  # Dagster keeps annotations, and DuckDB reports what is left at the end
 
 WAREHOUSE, DATASET = "warehouse/toolformer_duckdb", "warehouse/dataset"
 STEP = "tables"
@@ -180,7 +183,7 @@ def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefiniti
     return tables
 
 
-def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: DuckDBPyConnection) -> dg.MaterializeResult:
+def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDBPyConnection") -> dg.MaterializeResult:
     """Show the rows as numbers, Markdown and a plot; what was shown last is shown again where nothing changed."""
     key, table = asset_key(output.name), TABLES[output.name]
     rows, told, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
