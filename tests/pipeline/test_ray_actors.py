@@ -26,7 +26,8 @@ def in_cluster(what: str, line: Line) -> dict[str, object]:
     command = [*SPACE, sys.executable, "-m", "tests.pipeline.ray_child", what, str(line.folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    [found] = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray prints what its machines tell
+    return dict(json.loads(found))
 
 
 @pytest.mark.long
