@@ -109,7 +109,7 @@ def spent(printed: str) -> tuple[int, int]:
     return int(tokens.replace(",", "")), int(calls.replace(",", ""))
 
 
-BY_LANES = "select sum(tokens)::bigint, sum(calls)::bigint from costs where tool is not null"
+ALL_SPENT = "select sum(tokens)::bigint, sum(calls)::bigint from costs"
 """What `run` prints as spent: of one run after another, the sum."""
 
 

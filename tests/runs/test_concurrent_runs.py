@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from assets import JOB
-from tests.runs.conftest import BY_LANES, assert_same, ended, spent
+from tests.runs.conftest import ALL_SPENT, assert_same, ended, spent
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +30,7 @@ def test_a_second_run_says_that_it_waits_and_together_they_spend_what_one_does_a
     (one, beside), (other, told) = ended(first), ended(second)
     assert f"{JOB} {WAITS}" in told and WAITS not in beside
     assert set(answers) == {(0,)}
-    [undisturbed] = made.sql(BY_LANES)
+    [undisturbed] = made.sql(ALL_SPENT)
     assert tuple(map(sum, zip(spent(one), spent(other), strict=True))) == undisturbed
     assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
     assert_same(fresh.tables(), made.tables())

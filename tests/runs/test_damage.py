@@ -61,7 +61,7 @@ def test_a_run_mends_what_was_flipped_though_nothing_else_changed_at_the_cost_of
         flip(file, draw)
     assert named(world) >= {file for file in flipped if "/model/" not in str(file)} and named(world)
     report = world.run(training=True)
-    assert free(report)
+    assert free(report) or (kind == "checkpoints" and report.spent.calls == 0)  # finetuning is paid again
     assert named(world) == set() and world.stale() == []
     assert_same(world.tables(), made.tables())
 

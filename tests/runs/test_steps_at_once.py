@@ -11,7 +11,7 @@ import pytest
 
 from assets import JOB
 from tests.processes import processes_with
-from tests.runs.conftest import BY_LANES, World, assert_same, ended, spent
+from tests.runs.conftest import ALL_SPENT, World, assert_same, ended, spent
 from tests.ui_server import launched, served
 from toolformer_dag.definitions import definitions_of, job_of
 from toolformer_dag.pipeline.plan import Plan
@@ -89,7 +89,7 @@ def test_three_steps_at_once_make_the_tables_of_one_with_the_same_tokens_and_lin
     out, told = ended(begun(fresh, "run"))
     assert_same(fresh.tables(), made.tables())
     assert fresh.stale() == []
-    assert fresh.sql(BY_LANES) == made.sql(BY_LANES) == [spent(out)]
+    assert fresh.sql(ALL_SPENT) == made.sql(ALL_SPENT) == [spent(out)]
     names = {line.partition(":")[0] for line in told.splitlines()}
     assert {"sums/tool_results", "evaluation/accuracy"} <= names
     assert all("/" in name for name in names), told  # no line of Dagster's
