@@ -159,10 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         0 if options.model else options.synthetic_calls,
     )
     device, synthetic = language_model.device, texts(max(options.texts))
-    lengths = language_model.count(synthetic)
+    encoding = language_model.encoding
+    lengths = encoding.lengths(synthetic)
     print(
         f"{language_model.name} {options.dtype} on {device}, {options.threads} thread(s), k {task.k}, m {task.m}; "
-        f"prompt {language_model.prompt(tool.prompt)} tokens, texts {sum(lengths) / len(lengths):.0f} tokens"
+        f"prompt {len(encoding.head(tool.prompt)) + len(encoding.output)} tokens, texts {sum(lengths) / len(lengths):.0f} tokens"
     )
     annotate(Engine(language_model, token_budget=options.token_budget), task, synthetic[:2], device)
     show_header(device)

@@ -126,7 +126,7 @@ def _proposals(engine: Engine, task: AnnotationTask, requests: list[ProposalRequ
 
     cost_of(0)
     positions, counts = cost_of(0)
-    read = sum(engine.language_model.count_tokens([request.text for request in requests]))
+    read = sum(engine.language_model.encoding.lengths([request.text for request in requests]))
     _show("positions", counts["positions"], positions, engine, peak, read)
     both, counts = cost_of(task.m)
     _show("samples", counts["samples"], both - positions, engine, peak, counts["samples"])
