@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def stamps(self) -> dict[str, dict[str, Any]]:
-        """What tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
+        """Return what tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
         return {name: shard.stamp() for name, shard in self.shards.items()}
 
     @cached_property
