@@ -98,8 +98,8 @@ def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_kil
     instance = shared_instance(tmp_path)
     killed = dg.DagsterRun("job", status=dg.DagsterRunStatus.STARTED)
     instance.add_run(killed)
-    lock = tmp_path / "home" / "live_runs" / killed.run_id
-    lock.parent.mkdir()
+    lock = tmp_path / "home" / "live_runs" / killed.run_id / "lock"
+    lock.parent.mkdir(parents=True)
     lock.touch()
     with served(tmp_path, ["--config", "mine/other.toml"], variables) as address:
         lanes = {node["assetKey"]["path"][0] for node in asked(address, KEYS)["assetNodes"]}
