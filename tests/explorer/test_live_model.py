@@ -36,9 +36,9 @@ def test_token_losses_add_up_to_the_stored_losses(
         assert "".join(token["token"] for token in found["tokens"]) in call["text"]
     monkeypatch.setattr(engine, "WINDOW_WEIGHTS", (1.0, 0.5))
     other = model.token_losses(call)
-    position = load_engine(plan.settings.model).position_at(call["text"], call["text_offset"])
+    position = load_engine(plan.settings).position_at(call["text"], call["text_offset"])
     request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
-    [weighted] = load_engine(plan.settings.model).losses([request])
+    [weighted] = load_engine(plan.settings).losses([request])
     weights = [token["weight"] for token in other["tokens"]]
     assert weights == [1.0, 0.5, *[0.0] * len(weights)][: len(weights)]
     assert other["sums"] == pytest.approx({name: getattr(weighted, name) for name in other["sums"]}, abs=1e-5)

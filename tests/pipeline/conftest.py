@@ -90,9 +90,10 @@ Reports = Mapping[str, TableReport]
 @lru_cache(maxsize=8)
 def engine_of(model: "ModelSettings") -> "Engine":
     """Load a model once for all tests."""
-    from toolformer_dag.model.engine import load_engine
+    from toolformer_dag.model.engine import Engine
+    from toolformer_dag.model.loading import load_model
 
-    return load_engine(model)
+    return Engine(load_model(model), token_budget=model.token_budget)
 
 
 class CountingWorker(Worker):

@@ -74,7 +74,7 @@ def score(
     """
     from toolformer_dag.model.engine import load_engine
 
-    engine = load_engine(settings_of(config, None, None).model, model, dtype)
+    engine = load_engine(settings_of(config, None, None), model, dtype)
     bad = BadLines()
     with open_lines(str(file)) as source:
         for batch in bad.left_out(source, partial(_request, engine)):

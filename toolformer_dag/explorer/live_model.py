@@ -133,7 +133,7 @@ class LiveModel:
     def _engine(self) -> "Engine":
         from toolformer_dag.model.engine import load_engine
 
-        return load_engine(self.plan.settings.model)
+        return load_engine(self.plan.settings)
 
     @cached_property
     def _finetuned(self) -> "LanguageModel":

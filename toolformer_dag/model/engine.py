@@ -24,7 +24,7 @@ from toolformer_dag.model.requests import (
     uniforms,
 )
 from toolformer_dag.model.transformers_backend import TransformersBackend
-from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.settings.sections import SamplingSettings, Settings
 from toolformer_dag.texts.calls import Call, format_call
 
 SampleKeys = list[tuple[int, int]]
@@ -279,6 +279,6 @@ def _z(kind: str, request: LossRequest) -> str:
     return format_call(Call(request.tool, request.input), request.result if kind == "loss_result" else None)
 
 
-def load_engine(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> Engine:
+def load_engine(settings: Settings, name: str | None = None, dtype: str | None = None) -> Engine:
     """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError."""
-    return Engine(load_model(model, name, dtype), token_budget=model.token_budget)
+    return Engine(load_model(settings.model, name, dtype), token_budget=settings.model.token_budget)

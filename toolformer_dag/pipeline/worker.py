@@ -47,7 +47,7 @@ class Worker:
             gpu, _ = own_gpu(torch.cuda.device_count())
             if gpu is not None:
                 torch.cuda.set_device(gpu)
-            self._engine = load_engine(self.plan.settings.model)
+            self._engine = load_engine(self.plan.settings)
         return self._engine
 
     def encoding(self) -> "Encoding":
