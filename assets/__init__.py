@@ -4,16 +4,37 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from assets.by_hand import BY_HAND
-from assets.declaration import asset_key, asset_of
-from assets.outputs import IN_BOTH_JOBS, outputs
+from assets.by_hand import BY_HAND, checkpoint, measurement
+from assets.declaration import Output, asset_key, asset_of
 from assets.staleness import observe, shard_list, stale_assets
-from assets.warehouse import SHOWN, paper_assets
+from assets.tables import prepared_tool, prepares, table
+from assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
 from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
+from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+
+IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
+"""What is made of the first job's rows and of the second job's measurements."""
+
+
+def outputs(plan: Plan) -> list[Output]:
+    """Return every asset of a plan but ccnet/shard_list, each after those that it depends on."""
+    tables = [table(one) for one in table_outputs(plan)]
+    above = (*(one.name for one in tables), *BY_HAND)
+    return [
+        *(prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)),
+        *tables,
+        *(checkpoint(plan, name) for name in CHECKPOINTS),
+        *(measurement(plan, name) for name in TABLES),
+        warehouse(plan, above),
+        dataset(plan),
+        *map(paper_table, SHOWN),
+    ]
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:

@@ -6,7 +6,6 @@ import dagster as dg
 
 from assets.declaration import OWNERS, Output, asset_key
 from assets.metadata import ROWS, counts_table, last_materialization
-from assets.outputs import SHARD_LIST
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.update import Reasons
@@ -57,6 +56,7 @@ def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[st
     return [output.name for output in outputs if output.name in chosen | called]
 
 
+SHARD_LIST = "ccnet/shard_list"
 SHARDS = asset_key(SHARD_LIST)
 
 

@@ -3,7 +3,7 @@
 import base64
 from xml.etree import ElementTree
 
-from assets.outputs import SHOWN
+from assets.warehouse import SHOWN
 from tests.runs.conftest import World
 from toolformer_dag.cli import app
 

@@ -6,8 +6,7 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets import JOB, shard_sensor
-from assets.outputs import outputs
+from assets import JOB, outputs, shard_sensor
 from assets.staleness import tell_dagster
 from tests.command_line import cli
 from tests.runs.conftest import by_machine

@@ -14,7 +14,7 @@ import pytest
 from assets import TRAINING_JOB
 from assets.declaration import asset_key
 from assets.metadata import UNCHANGED
-from assets.outputs import SHOWN
+from assets.warehouse import SHOWN
 from tests.object_store import S3, s3, s3_running
 from tests.runs.conftest import World, assert_same, ended
 from toolformer_dag.definitions import definitions_of

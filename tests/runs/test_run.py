@@ -1,9 +1,9 @@
 """A run computes what is stale and skips the rest, whoever starts it."""
 
 from assets import JOB
+from assets.by_hand import BY_HAND
 from assets.declaration import asset_key
 from assets.metadata import TOKENS
-from assets.outputs import BY_HAND
 from assets.running import CHANGED
 from tests.runs.conftest import assert_same, free
 from toolformer_dag.definitions import definitions_of

@@ -17,7 +17,7 @@ from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.schema import create_schema
 
 from assets import shard_sensor
-from assets.outputs import SHARD_LIST
+from assets.staleness import SHARD_LIST
 from tests.processes import processes_with
 from tests.runs.conftest import World
 from tests.ui_server import asked, served

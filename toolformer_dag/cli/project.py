@@ -10,12 +10,11 @@ from typing import Any
 
 import dagster as dg
 
-from assets import JOB, TRAINING_JOB
+from assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs
 from assets.by_hand import BY_HAND, TRAINED
 from assets.declaration import asset_key
 from assets.metadata import UNCHANGED
-from assets.outputs import IN_BOTH_JOBS, SHARD_LIST, outputs
-from assets.staleness import observe, stale_assets, tell_dagster, with_descendants
+from assets.staleness import SHARD_LIST, observe, stale_assets, tell_dagster, with_descendants
 from assets.warehouse import SHOWN, STEP
 from resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
