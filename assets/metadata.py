@@ -4,11 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import date
+from functools import partial
 from typing import Any
 
 import dagster as dg
 import polars as pl
 
+from toolformer_dag.markdown import table
 from toolformer_dag.pipeline.spending import token_count
 from toolformer_dag.pipeline.update import TableReport
 
@@ -68,13 +70,10 @@ def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count")
 
 def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
     """Return the first rows as a markdown table; longer cells are cut."""
-    head = frame.head(rows)
-    lines = [f"| {' | '.join(map(as_text, head.columns))} |", f"|{'---|' * head.width}"]
-    lines += [f"| {' | '.join(_cell(value, characters) for value in row)} |" for row in head.iter_rows()]
-    return "\n".join(lines)
+    return table(frame.columns, frame.head(rows).iter_rows(), partial(_cell, characters=characters))
 
 
-def _cell(value: object, characters: int = PREVIEW_CHARACTERS) -> str:
+def _cell(value: object, characters: int) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     return str(value) if value is None or isinstance(value, int | date) else as_text(str(value), characters)

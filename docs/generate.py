@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from toolformer_dag.cli import app
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.warehouse import build
+from toolformer_dag.markdown import table
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.sections import SettingsTables
@@ -37,9 +38,7 @@ KINDS: dict[Any, str] = {
     Path: "path",
 }
 BOUNDS = {Ge: ("ge", ">="), Gt: ("gt", ">"), Le: ("le", "<="), Lt: ("lt", "<")}
-HEAD = """\
-| key | type | default | what it does | fingerprint |
-| --- | --- | --- | --- | --- |"""
+SETTING = ("key", "type", "default", "what it does", "fingerprint")
 TOOL_KEYS = ("prompt",)
 
 
@@ -93,11 +92,11 @@ def warehouse_reference() -> str:
         with duckdb.connect(str(database), read_only=True) as connection:
             ask = _asking(connection)
             columns: dict[str, list[Sequence[str]]] = {}
-            for table, *column in ask(
+            for name, *column in ask(
                 "select table_name, column_name, data_type, coalesce(comment, '') from duckdb_columns() "
                 "where not internal order by table_name, column_index"
             ):
-                columns.setdefault(table, []).append(column)
+                columns.setdefault(name, []).append(column)
             tables = ask("select table_name, comment from duckdb_tables() where not internal order by all")
             views = ask("select view_name, comment from duckdb_views() where not internal order by all")
             macros = ask(
@@ -169,7 +168,7 @@ def _default(parameter: Any) -> str:
 def subtable(field: FieldInfo) -> type[SettingsTable] | None:
     """Return the table that a key holds, or holds one of per name; a profile repeats them all and is left out."""
     named = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
-    found = [table for kind in (field.annotation, *named) for table in tables_in(kind) if table is not SettingsTables]
+    found = [one for kind in (field.annotation, *named) for one in tables_in(kind) if one is not SettingsTables]
     return found[0] if found else None
 
 
@@ -178,11 +177,11 @@ def holds_values(field: FieldInfo) -> bool:
     return subtable(field) is None or field.default is None
 
 
-def _sections(name: str, table: type[SettingsTable]) -> Iterator[str]:
-    rows = [_row(key, field) for key, field in table.model_fields.items() if holds_values(field)]
+def _sections(name: str, section: type[SettingsTable]) -> Iterator[str]:
+    rows = [_row(key, field) for key, field in section.model_fields.items() if holds_values(field)]
     if rows:
-        yield "\n".join((HEAD, *rows))
-    for key, field in table.model_fields.items():
+        yield table(SETTING, rows).rstrip("\n")
+    for key, field in section.model_fields.items():
         if (below := subtable(field)) is not None:
             path = ".".join(filter(None, (name, key, "NAME" if get_origin(field.annotation) is dict else "")))
             described = field.description if not holds_values(field) else below.__doc__
@@ -190,10 +189,9 @@ def _sections(name: str, table: type[SettingsTable]) -> Iterator[str]:
             yield from _sections(path, below)
 
 
-def _row(key: str, field: FieldInfo) -> str:
+def _row(key: str, field: FieldInfo) -> tuple[str, ...]:
     fingerprint = "no" if OUTSIDE_FINGERPRINTS in field.metadata else "yes"
-    cells = (f"`{key}`", _kind(field), _shown(field), field.description or "", fingerprint)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"`{key}`", _kind(field), _shown(field), field.description or "", fingerprint
 
 
 def _kind(field: FieldInfo) -> str:
@@ -237,13 +235,11 @@ def _shown(field: FieldInfo) -> str:
 
 
 def _table(titles: Sequence[str], rows: Any) -> str:
-    body = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
-    if not body:
-        return ""
-    return "\n".join((f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *body, ""))
+    body = list(rows)
+    return table(titles, body, _cell) if body else ""
 
 
-def _cell(text: str) -> str:
+def _cell(text: object) -> str:
     return _escaped(" ".join(str(text).split())).replace("|", "\\|")
 
 

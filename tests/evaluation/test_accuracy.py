@@ -18,11 +18,11 @@ from toolformer_dag.evaluation.scores import (
     QuestionOutcome,
     accuracy_by_condition,
     check_outage,
-    markdown,
     outcome_table,
     score_table,
 )
 from toolformer_dag.lake.table import Lake
+from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.settings.sections import (
@@ -180,7 +180,8 @@ def test_tables(ask: Ask, tmp_path: Path) -> None:
     wide = accuracy_by_condition(scores)
     assert wide.columns == ["benchmark", "n", "tools", "disabled"]
     assert wide["tools"].to_list() == ["83.3 (43.6-97.0)"]
-    assert markdown(scores).splitlines()[2].startswith("| sums | tools | 6 | 0.833 | 0.436 | 0.970 | 1.000 |")
+    shown = table(scores.columns, scores.iter_rows(), rounded).splitlines()
+    assert shown[2].startswith("| sums | tools | 6 | 0.833 | 0.436 | 0.970 | 1.000 |")
     lake = Lake(tmp_path)
     lake.table(ACCURACY).publish("all", [scores], dict)
     assert read_accuracy(lake).equals(wide)

@@ -208,3 +208,28 @@ def test_a_warehouse_that_took_in_changes_answers_as_one_built_from_nothing(
         judged(outputs)
         database = warehouse(outputs)
         assert_same_file(database, warehouse(outputs, f"{number}"))
+
+
+def places(database: Path) -> list[tuple[Any, ...]]:
+    """Return where the rows of all shards but one lie in the file."""
+    own = "rowid, shard, digest FROM"
+    asked = f"SELECT 1, {own} decisions WHERE shard <> 'one' UNION ALL SELECT 2, {own} documents ORDER BY ALL"
+    return query(database, asked).rows()
+
+
+def test_a_warehouse_replaces_the_rows_of_the_shard_that_changed_and_leaves_the_others_where_they_are(
+    tmp_path: Path, model: Path
+) -> None:
+    held: dict[str, Shard] = {
+        shard: ("", [call("calculator", digest, "two", delta)])
+        for shard, digest, delta in (("one", "a", 1.0), ("two", "b", 0.75), ("three", "c", 0.5), ("four", "d", 1.0))
+    }
+    outputs = lake(tmp_path, model, held)
+    judged(outputs)
+    before = places(warehouse(outputs))
+    held["one"][1].append(call("calculator", "a", "four", -1.0))
+    outputs = lake(tmp_path, model, held)
+    judged(outputs)
+    database = warehouse(outputs)
+    assert places(database) == before != places(warehouse(outputs, "from nothing"))
+    assert query(database, "SELECT count(*) FROM decisions WHERE delta = -1").item() == 1

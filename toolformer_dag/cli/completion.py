@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, known_profiles, load_settings
 
 
 def lane_names(incomplete: str) -> list[str]:
     """Return the keys of the project's lanes, such as calculator."""
-    from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, load_settings
-
     try:
         lanes = tuple(load_settings().tools)
     except UserError:  # the command will say what is wrong with the file
@@ -19,8 +18,6 @@ def lane_names(incomplete: str) -> list[str]:
 
 def profile_names(incomplete: str) -> list[str]:
     """Return the package's profiles and the project's own."""
-    from toolformer_dag.settings.settings_file import known_profiles
-
     try:
         return [name for name in known_profiles() if name.startswith(incomplete)]
     except UserError:
@@ -29,8 +26,6 @@ def profile_names(incomplete: str) -> list[str]:
 
 def setting_pairs(incomplete: str) -> list[str]:
     """Return `tools.calculator.tau_f=` and all other keys."""
-    from toolformer_dag.settings.settings_file import load_settings
-
     try:
         return [f"{key}=" for key in _keys(load_settings().model_dump()) if key.startswith(incomplete)]
     except UserError:

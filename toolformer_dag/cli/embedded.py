@@ -4,17 +4,15 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import polars as pl
 import typer
 
 from toolformer_dag.cli.terminal import Config, ModelName, Set, settings_of
 from toolformer_dag.files import UserError
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from toolformer_dag.settings.sections import Settings
+from toolformer_dag.markdown import rounded, table
+from toolformer_dag.settings.sections import ModelSettings, Settings
 
 app = typer.Typer(help="The small web and the embedded model: write, train, evaluate.", no_args_is_help=True)
 
@@ -98,8 +96,6 @@ def evaluate(
 
     Example: toolformer-dag embedded evaluate study/ --seeds 1 --documents 400 --questions 50 --texts 50
     """
-    import polars as pl
-
     from embedded_model.effect_study import study_settings, study_tables
     from embedded_model.probes import evaluate as probe
     from embedded_model.real_text import load_real_text
@@ -142,12 +138,11 @@ def visitor(
 
 def _folder_of(model: str) -> Path:
     from toolformer_dag.model.weights import model_name
-    from toolformer_dag.settings.sections import ModelSettings
 
     return Path(model_name(ModelSettings(name=model)))
 
 
-def _run_and_measure(settings: "Settings") -> "tuple[pl.DataFrame, pl.DataFrame]":
+def _run_and_measure(settings: Settings) -> tuple[pl.DataFrame, pl.DataFrame]:
     """In a process of its own: a line has its own Dagster instance."""
     from embedded_model.effect_study import measure
     from toolformer_dag.cli.project import Project
@@ -157,8 +152,6 @@ def _run_and_measure(settings: "Settings") -> "tuple[pl.DataFrame, pl.DataFrame]
     return measure(settings)
 
 
-def _show(tables: "dict[str, pl.DataFrame]") -> None:
-    from toolformer_dag.evaluation.scores import markdown
-
-    for title, table in tables.items():
-        typer.echo(f"{title}\n\n{markdown(table)}")
+def _show(tables: dict[str, pl.DataFrame]) -> None:
+    for title, rows in tables.items():
+        typer.echo(f"{title}\n\n{table(rows.columns, rows.iter_rows(), rounded)}")

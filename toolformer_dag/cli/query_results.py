@@ -12,6 +12,7 @@ import polars as pl
 
 from toolformer_dag.cli.terminal import harmless
 from toolformer_dag.files import UserError
+from toolformer_dag.markdown import table
 
 
 @cache
@@ -105,6 +106,8 @@ MARKDOWN = str.maketrans(
 def _markdown(rows: pl.DataFrame) -> str:
     """A table with one line per row; text is shown as it is, and no cell breaks the table."""
     rules = ["---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes]
-    lines = [["" if value is None else str(value).translate(MARKDOWN) for value in row] for row in rows.iter_rows()]
-    head = [name.translate(MARKDOWN) for name in rows.columns]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rules, *lines))
+    return table(rows.columns, rows.iter_rows(), _verbatim, rules)
+
+
+def _verbatim(value: object) -> str:
+    return "" if value is None else str(value).translate(MARKDOWN)

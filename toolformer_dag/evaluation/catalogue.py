@@ -54,7 +54,7 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
     QA is withheld from the questions for WikiSearch.
     """
     generated = tuple(
-        BenchmarkQuestion(each.prompt, (each.answer,), each.tool, str(each.date or ""), each.wording)
+        BenchmarkQuestion(each.before, (each.answer,), each.tool, str(each.date or ""), each.wording)
         for each in questions(seed, tool, n, wordings)
     )
     rule = number_is_right if tool == "calculator" else in_first_five_words

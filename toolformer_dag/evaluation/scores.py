@@ -223,18 +223,6 @@ def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
     return wide.join(named, on="benchmark", how="left", maintain_order="left")
 
 
-def markdown(frame: pl.DataFrame) -> str:
-    """Format a table as Markdown; floats have three decimals."""
-    lines = [frame.columns, ["---"] * frame.width, *([_cell(value) for value in row] for row in frame.iter_rows())]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
-
-
 NO_MODEL = "no model"
 BASELINES: Mapping[str, tuple[int, Callable[..., Decimal]]] = {
     "a + b": (2, lambda a, b: a + b),

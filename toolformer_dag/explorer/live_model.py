@@ -9,22 +9,41 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from toolformer_dag.files import UserError
+from toolformer_dag.lake.queries import run_sql, scratch
+from toolformer_dag.lake.warehouse_filling import JUDGED, RULE, SCORED_DOCUMENTS
+from toolformer_dag.model.requests import LossRequest, Proposal, ProposalRequest, SampledCall
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.scored_candidates import parsed_call
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.calls import Call, format_call
 from toolformer_dag.texts.segments import text_digest
+from toolformer_dag.tools.runner import run_calls
+from toolformer_dag.tools.tool import ToolCall
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
     from toolformer_dag.model.loading import LanguageModel
-    from toolformer_dag.model.requests import Proposal, SampledCall
 
 SHOWN_TOKENS = 24
 """Tokens from the call on whose losses are shown; the five of the window decide."""
 MOST_CHARACTERS = 4_000
 """Of a text that a user types."""
+
+
+SCORED = pl.Schema(
+    {"position": pl.Int32(), "sample": pl.Int32(), "reason": pl.String()}
+    | {name: pl.Float64() for name in ("loss_empty", "loss_call", "loss_result", "delta")}
+)
+"""What is known of a sample when it is judged; null where it was not scored."""
+TYPED_SQL = f"""
+CREATE TEMP {RULE}
+CREATE TEMP VIEW scored AS SELECT *, '' AS tool, '' AS shard, '' AS digest, 0 AS segment FROM typed;
+{SCORED_DOCUMENTS};
+{JUDGED}
+"""
 
 
 class LiveModel:
@@ -40,8 +59,6 @@ class LiveModel:
         `call`: text, char_offset and offset of the text, name, input, result. The first five, by their `weights`, add
         up to the three losses (paper, section 4.1). Raises ModelError, and UserError where no token begins there.
         """
-        from toolformer_dag.model.requests import LossRequest
-
         text = call["text"]
         with self._lock:
             engine = self._engine
@@ -61,8 +78,6 @@ class LiveModel:
         `found_by_chance`: the tau_f that the filter found, for a tool whose threshold is chosen by chance; None where
         it found none. Nothing is stored. Raises UserError for a text that is empty, too long or does not fit the model.
         """
-        from toolformer_dag.model.requests import ProposalRequest
-
         lane = next((lane for lane in self.plan.lanes if lane.key == tool), None)
         if lane is None:
             raise UserError(f"there is no tool {tool!r} in the settings")
@@ -79,8 +94,8 @@ class LiveModel:
             self._score(lane, samples, text)
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
         tau_f = found_by_chance if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
-        for one in samples:
-            one["verdict"] = _verdict(one, tau_f, samples)
+        for one, verdict in zip(samples, _verdicts(samples, tau_f), strict=True):
+            one["verdict"] = verdict
         positions = [
             {"char": int(offset), "p": _finite(float(p))}
             for offset, p in zip(proposal.offsets, proposal.probabilities, strict=True)
@@ -143,26 +158,21 @@ class LiveModel:
         return load_model(self.plan.settings.model, finetuned_or_base(self.plan.settings))
 
     def _answer(self, lane: Lane, samples: Sequence[dict[str, Any]], context: str) -> None:
-        from toolformer_dag.tools.runner import run_calls
-        from toolformer_dag.tools.tool import ToolCall
-
         asked = [sample for sample in samples if sample["reason"] is None]
         found = run_calls(lane.tool, [ToolCall(sample["input"], context) for sample in asked], lane.limits)
         for sample, answer in zip(asked, found, strict=True):
             sample["result"], sample["reason"] = answer.result, answer.reason
 
     def _score(self, lane: Lane, samples: Sequence[dict[str, Any]], text: str) -> None:
-        from toolformer_dag.model.requests import LossRequest
-
         asked = [sample for sample in samples if sample["result"] is not None]
         requests = [LossRequest(text, s["position"], lane.tool.name, s["input"], s["result"]) for s in asked]
         for sample, losses in zip(asked, self._engine.losses(requests), strict=True):
-            sample["reason"] = losses.reason
+            sample["reason"] = losses.reason or (None if math.isfinite(losses.delta) else "not_finite")
             for name in ("loss_empty", "loss_call", "loss_result", "delta"):
                 sample[name] = _finite(getattr(losses, name))
 
 
-def _sample(lane: Lane, proposal: "Proposal", sample: "SampledCall") -> dict[str, Any]:
+def _sample(lane: Lane, proposal: Proposal, sample: SampledCall) -> dict[str, Any]:
     """A sampled call as the page shows it, before its tool ran."""
     body, input, unfit = (None, None, None) if sample.body is None else parsed_call(lane, sample.body)
     return {
@@ -178,16 +188,14 @@ def _sample(lane: Lane, proposal: "Proposal", sample: "SampledCall") -> dict[str
     }
 
 
-def _verdict(sample: Mapping[str, Any], tau_f: float | None, samples: Sequence[Mapping[str, Any]]) -> str | None:
-    """What becomes of a sample: the best of its position, of equal ones the first, stays where it reaches tau_f."""
-    if sample["delta"] is None:
-        return sample["reason"] and str(sample["reason"])
-    if tau_f is None:
-        return "no_threshold"
-    if sample["delta"] < tau_f:
-        return "below_tau_f"
-    rivals = [one for one in samples if one["position"] == sample["position"] and one["delta"] is not None]
-    return "kept" if sample is max(rivals, key=itemgetter("delta")) else "not_best_at_position"
+def _verdicts(samples: Sequence[Mapping[str, Any]], tau_f: float | None) -> list[str]:
+    """Decide as the filter does; see rule.sql and judged.sql of the lake."""
+    calls = pl.DataFrame([{name: one.get(name) for name in SCORED} for one in samples], SCORED)
+    with scratch() as connection:
+        connection.register("typed", calls.with_row_index("row"))
+        run_sql(connection, TYPED_SQL)
+        decided = "SELECT coalesce(why_not(false, reason, best, delta, ?), 'kept') FROM judged ORDER BY row"
+        return [verdict for [verdict] in connection.execute(decided, [tau_f]).fetchall()]
 
 
 def _augmented(lane: Lane, text: str, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

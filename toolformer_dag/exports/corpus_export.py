@@ -23,7 +23,6 @@ from toolformer_dag.exports.dataset_folder import (
     read_exported,
     refuse_foreign,
     replacing,
-    table,
     write_record,
     write_splits,
 )
@@ -34,6 +33,7 @@ from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.queries import run_sql, sql_text
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
+from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out

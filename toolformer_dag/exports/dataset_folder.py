@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from toolformer_dag.files import UserError, WriteError, locked, replace_folder, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.markdown import table
 from toolformer_dag.pipeline.plan import Lane
 
 RECORD, CARD, DATA = "export.json", "README.md", "data"
@@ -205,12 +206,6 @@ def columns_table(schema: pa.Schema) -> str:
     """Return a Markdown table of the columns with their comments, which also tell the fields of structs and lists."""
     rows = [(f"`{one.name}`", str(one.type).partition("<")[0], one.metadata[b"comment"].decode()) for one in schema]
     return table(("column", "type", "meaning"), rows)
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    lines = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *lines))
 
 
 def lane_cells(lane: Lane) -> tuple[object, ...]:

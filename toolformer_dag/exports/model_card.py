@@ -7,10 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.exports.dataset_folder import CITATION, TOOL_TITLES, lane_cells, table
+from toolformer_dag.exports.dataset_folder import CITATION, TOOL_TITLES, lane_cells
 from toolformer_dag.files import unsealed
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import sql_text
+from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
@@ -60,7 +61,7 @@ def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.D
     if card is None:
         return
     told = [
-        f"{title}\n\n{table(frame.columns, [[_shown(cell) for cell in row] for row in frame.iter_rows()])}"
+        f"{title}\n\n{table(frame.columns, frame.iter_rows(), rounded)}"
         for title, frame in (
             ("Right answers in per cent, with 95 % intervals (Wilson).", accuracy),
             ("Perplexity, calls disabled.", perplexity),
@@ -157,7 +158,3 @@ def _figures(record: Mapping[str, Any], report: TrainingReport) -> list[tuple[st
         ("fingerprint of the training", f"`{report.fingerprint}`"),
         ("fingerprint of the base model", f"`{fingerprint(record['base'])}`"),
     ]
-
-
-def _shown(cell: object) -> str:
-    return "" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)

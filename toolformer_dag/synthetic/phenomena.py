@@ -1,7 +1,5 @@
 """Draw phenomena of the synthetic world for each tool, and the questions that evaluation asks about them."""
 
-import datetime
-from dataclasses import dataclass
 from random import Random
 
 from toolformer_dag.synthetic.calculations import calculation
@@ -54,21 +52,13 @@ def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wording
     return drawing(random, part, wordings) if drawing else fact(random, world, tool, part, wordings)
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticQuestion:
-    """Hold a text to continue; a continuation is right when `answer` is among its first words."""
+def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenomenon]:
+    """Return `n` phenomena for one tool that differ in what is asked, about half questions, half statements.
 
-    prompt: str
-    answer: str
-    tool: str
-    date: datetime.date | None
-    wording: str
-
-
-def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[SyntheticQuestion]:
-    """Return `n` different prompts for one tool, about half questions, half statements to complete."""
-    random, found = Random(f"questions {seed} {tool} {wordings}"), dict[SyntheticQuestion, None]()
+    The text to continue is `before`; a continuation is right when `answer` is among its first words.
+    """
+    random, found = Random(f"questions {seed} {tool} {wordings}"), dict[tuple[object, ...], Phenomenon]()
     while len(found) < n:
         drawn = phenomenon(random, the_world(), tool, "evaluation", wordings)
-        found[SyntheticQuestion(drawn.before, drawn.answer, drawn.tool, drawn.date, drawn.wording)] = None
-    return list(found)
+        found[drawn.before, drawn.answer, drawn.date, drawn.wording] = drawn
+    return list(found.values())
