@@ -24,17 +24,19 @@ from tests.tokenizers import byte_level
 torch.set_num_threads(1)  # models this small only wait for each other on more
 CONTEXT = 192
 PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [{}(1+2)] 3 .\n"
-SETTINGS = """
+BASE = """
 profile = "tests"
 [profiles.tests]
-[corpus]
-shards = ["web/*.json.gz"]
-segment_tokens = 40
 [model]
 name = "model"
 device = "cpu"
 [sampling]
 max_call_tokens = 12
+[corpus]
+shards = ["web/*.json.gz"]
+"""
+SETTINGS = f"""{BASE}
+segment_tokens = 40
 [tools.calculator]
 prompt = "calculator.txt"
 tau_s = 0.1

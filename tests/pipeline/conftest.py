@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from tests.worlds import write_shard
+from tests.worlds import BASE, PROMPT, write_shard
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.chunks import Here, OneProcess, Task, WorkerError
@@ -54,18 +54,8 @@ __all__ = [
     "worker_count",
 ]
 """What tests take from here, so that a rebuild of the inside changes one file."""
-PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [Calculator(1+2)] 3 .\n"
-SETTINGS = """
-profile = "tests"
-[profiles.tests]
-[corpus]
-shards = ["web/*.json.gz"]
+SETTINGS = f"""{BASE}
 segment_tokens = 36
-[model]
-name = "model"
-device = "cpu"
-[sampling]
-max_call_tokens = 12
 [tools.calculator]
 prompt = "calculator.txt"
 tau_s = 0.1
@@ -124,7 +114,7 @@ class Line:
     def new(folder: Path, model: Path, shards: Sequence[str]) -> "Line":
         """Write settings, prompt, model and shards; run nothing."""
         (folder / "toolformer.toml").write_text(SETTINGS)
-        (folder / "calculator.txt").write_text(PROMPT)
+        (folder / "calculator.txt").write_text(PROMPT.format("Calculator"))
         shutil.copytree(model, folder / "model")
         for name in shards:
             write_shard(folder / "web", name)
