@@ -1,7 +1,8 @@
 """Write model folders for `AutoModelForCausalLM`, tokenizer included; start a run from one; average several."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 
 import torch
@@ -34,16 +35,11 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    tokenizer.train_from_iterator(_with_wanted(texts), trainer)
+    tokenizer.train_from_iterator(chain(texts, repeat("".join(WANTED) * 10, 1_000)), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
     )
     return tokenizer
-
-
-def _with_wanted(texts: Iterable[str]) -> Iterator[str]:
-    yield from texts
-    yield from ["".join(WANTED) * 10] * 1_000
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, positions: int) -> None:

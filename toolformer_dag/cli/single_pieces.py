@@ -12,10 +12,10 @@ from toolformer_dag.cli.completion import lane_names
 from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
 from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, settings_of
 from toolformer_dag.files import UserError
+from toolformer_dag.model.requests import LossRequest
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
-    from toolformer_dag.model.requests import LossRequest
 
 
 def tool(
@@ -87,9 +87,7 @@ def score(
     raise typer.Exit(int(bad.found))
 
 
-def _request(engine: "Engine", line: bytes) -> "tuple[Mapping[str, Any], LossRequest]":
-    from toolformer_dag.model.requests import LossRequest
-
+def _request(engine: "Engine", line: bytes) -> tuple[Mapping[str, Any], LossRequest]:
     record = json_record(line, FIELDS)
     if not record["text"]:
         raise UserError("the text is empty; there is nothing to predict")

@@ -30,7 +30,7 @@ _NO_WORD = re.compile(r"[^a-z]+")
 
 def page_url(random: Random, title: str, day: datetime.date | None) -> str:
     """Return a URL with the date in one of the forms that real pages use, or without one; some hold other numbers."""
-    slug = _slug(title)
+    slug = _NO_WORD.sub("-", title.lower()).strip("-")
     if day is None:
         path = random.choice((slug, f"{random.choice(SECTIONS)}/{slug}.html", f"page?id={random.randint(10, 999)}"))
     else:
@@ -45,10 +45,6 @@ def page_url(random: Random, title: str, day: datetime.date | None) -> str:
             )
         )
     return f"https://{random.choice(DOMAINS)}/{path}"
-
-
-def _slug(title: str) -> str:
-    return _NO_WORD.sub("-", title.lower()).strip("-")
 
 
 _HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x00\xff"  # deflate, no name, no time, any system

@@ -23,7 +23,6 @@ from toolformer_dag.training.training_report import (
     TrainingError,
     TrainingReport,
     curves,
-    partial_folder,
     publish,
     read_report,
     run_identity,
@@ -60,7 +59,7 @@ def finetune(
     name = fingerprint(identity)
     if finished := finished_run(name, out):
         return finished
-    folder = partial_folder(out, name)
+    folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes those of other runs
     began = time.monotonic()
     trainer, train, checkpoint = prepare(base, texts, heldout, settings, folder, progress, measured)
     try:

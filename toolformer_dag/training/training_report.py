@@ -42,11 +42,6 @@ def run_identity(
     }
 
 
-def partial_folder(out: Path, name: str) -> Path:
-    """Return the folder of the unfinished run with the fingerprint `name`, beside its output."""
-    return out.with_name(f"{out.name}.partial-{name}")
-
-
 SHARES = "shares"
 """Folder within a checkpoint of what its processes hold shares of."""
 NOT_WEIGHTS = (
@@ -157,12 +152,6 @@ def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, ob
     (folder / RECORD).write_bytes(sealed(str(folder), record))
 
 
-def read_base(folder: Path) -> Mapping[str, str] | None:
-    """Return the identity of the model that a finished run started from; None without a finished run."""
-    record = _whole_record(folder)
-    return None if record is None else record.get("base")
-
-
 def read_report(folder: Path) -> TrainingReport | None:
     """Return the report of a finished run; None without a finished run."""
     record = _whole_record(folder)
@@ -248,4 +237,5 @@ def finetuned_or_base(settings: Settings) -> str:
     """
     checkpoint_files(settings).receive()
     base, finetuned = model_name(settings.model), checkpoint_folder(settings)
-    return str(finetuned) if read_base(finetuned) == model_identity(base, settings.model.revision) else base
+    record = _whole_record(finetuned) or {}
+    return str(finetuned) if record.get("base") == model_identity(base, settings.model.revision) else base
