@@ -9,7 +9,6 @@ from tests.runs.conftest import assert_same, free
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline import filtered_calls
 
-COPIES = ["warehouse/toolformer_duckdb", "warehouse/dataset"]
 OURS = "toolformer/"
 """Tags that this project writes; Dagster's own begin with dagster/ or a dot."""
 
