@@ -1,6 +1,5 @@
 """Calls of several tools in one document -> texts with their calls."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.conftest import StaleInput, TableOutput, hand_made, publish, update_one
+from tests.texts.test_segment import fitting, words
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
@@ -18,13 +18,9 @@ from toolformer_dag.pipeline.merging import (
     split_of,
 )
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.segments import Segment, segments
+from toolformer_dag.texts.segments import Segment
 
 NAMES = {"calculator": "Calculator", "calendar": "Calendar"}
-
-
-def words(texts: Sequence[str]) -> list[int]:
-    return [len(text.split()) for text in texts]
 
 
 def call(tool: str, offset: int, delta: float, result: str = "4") -> KeptCall:
@@ -39,8 +35,7 @@ calls = st.builds(
 @settings(deadline=None)
 @given(st.text("ab \n😀[]", max_size=60), st.lists(calls, max_size=12))
 def test_every_call_is_used_or_counted_and_taking_out_gives_the_text_back(text: str, kept: list[KeptCall]) -> None:
-    pieces = [piece for piece in segments(text, 4, words) if isinstance(piece, Segment)]
-    found = list(examples(pieces, kept, list(NAMES.values())))
+    found = list(examples(fitting(text, 4, words), kept, list(NAMES.values())))
     used = [one for one in found if isinstance(one, Example)]
     dropped = sum(one.calls for one in found if isinstance(one, Dropped))
     assert dropped + sum(len(one.calls) for one in used) == len(kept)

@@ -1,33 +1,28 @@
 """Documents that are cut once for all lanes, and sampled before they are cut."""
 
 import itertools
-from collections.abc import Sequence
 from unittest.mock import Mock
 
 import pytest
 
 from tests.pipeline.conftest import Line, NewLine, Worker
+from tests.texts.test_segment import characters, fitting
 from toolformer_dag.pipeline import document_cuts
 from toolformer_dag.pipeline.document_cuts import DocumentCuts
-from toolformer_dag.texts.segments import Segment, segments
+from toolformer_dag.texts.segments import pieces
 
 SUBSET = "heuristic_subset"
 TEXTS = ["one two three four five six seven", "", "eight " + "x" * 50 + " nine", "ten\neleven twelve 😀\n" * 9]
 DOCUMENTS = [("shard/0", text) for text in TEXTS] + [("shard/1", TEXTS[0])]
 
 
-def letters(texts: Sequence[str]) -> list[int]:
-    """Count characters as tokens."""
-    return [len(text) for text in texts]
-
-
 def test_stored_cuts_are_those_of_segments_and_no_token_is_counted_twice(new_line: NewLine) -> None:
     worker = Worker(new_line("one").plan())
     for most in (30, 12):
-        pieces = [segments(text, most, letters) for _, text in DOCUMENTS]
-        texts = [[one for one in some if isinstance(one, Segment)] for some in pieces]
-        expected = [(found, len(some) - len(found)) for found, some in zip(texts, pieces, strict=True)]
-        count = Mock(side_effect=letters)
+        texts = [fitting(text, most, characters) for _, text in DOCUMENTS]
+        counts = [len(list(pieces(text, most, characters))) for _, text in DOCUMENTS]
+        expected = [(found, count - len(found)) for found, count in zip(texts, counts, strict=True)]
+        count = Mock(side_effect=characters)
         assert list(DocumentCuts(worker, most, count).of(DOCUMENTS)) == expected
         assert list(DocumentCuts(worker, most, Mock(side_effect=AssertionError)).of(DOCUMENTS)) == expected
     assert list(DocumentCuts(worker, 30, Mock(side_effect=AssertionError)).of([])) == []
@@ -37,7 +32,7 @@ def test_a_changed_rule_cuts_nothing_again(finished: NewLine, monkeypatch: pytes
     line = finished("one")
     before = line.read(SUBSET)
     line.output(SUBSET).table.remove("one")
-    monkeypatch.setattr(document_cuts, "segments", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(document_cuts, "pieces", Mock(side_effect=AssertionError))
     line.update(SUBSET)
     assert line.read(SUBSET).equals(before)
 

@@ -18,6 +18,7 @@ import polars as pl
 import pytest
 
 from tests.pipeline.conftest import Line, engine_of
+from tests.texts.test_segment import fitting, words
 from tests.worlds import make_model
 from toolformer_dag.decoding import generation
 from toolformer_dag.evaluation import catalogue
@@ -27,7 +28,7 @@ from toolformer_dag.pipeline import losses, merging, raw_shards, scored_candidat
 from toolformer_dag.pipeline.merging import Example, KeptCall
 from toolformer_dag.texts import segments as cutting
 from toolformer_dag.texts.calls import MalformedCall, parse_call
-from toolformer_dag.texts.segments import Segment, segments
+from toolformer_dag.texts.segments import Segment
 
 GOLDEN = Path(__file__).with_name("golden_rows.json")
 WRITE = "python -m tests.pipeline.test_golden_rows"
@@ -68,11 +69,7 @@ def pieces(folder: Path, model: Path) -> Rows:
         "„Eins zwei.“ Drei vier fünf sechs.\r\nSieben 第一。第二 acht",
         "short",
     ]
-    return [
-        [str(piece) for piece in segments(text, most, lambda many: [len(one.split()) for one in many])]
-        for text in texts
-        for most in (3, 5)
-    ]
+    return [list(map(str, fitting(text, most, words))) for text in texts for most in (3, 5)]
 
 
 def samples(folder: Path, model: Path) -> Rows:

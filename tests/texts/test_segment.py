@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.segments import Segment, TokenCounter, Unfit, segments
+from toolformer_dag.texts.segments import Piece, Segment, TokenCounter, pieces, segments
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -23,6 +23,12 @@ def quarrelsome(texts: Sequence[str]) -> list[int]:
     return [len(text) + text.count(" ") ** 2 + (not text[:1].isspace()) for text in texts]
 
 
+def fitting(text: str, limit: int, count: TokenCounter) -> list[Segment]:
+    """Return the texts of a document: its pieces but for words that do not fit."""
+    found = [piece for piece in pieces(text, limit, count) if piece.tokens <= limit]
+    return segments(text, [(piece.start, piece.end - piece.start) for piece in found])
+
+
 COUNTERS = st.sampled_from([words, characters, quarrelsome])
 TEXTS = st.text() | st.lists(
     st.sampled_from(["a", "bcd", " ", ". ", "\n", "\n\n", "。", ' "Go!" ', "\t", "x" * 9])
@@ -33,23 +39,15 @@ TEXTS = st.text() | st.lists(
 @example("one two\nthree", 2, words)
 def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, limit: int, count: TokenCounter) -> None:
     at = 0
-    found = segments(text, limit, count)
-    for piece in found:
-        length = len(piece.text) if isinstance(piece, Segment) else piece.length
-        end = piece.offset + length
-        assert text[at : piece.offset].strip() == ""
-        assert piece.offset == 0 or text[piece.offset - 1].isspace() or text[piece.offset - 1] in "。！？"
-        assert end == len(text) or text[end].isspace() or text[end - 1] in "。！？"
-        if isinstance(piece, Segment):
-            assert piece.text == text[piece.offset : end] == piece.text.strip() != ""
-            assert count([piece.text])[0] <= limit
-        else:
-            assert piece.tokens > limit and not re.search(r"\s", text[piece.offset : end])
-        at = end
+    for piece in pieces(text, limit, count):
+        start, at = at, piece.end
+        assert text[start : piece.start].strip() == ""
+        assert piece.start == 0 or text[piece.start - 1].isspace() or text[piece.start - 1] in "。！？"
+        assert at == len(text) or text[at].isspace() or text[at - 1] in "。！？"
+        whole = text[piece.start : at]
+        assert whole == whole.strip() != ""
+        assert count([whole])[0] <= limit if piece.tokens <= limit else not re.search(r"\s", whole)
     assert text[at:].strip() == ""
-    assert [piece.index for piece in found if isinstance(piece, Segment)] == list(
-        range(sum(isinstance(piece, Segment) for piece in found))
-    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, l
     ],
 )
 def test_cut_at_paragraphs_then_sentences_then_words(text: str, limit: int, expected: list[tuple[int, str]]) -> None:
-    assert segments(text, limit, words) == [Segment(index, *each) for index, each in enumerate(expected)]
+    assert fitting(text, limit, words) == [Segment(index, *each) for index, each in enumerate(expected)]
 
 
 def spaced(texts: Sequence[str]) -> list[int]:
@@ -81,16 +79,17 @@ def spaced(texts: Sequence[str]) -> list[int]:
 def test_only_single_words_are_unfit(text: str, limit: int, count: TokenCounter) -> None:
     alone = re.split(r"\s+|(?<=[。！？])", text)
     assume(all(tokens <= limit for tokens in count(list(filter(None, alone)))))
-    assert not any(isinstance(piece, Unfit) for piece in segments(text, limit, count))
+    assert all(piece.tokens <= limit for piece in pieces(text, limit, count))
 
 
 def test_a_word_that_does_not_fit_is_a_named_range_and_the_rest_stays() -> None:
-    found = segments("ab " + "c" * 50 + " de", 10, characters)
-    assert found == [Segment(0, 0, "ab"), Unfit(3, 50, 50), Segment(1, 54, "de")]
+    text = "ab " + "c" * 50 + " de"
+    assert list(pieces(text, 10, characters)) == [Piece(0, 2, 2), Piece(3, 53, 50), Piece(54, 56, 2)]
+    assert fitting(text, 10, characters) == [Segment(0, 0, "ab"), Segment(1, 54, "de")]
 
 
 def test_much_white_space_does_not_make_a_paragraph_too_long() -> None:
-    assert segments("ab" + "\n" * 10_000 + "cd" + " " * 10_000, 10, characters) == [
+    assert fitting("ab" + "\n" * 10_000 + "cd" + " " * 10_000, 10, characters) == [
         Segment(0, 0, "ab"),
         Segment(1, 10_002, "cd"),
     ]
@@ -100,5 +99,5 @@ def test_a_document_that_fits_stays_whole_though_each_piece_apart_has_a_token_mo
     def marked(texts: Sequence[str]) -> list[int]:
         return [1 + len(text.split()) for text in texts]
 
-    assert segments("one two\nthree\nfour", 5, marked) == [Segment(0, 0, "one two\nthree\nfour")]
-    assert len(segments("one two\nthree\nfour", 4, marked)) == 2
+    assert fitting("one two\nthree\nfour", 5, marked) == [Segment(0, 0, "one two\nthree\nfour")]
+    assert len(fitting("one two\nthree\nfour", 4, marked)) == 2

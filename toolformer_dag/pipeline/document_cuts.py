@@ -13,7 +13,7 @@ import polars as pl
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.segments import CUTTING, Segment, TokenCounter, Unfit, segments, text_digest
+from toolformer_dag.texts.segments import CUTTING, Segment, TokenCounter, pieces, segments, text_digest
 
 KEY = ("place", "document", "max_tokens")
 CUTS = pl.Schema(
@@ -26,7 +26,7 @@ CUTS = pl.Schema(
         "unfit_tokens": pl.List(pl.Int32()),
     }
 )
-"""`offsets` and `lengths`: of the pieces, in characters; `unfit_tokens`: null for a text, the tokens of an Unfit."""
+"""`offsets`, `lengths`: of the pieces, in characters; `unfit_tokens`: null for a text, those of a word that fits none."""
 
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
@@ -47,7 +47,7 @@ class DocumentCuts:
         self.name = self._store.name
 
     def of(self, documents: Sequence[tuple[str, str]]) -> Iterator[tuple[list[Segment], int]]:
-        """Yield the texts of each document, as `segments` cuts it, and how many of its words fit none.
+        """Yield the texts of each document, as `pieces` cuts it, and how many of its words fit none.
 
         What is not stored is cut and stored. `documents`: (place, text), BATCH at a time. Raises WriteError.
         """
@@ -55,27 +55,17 @@ class DocumentCuts:
         most = pl.lit(self._max_tokens, pl.Int32()).alias("max_tokens")
         keys = pl.DataFrame(digests, schema=CUTS.to_frame().select(KEY[:2]).schema, orient="row").with_columns(most)
         stored = self._store.stored(keys).iter_rows()
-        cut = {(place, digest): list(zip(*pieces, strict=True)) for place, digest, _, *pieces in stored}
+        cut = {(place, digest): list(zip(*columns, strict=True)) for place, digest, _, *columns in stored}
         fresh = []
         for key, (_, text) in zip(digests, documents, strict=True):
             if key not in cut:
-                cut[key] = list(map(_offsets, segments(text, self._max_tokens, self._count)))
+                cut[key] = [
+                    (one.start, one.end - one.start, one.tokens if one.tokens > self._max_tokens else None)
+                    for one in pieces(text, self._max_tokens, self._count)
+                ]
                 columns = [[piece[column] for piece in cut[key]] for column in range(3)]
                 fresh.append((*key, self._max_tokens, *columns))
         self._store.append(pl.DataFrame(fresh, schema=CUTS, orient="row"))
         for key, (_, text) in zip(digests, documents, strict=True):
-            yield _texts(text, cut[key])
-
-
-def _offsets(piece: Segment | Unfit) -> tuple[int, int, int | None]:
-    """Offset and length of a piece, and the tokens of an Unfit."""
-    if isinstance(piece, Unfit):
-        return piece.offset, piece.length, piece.tokens
-    return piece.offset, len(piece.text), None
-
-
-def _texts(text: str, pieces: Sequence[tuple[int, int, int | None]]) -> tuple[list[Segment], int]:
-    """The texts among the pieces of a document, and how many pieces are words that fit none."""
-    fitting = [(offset, length) for offset, length, unfit_tokens in pieces if unfit_tokens is None]
-    texts = [Segment(index, at, text[at : at + length]) for index, (at, length) in enumerate(fitting)]
-    return texts, len(pieces) - len(fitting)
+            fitting = [(offset, length) for offset, length, unfit_tokens in cut[key] if unfit_tokens is None]
+            yield segments(text, fitting), len(cut[key]) - len(fitting)

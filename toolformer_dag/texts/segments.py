@@ -1,10 +1,9 @@
 """Cut documents into segments that fit a model's context. The paper does not describe segmenting."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import count
 
 CUTTING = 2  # raise this when the same document would give other segments
 TokenCounter = Callable[[Sequence[str]], Sequence[int]]
@@ -32,54 +31,45 @@ def text_digest(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
-    """A word of too many tokens for a segment: `length` characters from `offset` on belong to no segment."""
+class Piece:
+    """Characters `start` to `end` of a document, and how many tokens they have."""
 
-    offset: int
-    length: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
     start: int
     end: int
     tokens: int
 
 
-def segments(text: str, max_tokens: int, count_tokens: TokenCounter) -> list[Segment | Unfit]:
-    """Cut a document into segments of 1 to `max_tokens` tokens by packing its paragraphs greedily.
+def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[Piece]:
+    """Cut a document into pieces of 1 to `max_tokens` tokens by packing its paragraphs greedily.
 
     - A document that fits stays whole.
     - A paragraph that does not fit is cut at sentence ends; a sentence that does not fit is cut between words.
-    - A word that does not fit becomes Unfit. All other text between segments is white space.
+    - A word that does not fit is a piece with more tokens. All text between pieces is white space.
 
     `count_tokens` counts the tokens of each text of a batch as the model does. It is applied to about twice the
     document.
     """
     paragraphs = list(_cut(text, 0, len(text), CUTS[0]))
-    pieces = list(_pieces(text, paragraphs, CUTS[1:], max_tokens, count_tokens))
-    found: list[Segment | Unfit] = []
-    index = count()
-    for piece in _settled(text, _groups(text, pieces, max_tokens, count_tokens), max_tokens, count_tokens):
-        if piece.tokens > max_tokens:
-            found.append(Unfit(piece.start, piece.end - piece.start, piece.tokens))
-        else:
-            found.append(Segment(next(index), piece.start, text[piece.start : piece.end]))
-    return found
+    fitting = list(_fitting(text, paragraphs, CUTS[1:], max_tokens, count_tokens))
+    return _settled(text, _groups(text, fitting, max_tokens, count_tokens), max_tokens, count_tokens)
 
 
-def _pieces(
+def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
+    """Return the segments of a document that begin at these characters and have these lengths."""
+    return [Segment(index, offset, text[offset : offset + length]) for index, (offset, length) in enumerate(places)]
+
+
+def _fitting(
     text: str, spans: Sequence[tuple[int, int]], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
-) -> Iterator[_Piece]:
+) -> Iterator[Piece]:
     """Yield the spans with their token counts, including the white space before; cut spans that do not fit."""
     spans = [(start, end) for start, end in spans if start < end]
     counts = count([text[max(start - 1, 0) : end] for start, end in spans])
     for (start, end), tokens in zip(spans, counts, strict=True):
         if tokens <= max_tokens or not cuts:
-            yield _Piece(start, end, tokens)
+            yield Piece(start, end, tokens)
         else:
-            yield from _pieces(text, list(_cut(text, start, end, cuts[0])), cuts[1:], max_tokens, count)
+            yield from _fitting(text, list(_cut(text, start, end, cuts[0])), cuts[1:], max_tokens, count)
 
 
 def _cut(text: str, start: int, end: int, cut: re.Pattern[str]) -> Iterator[tuple[int, int]]:
@@ -95,12 +85,12 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int]:
     return start, start + len(inner.rstrip())
 
 
-def _groups(text: str, pieces: list[_Piece], max_tokens: int, count: TokenCounter) -> list[list[_Piece]]:
+def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter) -> list[list[Piece]]:
     """Pack pieces greedily; keep all in one group where they fit together although the sum of counts does not."""
     total = sum(piece.tokens for piece in pieces)  # many tokenizers add a token to each piece
     if max_tokens < total <= 2 * max_tokens and count([text[pieces[0].start : pieces[-1].end]])[0] <= max_tokens:
         return [pieces]
-    groups: list[list[_Piece]] = []
+    groups: list[list[Piece]] = []
     room = 0
     for piece in pieces:
         if piece.tokens > room:
@@ -111,7 +101,7 @@ def _groups(text: str, pieces: list[_Piece], max_tokens: int, count: TokenCounte
     return groups
 
 
-def _settled(text: str, groups: Sequence[Sequence[_Piece]], max_tokens: int, count: TokenCounter) -> Iterator[_Piece]:
+def _settled(text: str, groups: Sequence[Sequence[Piece]], max_tokens: int, count: TokenCounter) -> Iterator[Piece]:
     """Join each group to a piece; halve groups that have too many tokens when joined."""
     counts = count([text[group[0].start : group[-1].end] for group in groups])
     for group, tokens in zip(groups, counts, strict=True):
@@ -120,10 +110,10 @@ def _settled(text: str, groups: Sequence[Sequence[_Piece]], max_tokens: int, cou
             half = len(parts) // 2
             yield from _settled(text, [parts[:half], parts[half:]], max_tokens, count)
         else:
-            yield _Piece(group[0].start, group[-1].end, tokens)
+            yield Piece(group[0].start, group[-1].end, tokens)
 
 
-def _parts(text: str, piece: _Piece) -> list[_Piece]:
+def _parts(text: str, piece: Piece) -> list[Piece]:
     """Return the sentences of a piece, or the words of a single sentence.
 
     A piece that fitted may be too long here: without the space before it, it may have a token more.
@@ -131,5 +121,5 @@ def _parts(text: str, piece: _Piece) -> list[_Piece]:
     for cut in CUTS[1:]:
         spans = [(start, end) for start, end in _cut(text, piece.start, piece.end, cut) if start < end]
         if len(spans) > 1:
-            return [_Piece(start, end, 0) for start, end in spans]
+            return [Piece(start, end, 0) for start, end in spans]
     return [piece]
