@@ -129,18 +129,12 @@ def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame,
 def measurement(plan: Plan, name: str) -> Output:
     """Return the asset of one of MEASURES."""
 
-    def version() -> str | None:
-        return plan.lake.table(name).part_version(WHOLE)
-
-    def reasons() -> Reasons:
-        return Reasons({WHOLE: measurement_reasons(plan, name)})
-
     def measured(
         context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
     ) -> dg.MaterializeResult:
         compute.workers.close()  # finetuning and evaluation load models of their own
-        stored, shown = version(), last_metadata(context)
-        if shown and stored is not None and not reasons():
+        stored, shown = plan.lake.table(name).part_version(WHOLE), last_metadata(context)
+        if shown and stored is not None and not measurement_reasons(plan, name):
             return dg.MaterializeResult(data_version=dg.DataVersion(stored), metadata={**shown, UNCHANGED: True})
         for checkpoint in CHECKPOINTS:  # those of another machine too
             checkpoint_files(plan.settings, checkpoint).receive()
@@ -164,8 +158,8 @@ def measurement(plan: Plan, name: str) -> Output:
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",
-        reasons=reasons,
-        version=version,
+        reasons=lambda: Reasons({WHOLE: measurement_reasons(plan, name)}),
+        version=lambda: plan.lake.table(name).part_version(WHOLE),
         make=measured,
     )
 

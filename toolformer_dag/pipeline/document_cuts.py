@@ -26,7 +26,7 @@ CUTS = pl.Schema(
         "unfit_tokens": pl.List(pl.Int32()),
     }
 )
-"""`offsets`, `lengths`: of the pieces, in characters; `unfit_tokens`: null for a text, those of a word that fits none."""
+"""`offsets`, `lengths`: of the pieces, in characters; `unfit_tokens`: of a word that fits no text, null for a text."""
 
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
