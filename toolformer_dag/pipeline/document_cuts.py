@@ -59,13 +59,15 @@ class DocumentCuts:
         fresh = []
         for key, (_, text) in zip(digests, documents, strict=True):
             if key not in cut:
-                cut[key] = [
-                    (one.start, one.end - one.start, one.tokens if one.tokens > self._max_tokens else None)
-                    for one in pieces(text, self._max_tokens, self._count)
-                ]
+                cut[key] = self._cut(text)
                 columns = [[piece[column] for piece in cut[key]] for column in range(3)]
                 fresh.append((*key, self._max_tokens, *columns))
         self._store.append(pl.DataFrame(fresh, schema=CUTS, orient="row"))
         for key, (_, text) in zip(digests, documents, strict=True):
             fitting = [(offset, length) for offset, length, unfit_tokens in cut[key] if unfit_tokens is None]
             yield segments(text, fitting), len(cut[key]) - len(fitting)
+
+    def _cut(self, text: str) -> list[tuple[int, int, int | None]]:
+        """Return the pieces of a document as CUTS holds them."""
+        most, found = self._max_tokens, pieces(text, self._max_tokens, self._count)
+        return [(one.start, one.end - one.start, one.tokens if one.tokens > most else None) for one in found]
