@@ -108,8 +108,8 @@ disable_progress_bar()  # the bar of loading weights would break the progress di
 class LanguageModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    `context_length`: the most tokens of a sequence, whatever its attention's window. `identity`: hashes of the files it
-    was loaded from; empty unless `load_identified` loaded it.
+    `model`: a module of torch, or vLLM's `LLM`. `context_length`: the most tokens of a sequence, whatever its
+    attention's window. `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     """
 
     encoding: Encoding = field(repr=False)
@@ -117,6 +117,7 @@ class LanguageModel:
     name: str
     model: Any
     tokenizer: Any
+    config: Any = field(repr=False)
     identity: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -143,8 +144,10 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the whole process.
     Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    target = _device(model.device)
     named = model if name is None else model.model_copy(update={"name": name, "revision": None})
+    if model.engine == "vllm":
+        return _load_in_vllm(named, _wanted_dtype(model, name, dtype))
+    target = _device(model.device)
     options = {**_source(named), "use_safetensors": True, "dtype": _wanted_dtype(model, name, dtype)}
     tokenizer = load_encoding(named).tokenizer
     loaded = from_hub(AutoModelForCausalLM, model_name(named), options)
@@ -158,6 +161,20 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     return wrap_language_model(model_name(named), loaded.to(target), tokenizer)
 
 
+def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
+    try:
+        from toolformer_dag.model.vllm_backend import load_llm
+    except ImportError as error:
+        raise ModelError(
+            f'model.engine = "vllm" needs the package vllm ({error}); install it as docs/howto/vllm.md says, or set '
+            'model.engine = "transformers"'
+        ) from error
+    name, encoding, config = model_name(model), load_encoding(model), load_config(model)
+    length = context_length(config)
+    llm = load_llm(model, name, str(dtype).removeprefix("torch."), length)
+    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config)
+
+
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     """Wrap a model and tokenizer in memory (such as a freshly trained model) and set evaluation mode.
 
@@ -168,7 +185,7 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     fit_threads(model)
     model.eval()
     check_causal(model)
-    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer)
+    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer, model.config)
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
