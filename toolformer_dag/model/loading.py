@@ -1,6 +1,7 @@
 """Load a causal model and its tokenizer, and check that they behave as the engine assumes."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
@@ -24,6 +26,7 @@ from toolformer_dag.model.weights import (
     model_dtype,
     model_identity,
     model_name,
+    parameters,
 )
 from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.settings.setting_types import determining
@@ -32,10 +35,14 @@ THREADS = torch.get_num_threads()
 """What torch was started with."""
 
 
-def fit_threads(model: Any) -> None:
-    """Set torch, for the whole process, to one thread where a small model runs on a CPU, else to what it began with."""
-    parameters = sum(weight.numel() for weight in model.parameters())
-    torch.set_num_threads(1 if model.device.type == "cpu" and parameters < SMALL else THREADS)
+def fit_threads(model: Any) -> int:
+    """Set torch, for the whole process, to one thread where a small model runs on a CPU, else to what it began with.
+
+    Returns the number of the model's parameters.
+    """
+    size: int = sum(weight.numel() for weight in model.parameters())
+    torch.set_num_threads(1 if model.device.type == "cpu" and size < SMALL else THREADS)
+    return size
 
 
 def fast_dtype() -> torch.dtype:
@@ -118,6 +125,7 @@ class LanguageModel:
     model: Any
     tokenizer: Any
     config: Any = field(repr=False)
+    parameters: int
     identity: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -128,7 +136,8 @@ class LanguageModel:
     @property
     def dtype(self) -> str:
         """Return the data type of the weights."""
-        return str(self.model.dtype).removeprefix("torch.")
+        weights = self.model if isinstance(self.model, nn.Module) else self.model.model_config
+        return str(weights.dtype).removeprefix("torch.")
 
     @property
     def arithmetic(self) -> str:
@@ -162,6 +171,8 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
 
 
 def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process less that could outlive a killed worker
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         from toolformer_dag.model.vllm_backend import load_llm
     except ImportError as error:
@@ -170,9 +181,12 @@ def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMod
             'model.engine = "transformers"'
         ) from error
     name, encoding, config = model_name(model), load_encoding(model), load_config(model)
+    if config.model_type == "gptj" and config.tie_word_embeddings:
+        raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
     llm = load_llm(model, name, str(dtype).removeprefix("torch."), length)
-    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config)
+    folder = name if Path(name).is_dir() else snapshot_download(name, revision=model.revision, local_files_only=True)
+    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config, parameters(Path(folder)))
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
@@ -182,10 +196,10 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     """
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
-    fit_threads(model)
+    size = fit_threads(model)
     model.eval()
     check_causal(model)
-    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer, model.config)
+    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer, model.config, size)
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:

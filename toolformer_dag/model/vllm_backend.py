@@ -24,7 +24,9 @@ from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 from toolformer_dag.settings.setting_types import meant
 
 MOST_LIKELY = 64
-"""Tokens whose rank decoding can tell; `decoding.k` is at most this with vLLM."""
+"""Tokens whose rank decoding can tell; a larger `decoding.k` reads as this."""
+UNRANKED = 1 << 30
+"""The rank of all other tokens."""
 AHEAD = 16
 """Tokens that a row of decoding is continued by at once."""
 
@@ -180,7 +182,7 @@ class VllmBackend:
 
 
 class VllmRows:
-    """Sequences of different lengths; see GreedyRows. Ranks are told up to MOST_LIKELY."""
+    """Sequences of different lengths; see GreedyRows. Ranks from MOST_LIKELY on are UNRANKED."""
 
     def __init__(self, backend: VllmBackend, sequences: Sequence[Sequence[int]]) -> None:
         self._backend = backend
@@ -204,7 +206,8 @@ class VllmRows:
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
         joint = self.log_probability(row, tokens)
-        return sum(value > joint for token, value in self._rows[row].scores.items() if token != tokens[0])
+        rank = sum(value > joint for token, value in self._rows[row].scores.items() if token != tokens[0])
+        return rank if rank < MOST_LIKELY - 1 else UNRANKED
 
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
         """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
@@ -268,7 +271,7 @@ class _Row:
 
     def rank(self, token: int) -> int:
         value = self.scores.get(token)
-        return len(self.scores) if value is None else sum(other > value for other in self.scores.values())
+        return UNRANKED if value is None else sum(other > value for other in self.scores.values())
 
     def permitted(self, size: int) -> list[int]:
         return [token for token in range(size) if self._may_follow(token)]
