@@ -77,14 +77,14 @@ def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
     one, other = (perplexity(engine.language_model, TEXTS) for engine in engines)
     assert (one.tokens, one.nats) == (other.tokens, pytest.approx(other.nats, rel=1e-5))
+    prompts = [f"Ada had {at} apples and so" for at in range(8)]
     for k in (1, 10, 40):
-        one, other = (answers(engine, k) for engine in engines)
+        one, other = (answers(engine, prompts, k) for engine in engines)
         assert one == other
 
 
-def answers(engine: Engine, k: int) -> Sequence[object]:
+def answers(engine: Engine, prompts: Sequence[str], k: int) -> list[tuple[str, object]]:
     tool = load_tool("calculator", {})
-    prompts = [f"Ada had {at} apples and so" for at in range(8)]
     limits = {"max_new_tokens": 20, "max_call_tokens": 10, "calls": 2}
     return [(one.text, one.calls) for one in generate(engine.language_model, prompts, {tool.name: tool}, k=k, **limits)]
 
@@ -96,6 +96,13 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(lay_out(folder / "world", make_model(folder / "made", heads=5, width=320)))
     world.run(training=True)
     return world
+
+
+def test_answers_with_calls_are_those_of_transformers_also_where_many_tokens_are_equally_likely(line):
+    prompts = [f" {a} and {b} make {a + b} . {b} and {a}" for a in range(8) for b in range(4)]
+    one, other = (answers(engine, prompts, 10) for engine in both(str(line.folder / "model")))
+    assert one == other
+    assert sum(bool(calls) for _, calls in one) > 10
 
 
 IN_VLLM = ('model.engine="vllm"', "model.vllm.enforce_eager=true", "model.vllm.block_size=32")

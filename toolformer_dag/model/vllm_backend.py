@@ -201,7 +201,16 @@ class VllmRows:
 
     def ranks(self, token: int) -> list[int]:
         """Return, by row, how many tokens are more likely than `token`."""
-        return [row.rank(token) for row in self._rows]
+        return [self._rank(row, token) for row in self._rows]
+
+    def _rank(self, row: "_Row", token: int) -> int:
+        """A token that is not listed may be as likely as the last one that is: then few may be more likely."""
+        listed = sorted(row.scores.values())
+        value = row.scores.get(token)
+        if value is None and listed[0] == listed[1]:
+            [[scores]] = self._backend.walk_scores("", [(row.ids, [token])], [token])
+            value = scores[token] if scores[token] >= listed[0] else None
+        return UNRANKED if value is None else sum(other > value for other in listed)
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
@@ -269,10 +278,6 @@ class _Row:
         """Return the likeliest permitted token, None where it is not among the likeliest."""
         return next((token for token in self.scores if self._may_follow(token)), self.found)
 
-    def rank(self, token: int) -> int:
-        value = self.scores.get(token)
-        return UNRANKED if value is None else sum(other > value for other in self.scores.values())
-
     def permitted(self, size: int) -> list[int]:
         return [token for token in range(size) if self._may_follow(token)]
 
@@ -298,7 +303,7 @@ def _sample(stream: NDArray[np.float64], stops: list[int], sampling: SamplingSet
 def _scores(output: Any) -> list[Scores]:
     """Return log p by token at each written place, the likeliest first."""
     steps = [{token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs]
-    return [dict(sorted(step.items(), key=lambda item: -item[1])) for step in steps]
+    return [dict(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in steps]
 
 
 def _asks_own(query: TokenQuery) -> bool:
