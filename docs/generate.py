@@ -31,6 +31,7 @@ FOLDER = Path(__file__).parent / "reference"
 NAME = "toolformer-dag"
 HEADING = "<!-- Written by docs/generate.py. Do not edit. -->\n\n"
 KINDS: dict[Any, str] = {
+    Any: "value",
     bool: "true or false",
     int: "integer",
     float: "number",

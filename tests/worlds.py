@@ -110,18 +110,22 @@ def followers(tokenizer: PreTrainedTokenizerFast, texts: list[str], size: int) -
     return (counts / counts.sum(1, keepdim=True)).log()
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """Save model and tokenizer in `folder` and return it; another seed is another model."""
+def make_model(folder: Path, seed: int = 0, heads: int = 2, width: int = 0) -> Path:
+    """Save model and tokenizer in `folder` and return it; another seed is another model.
+
+    The width is that of the vocabulary; a larger one adds dimensions that hold nothing.
+    """
     torch.manual_seed(seed)
     texts = lines(random.Random(seed))
     tokenizer = byte_level(texts, 310)
     size = len(tokenizer) + len(tokenizer) % 2
+    width = width or size
     config = GPT2Config(
         vocab_size=size,
         n_positions=CONTEXT,
-        n_embd=size,
+        n_embd=width,
         n_layer=1,
-        n_head=2,
+        n_head=heads,
         n_inner=16,
         bos_token_id=0,
         eos_token_id=0,
@@ -130,9 +134,10 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     )
     model = GPT2LMHeadModel(config)
     with torch.no_grad():
-        model.transformer.wte.weight.copy_(40 * torch.eye(size))
+        model.transformer.wte.weight.copy_(40 * torch.eye(size, width))
         model.transformer.wpe.weight.mul_(0.1)
-        model.lm_head.weight.copy_(followers(tokenizer, texts, size).T / size**0.5)
+        likely = followers(tokenizer, texts, size).T / size**0.5
+        model.lm_head.weight.copy_(torch.nn.functional.pad(likely, (0, width - size)))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -6,9 +6,9 @@ from math import ceil, exp
 from toolformer_dag.decoding.generation import Generation, WrittenPiece, run_open_calls
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, vocabulary_of
 from toolformer_dag.model.backend import Backend, GreedyRows
+from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import batches
-from toolformer_dag.model.transformers_backend import backend_of
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.tool import Tool
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import llguidance.hf
@@ -75,7 +74,7 @@ def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
 
 
 def _ends(language_model: LanguageModel) -> frozenset[int]:
-    whole: Any = language_model.model.config
+    whole = language_model.config
     found = [getattr(config, "eos_token_id", None) for config in (whole, whole.get_text_config())]
     listed = [token for ids in found for token in (ids if isinstance(ids, list) else [ids])]
     return frozenset(token for token in [*listed, language_model.tokenizer.eos_token_id] if token is not None)

@@ -55,7 +55,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         """
         super().__init__()
         settings = load_settings(Path(config) if config else None)
-        self._model = load_model(settings.model, model or finetuned_or_base(settings))
+        in_torch = settings.model.model_copy(update={"engine": "transformers"})  # logits of whole texts are asked for
+        self._model = load_model(in_torch, model or finetuned_or_base(settings))
         called = [lane.at_inference() for lane in lanes(settings)]
         k = settings.decoding.k if k is None else int(k)
         self._asking = Asking(settings, called, self._model, k, frozenset(withheld.split("+")))

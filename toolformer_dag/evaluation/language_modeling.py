@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from toolformer_dag.evaluation.scores import Z_95
 from toolformer_dag.model.backend import Backend, TokenQuery
+from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.transformers_backend import backend_of
 from toolformer_dag.training.sequences import windows
 
 PASS_TOKENS = 2_048

@@ -233,8 +233,7 @@ def _ask(
     def ask(model: "LanguageModel", conditions: list[Condition]) -> "Iterator[AskedBenchmark]":
         for condition in conditions:
             named = settings.evaluation.models.get(condition.of_model, settings.model)
-            parameters = sum(weight.numel() for weight in model.model.parameters())
-            weights[condition.of_model] = folder_name(named.name), parameters
+            weights[condition.of_model] = folder_name(named.name), model.parameters
             for benchmark in benchmarks:
                 yield benchmark_outcomes(settings, lanes, model, condition, benchmark)
 

@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from toolformer_dag.model.backend import Backend, SamplePoint, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.encoding import Encoding, TextTokens
@@ -74,7 +76,7 @@ class Engine:
     ) -> None:
         self.language_model = language_model
         self.encoding = language_model.encoding
-        self.backend = backend or TransformersBackend(language_model, token_budget=token_budget)
+        self.backend = backend or _new_backend(language_model, token_budget)
 
     @property
     def counts(self) -> TokenCounts:
@@ -282,3 +284,22 @@ def _z(kind: str, request: LossRequest) -> str:
 def load_engine(settings: Settings, name: str | None = None, dtype: str | None = None) -> Engine:
     """Load the settings' model, or the model `name`, under the settings' device and dtype. Raises ModelError."""
     return Engine(load_model(settings.model, name, dtype), token_budget=settings.model.token_budget)
+
+
+_BACKENDS: WeakKeyDictionary[LanguageModel, Backend] = WeakKeyDictionary()
+
+
+def backend_of(language_model: LanguageModel) -> Backend:
+    """Return the model's backend, made once per model and released with it."""
+    if language_model not in _BACKENDS:
+        # of a copy: a value that refers to its key would keep it, and the weights, for ever
+        _BACKENDS[language_model] = _new_backend(replace(language_model), None)
+    return _BACKENDS[language_model]
+
+
+def _new_backend(language_model: LanguageModel, token_budget: int | None) -> Backend:
+    if isinstance(language_model.model, nn.Module):
+        return TransformersBackend(language_model, token_budget=token_budget)
+    from toolformer_dag.model.vllm_backend import VllmBackend
+
+    return VllmBackend(language_model.model, language_model.context_length)

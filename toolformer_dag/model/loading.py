@@ -1,6 +1,7 @@
 """Load a causal model and its tokenizer, and check that they behave as the engine assumes."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
@@ -24,6 +26,7 @@ from toolformer_dag.model.weights import (
     model_dtype,
     model_identity,
     model_name,
+    parameters,
 )
 from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.settings.setting_types import determining
@@ -32,10 +35,14 @@ THREADS = torch.get_num_threads()
 """What torch was started with."""
 
 
-def fit_threads(model: Any) -> None:
-    """Set torch, for the whole process, to one thread where a small model runs on a CPU, else to what it began with."""
-    parameters = sum(weight.numel() for weight in model.parameters())
-    torch.set_num_threads(1 if model.device.type == "cpu" and parameters < SMALL else THREADS)
+def fit_threads(model: Any) -> int:
+    """Set torch, for the whole process, to one thread where a small model runs on a CPU, else to what it began with.
+
+    Returns the number of the model's parameters.
+    """
+    size: int = sum(weight.numel() for weight in model.parameters())
+    torch.set_num_threads(1 if model.device.type == "cpu" and size < SMALL else THREADS)
+    return size
 
 
 def fast_dtype() -> torch.dtype:
@@ -108,8 +115,8 @@ disable_progress_bar()  # the bar of loading weights would break the progress di
 class LanguageModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    `context_length`: the most tokens of a sequence, whatever its attention's window. `identity`: hashes of the files it
-    was loaded from; empty unless `load_identified` loaded it.
+    `model`: a module of torch, or vLLM's `LLM`. `context_length`: the most tokens of a sequence, whatever its
+    attention's window. `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     """
 
     encoding: Encoding = field(repr=False)
@@ -117,6 +124,8 @@ class LanguageModel:
     name: str
     model: Any
     tokenizer: Any
+    config: Any = field(repr=False)
+    parameters: int
     identity: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -127,7 +136,8 @@ class LanguageModel:
     @property
     def dtype(self) -> str:
         """Return the data type of the weights."""
-        return str(self.model.dtype).removeprefix("torch.")
+        weights = self.model if isinstance(self.model, nn.Module) else self.model.model_config
+        return str(weights.dtype).removeprefix("torch.")
 
     @property
     def arithmetic(self) -> str:
@@ -143,8 +153,10 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the whole process.
     Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    target = _device(model.device)
     named = model if name is None else model.model_copy(update={"name": name, "revision": None})
+    if model.engine == "vllm":
+        return _load_in_vllm(named, _wanted_dtype(model, name, dtype))
+    target = _device(model.device)
     options = {**_source(named), "use_safetensors": True, "dtype": _wanted_dtype(model, name, dtype)}
     tokenizer = load_encoding(named).tokenizer
     loaded = from_hub(AutoModelForCausalLM, model_name(named), options)
@@ -158,6 +170,25 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     return wrap_language_model(model_name(named), loaded.to(target), tokenizer)
 
 
+def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process less that could outlive a killed worker
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    try:
+        from toolformer_dag.model.vllm_backend import load_llm
+    except ImportError as error:
+        raise ModelError(
+            f'model.engine = "vllm" needs the package vllm ({error}); install it as docs/howto/vllm.md says, or set '
+            'model.engine = "transformers"'
+        ) from error
+    name, encoding, config = model_name(model), load_encoding(model), load_config(model)
+    if config.model_type == "gptj" and config.tie_word_embeddings:
+        raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
+    length = context_length(config)
+    llm = load_llm(model, name, str(dtype).removeprefix("torch."), length)
+    folder = name if Path(name).is_dir() else snapshot_download(name, revision=model.revision, local_files_only=True)
+    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config, parameters(Path(folder)))
+
+
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     """Wrap a model and tokenizer in memory (such as a freshly trained model) and set evaluation mode.
 
@@ -165,10 +196,10 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     """
     check_tokenizer(name, tokenizer)
     fuse_activations(model)
-    fit_threads(model)
+    size = fit_threads(model)
     model.eval()
     check_causal(model)
-    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer)
+    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer, model.config, size)
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:

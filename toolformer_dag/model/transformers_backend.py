@@ -9,7 +9,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -152,14 +151,3 @@ def _without_prefix(query: TokenQuery) -> TokenQuery:
     """Return the same question as one about a text behind nothing, for models that share no keys."""
     places = [len(query.prefix) + place for place in query.places]
     return replace(query, prefix=[], text=[*query.prefix, *query.text], places=places)
-
-
-_BACKENDS: WeakKeyDictionary[LanguageModel, TransformersBackend] = WeakKeyDictionary()
-
-
-def backend_of(language_model: LanguageModel) -> TransformersBackend:
-    """Return the model's backend, made once per model and released with it."""
-    if language_model not in _BACKENDS:
-        # of a copy: a value that refers to its key would keep it, and the weights, for ever
-        _BACKENDS[language_model] = TransformersBackend(replace(language_model))
-    return _BACKENDS[language_model]

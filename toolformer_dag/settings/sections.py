@@ -189,6 +189,19 @@ class ModelSettings(SettingsTable):
         description="Data type of the weights when M annotates and answers; `auto` is that of the checkpoint. "
         "Finetuning has `training.precision`.",
     )
+    engine: Unfingerprinted[Literal["transformers", "vllm"]] = Field(
+        "transformers",
+        description="What runs M. `vllm` gives the same rows, from continuous batches on one GPU or many; "
+        "finetuning stays with transformers.",
+    )
+    vllm: Unfingerprinted[dict[str, Any]] = Field(
+        {},
+        description="Options of vLLM's engine, as vLLM names them: `tensor_parallel_size`, `gpu_memory_utilization`, "
+        "`max_num_seqs`.",
+    )
+    quantization: Annotated[str | None, AsBefore(None)] = Field(
+        None, description="How vLLM quantizes the weights, such as `fp8`: another model, whose rows are its own."
+    )
     device: Unfingerprinted[str] = Field(
         "auto", description="Device for the model, such as `cpu` or `cuda`; `auto` takes the GPU where there is one."
     )
@@ -198,6 +211,12 @@ class ModelSettings(SettingsTable):
     trust_remote_code: Unfingerprinted[bool] = Field(
         False, description="Whether Python code that comes with the model may run."
     )
+
+    @model_validator(mode="after")
+    def _quantized_by_vllm(self) -> Self:
+        if self.quantization is not None and self.engine != "vllm":
+            raise ValueError('only vLLM quantizes; set engine = "vllm" beside it, or remove the key')
+        return self
 
     def under(self, root: Path) -> Self:
         """Return the model with the absolute path of its folder, where `name` is a folder."""

@@ -1,0 +1,137 @@
+"""vLLM gives the rows of transformers: numbers and texts of tiny models, and all tables of a whole line."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+from transformers import GPT2Config, LlamaConfig, MixtralConfig, PretrainedConfig, Qwen3Config
+
+from tests.runs.conftest import World
+from tests.tiny_models import PROMPT, TEXTS, tokenizer_of
+from tests.worlds import lay_out, make_model
+from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.evaluation.language_modeling import perplexity
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import load_model
+from toolformer_dag.model.requests import LossRequest, ProposalRequest
+from toolformer_dag.model.weights import ModelError
+from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.tools.registry import load_tool
+
+pytest.importorskip("vllm", reason="vLLM lies in an environment of its own: make test-vllm")
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+OPTIONS = {"enforce_eager": True, "block_size": 32}
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+}
+SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
+    "GPT-2": (GPT2Config, {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}),
+    "Llama": (LlamaConfig, SIZES),
+    "Qwen 3": (Qwen3Config, SIZES),
+    "Mixtral": (MixtralConfig, {**SIZES, "num_local_experts": 4}),
+}
+
+
+def made(folder: Path, shape: str, tokens: str) -> str:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config, sizes = SHAPES[shape]
+    tokenizer = tokenizer_of(tokens)
+    AutoModelForCausalLM.from_config(config(vocab_size=len(tokenizer) + 6, **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def both(name: str) -> list[Engine]:
+    """Load a model in each engine."""
+    torch.set_num_threads(1)
+    mine = ModelSettings(name=name, device="cpu", dtype="float32")
+    return [Engine(load_model(mine)), Engine(load_model(mine.model_copy(update={"engine": "vllm", "vllm": OPTIONS})))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens"), [("GPT-2", "merged"), ("Llama", "bytes"), ("Qwen 3", "prepended"), ("Mixtral", "bos")]
+)
+def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape, tokens, tmp_path):
+    engines = both(made(tmp_path, shape, tokens))
+    requests = [ProposalRequest(text, str(number)) for number, text in enumerate([*TEXTS, *TEXTS])]
+    sampling = SamplingSettings(max_call_tokens=12)
+    ours, theirs = (engine.propose(PROMPT, requests, tau_s=0.0, k=4, m=3, sampling=sampling) for engine in engines)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one.probabilities, other.probabilities, rtol=1e-4, atol=1e-7)
+        assert one.samples == other.samples
+    calls = [LossRequest(text, at, "Calculator", "1 + 2", "3") for text in TEXTS for at in (1, 3, 5)]
+    for one, other in zip(*(engine.losses(calls) for engine in engines), strict=True):
+        for name in ("loss_empty", "loss_call", "loss_result"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
+    one, other = (perplexity(engine.language_model, TEXTS) for engine in engines)
+    assert (one.tokens, one.nats) == (other.tokens, pytest.approx(other.nats, rel=1e-5))
+    prompts = [f"Ada had {at} apples and so" for at in range(8)]
+    for k in (1, 10, 40):
+        one, other = (answers(engine, prompts, k) for engine in engines)
+        assert one == other
+
+
+def answers(engine: Engine, prompts: Sequence[str], k: int) -> list[tuple[str, object]]:
+    tool = load_tool("calculator", {})
+    limits = {"max_new_tokens": 20, "max_call_tokens": 10, "calls": 2}
+    return [(one.text, one.calls) for one in generate(engine.language_model, prompts, {tool.name: tool}, k=k, **limits)]
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world whose model vLLM can run, annotated by transformers."""
+    folder = tmp_path_factory.mktemp("line")
+    world = World(lay_out(folder / "world", make_model(folder / "made", heads=5, width=320)))
+    world.run(training=True)
+    return world
+
+
+def test_answers_with_calls_are_those_of_transformers_also_where_many_tokens_are_equally_likely(line):
+    prompts = [f" {a} and {b} make {a + b} . {b} and {a}" for a in range(8) for b in range(4)]
+    one, other = (answers(engine, prompts, 10) for engine in both(str(line.folder / "model")))
+    assert one == other
+    assert sum(bool(calls) for _, calls in one) > 10
+
+
+IN_VLLM = ('model.engine="vllm"', "model.vllm.enforce_eager=true", "model.vllm.block_size=32")
+
+
+def test_a_line_in_vllm_has_the_rows_of_a_line_in_transformers(line, tmp_path):
+    other = World(lay_out(tmp_path / "other", line.folder / "model"))
+    other.run(*IN_VLLM, training=True)
+    ours, theirs = line.tables(), other.tables()
+    assert ours.keys() == theirs.keys()
+    for name, rows in ours.items():
+        assert_frame_equal(rows, theirs[name], abs_tol=1e-4, rel_tol=1e-4)
+    losses = other.lake.table("calculator/loss_deltas")
+    assert all(losses.pointer(part).record["backends"][0].startswith("vllm ") for part in losses.parts())
+    assert other.stale() == []  # the engine is in no fingerprint
+
+
+def test_what_vllm_does_not_take_is_refused_in_a_sentence(tmp_path):
+    name = made(tmp_path, "Llama", "merged")
+
+    def refused(**options: object) -> str:
+        with pytest.raises(ModelError) as error:
+            load_model(ModelSettings(name=name, device="cpu", engine="vllm", vllm=options))
+        return str(error.value)
+
+    assert "model.vllm.max_num_sequences: vLLM" in refused(max_num_sequences=4)
+    assert "did you mean 'max_num_seqs'?" in refused(max_num_sequences=4)
+    assert "model.vllm.dtype follows from [model]" in refused(dtype="half")
+    assert 'set model.engine = "transformers"' in refused(block_size=7, enforce_eager=True)
+    with pytest.raises(ModelError, match="no GPT-J with tied embeddings"):
+        load_model(ModelSettings(engine="vllm"))

@@ -1,0 +1,325 @@
+"""Run a model in vLLM behind the backend interface: the same rows, from paged keys, continuous batches, many GPUs.
+
+- p of ` [` at every place of a text comes from one request per text that writes the text itself, token by token: each
+  token goes through the model once, and many texts are in flight.
+- Samples and walks are decided by `Streams`, a logits processor in vLLM's workers; texts and heads are shared through
+  vLLM's prefix cache, but for the last, incomplete block.
+- Rows of decoding are continued some tokens ahead; a token that the caller does not choose is thrown away.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm import LLM, EngineArgs, SamplingParams
+from vllm import __version__ as VERSION
+
+from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
+from toolformer_dag.model.vllm_streams import STREAM, WALK, Streams
+from toolformer_dag.model.weights import ModelError
+from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.settings.setting_types import meant
+
+MOST_LIKELY = 64
+"""Tokens whose rank decoding can tell; a larger `decoding.k` reads as this."""
+UNRANKED = 1 << 30
+"""The rank of all other tokens."""
+AHEAD = 16
+"""Tokens that a row of decoding is continued by at once."""
+
+Scores = dict[int, float]
+"""log p by token."""
+
+
+OURS = (
+    "model",
+    "tokenizer",
+    "revision",
+    "dtype",
+    "trust_remote_code",
+    "quantization",
+    "logits_processors",
+    "max_logprobs",
+)
+"""Options of vLLM that follow from `[model]` or from what is asked of the model."""
+
+
+def load_llm(model: ModelSettings, name: str, dtype: str, context_length: int) -> LLM:
+    """Load a model folder or hub id with `model.vllm`'s options. Raises ModelError.
+
+    `dtype`: a data type or `auto`. Not covered: which architectures vLLM knows; it says so itself.
+    """
+    known = {option.name for option in fields(EngineArgs)} - set(OURS)
+    for option in model.vllm:
+        if option in OURS:
+            raise ModelError(f"model.vllm.{option} follows from [model]; remove it, and set what [model] has for it")
+        if option not in known:
+            raise ModelError(
+                f"model.vllm.{option}: vLLM {VERSION} has no such option; {meant(option, known, 'options')}"
+            )
+    options = {"enable_prefix_caching": True, "max_model_len": context_length, **model.vllm}
+    try:
+        return LLM(
+            model=name,
+            revision=model.revision,
+            dtype=dtype,
+            trust_remote_code=model.trust_remote_code,
+            quantization=model.quantization,
+            logits_processors=[Streams],
+            max_logprobs=MOST_LIKELY,
+            **options,
+        )
+    except Exception as error:  # vLLM raises many kinds
+        reason = " ".join(str(error).split())[:600] or type(error).__name__
+        raise ModelError(
+            f'vLLM {VERSION} cannot run {name!r}: {reason}; change [model.vllm], or set model.engine = "transformers"'
+        ) from error
+
+
+class VllmBackend:
+    """A model in vLLM; see `Backend`. Not covered: the size of a pass, which vLLM chooses by its own options."""
+
+    greedy_rows = 256
+
+    def __init__(self, llm: LLM, context_length: int) -> None:
+        self.llm = llm
+        self.context_length = context_length
+        self.counts = TokenCounts()
+        self.identity = f"vllm {VERSION}, {str(self.llm.model_config.dtype).removeprefix('torch.')}"
+
+    def run(self, requests: Sequence[tuple[Sequence[int], SamplingParams]], kinds: Sequence[str] = ()) -> list[Any]:
+        """Run pairs of prompt and parameters; return vLLM's outputs in their order.
+
+        `kinds`: by request, or one for all, what its tokens count as; tokens from the prefix cache do not run.
+        """
+        prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt, _ in requests]
+        outputs = self.llm.generate(prompts, [params for _, params in requests], use_tqdm=False) if prompts else []
+        for kind, output in zip(cycle(kinds) if kinds else (), outputs, strict=False):
+            new = len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
+            self.counts.add(kind, new + len(output.outputs[0].token_ids) - 1)
+        return outputs
+
+    def propose(
+        self,
+        head: Sequence[int],
+        texts: Sequence[TokenText],
+        start: Sequence[int],
+        ends: Ends,
+        sampling: SamplingSettings,
+    ) -> list[list[list[int]]]:
+        """Propose as `Backend.propose` says; all texts are in flight at once."""
+        stops = np.flatnonzero(ends(np.arange(self.llm.model_config.get_vocab_size()))).tolist()
+        chosen = zip(texts, self._start_probabilities(head, texts, start), strict=True)
+        points = [(at, point) for at, (text, p) in enumerate(chosen) for point in text.choose(p)]
+        requests = [
+            ([*head, *texts[at].ids[: point.kept], *start], _sample(stream, stops, sampling))
+            for at, point in points
+            for stream in point.streams
+        ]
+        owners = [at for at, point in points for _ in point.streams]
+        samples: list[list[list[int]]] = [[] for _ in texts]
+        for at, output in zip(owners, self.run(requests, ["samples"]), strict=True):
+            samples[at].append(list(output.outputs[0].token_ids))
+        return samples
+
+    def _start_probabilities(
+        self, head: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
+    ) -> list[NDArray[np.float32]]:
+        """Return, by text, p of the tokens `start` at each place [asked]."""
+        walks = [
+            ([*head, *text.ids[: text.before]], [*text.ids[text.before : text.before + text.asked - 1], start[0]])
+            for text in texts
+        ]
+        found = [
+            np.array([scores[start[0]] for scores in steps])
+            for steps in self.walk_scores("positions", walks, [start[0]])
+        ]
+        for so_far in range(1, len(start)):
+            rest = [
+                ([*head, *text.ids[: text.before + i], *start[:so_far]], [start[so_far]])
+                for text in texts
+                for i in range(text.asked)
+            ]
+            values = [steps[0][start[so_far]] for steps in self.walk_scores("positions", rest, [start[so_far]])]
+            sizes = np.cumsum([text.asked for text in texts])[:-1]
+            found = [one + more for one, more in zip(found, np.split(np.array(values), sizes), strict=True)]
+        return [np.exp(values).astype(np.float32) for values in found]
+
+    def walk_scores(
+        self, kind: str, walks: Sequence[tuple[Sequence[int], Sequence[int]]], tokens: Sequence[int]
+    ) -> list[list[Scores]]:
+        """Write given tokens behind prompts; return log p of `tokens` and of the written one before each of these."""
+        scored: dict[str, Any] = {"logprobs": len(tokens) or 1, "logprob_token_ids": list(tokens) or None}
+        asked = [
+            (prompt, _parameters(len(written), **scored, extra_args={WALK: list(written)})) for prompt, written in walks
+        ]
+        return [_scores(output) for output in self.run(asked, [kind] if kind else ())]
+
+    def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
+        """Compute log p: of the text's own tokens in a pass over the text, of others by writing it."""
+        own = [query for query in queries if _asks_own(query)]
+        passes = [(_read(query), _parameters(1, prompt_logprobs=0)) for query in own]
+        outputs = iter(self.run(passes, [query.kind for query in own]))
+        return [
+            _read_values(query, next(outputs).prompt_logprobs) if _asks_own(query) else self._written_values(query)
+            for query in queries
+        ]
+
+    def _written_values(self, query: TokenQuery) -> LogProbabilities:
+        first, last = min(query.places), max(query.places)
+        written = [*query.text[first:], query.tokens[-1][0]][: last - first + 1]
+        wanted = zip(query.places, query.tokens, strict=True)
+        asked = sorted({token for place, ids in wanted for token in ids if token != written[place - first]})
+        [steps] = self.walk_scores(query.kind, [([*query.prefix, *query.text[:first]], written)], asked)
+        return _values(query, lambda place: steps[place - first])
+
+    def greedy(self, sequences: Sequence[Sequence[int]]) -> "VllmRows":
+        """Run sequences to be continued."""
+        return VllmRows(self, sequences)
+
+
+class VllmRows:
+    """Sequences of different lengths; see GreedyRows. Ranks from MOST_LIKELY on are UNRANKED."""
+
+    def __init__(self, backend: VllmBackend, sequences: Sequence[Sequence[int]]) -> None:
+        self._backend = backend
+        self._rows = [_Row(list(ids)) for ids in sequences]
+        self._continue()
+
+    def step(self, tokens: Sequence[int]) -> None:
+        """Append a token to each row."""
+        for row, token in zip(self._rows, tokens, strict=True):
+            row.append(token)
+        self._continue()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all other rows."""
+        self._rows = [self._rows[at] for at in rows]
+
+    def ranks(self, token: int) -> list[int]:
+        """Return, by row, how many tokens are more likely than `token`."""
+        return [self._rank(row, token) for row in self._rows]
+
+    def _rank(self, row: "_Row", token: int) -> int:
+        """A token that is not listed may be as likely as the last one that is: then few may be more likely."""
+        listed = sorted(row.scores.values())
+        value = row.scores.get(token)
+        if value is None and listed[0] == listed[1]:
+            [[scores]] = self._backend.walk_scores("", [(row.ids, [token])], [token])
+            value = scores[token] if scores[token] >= listed[0] else None
+        return UNRANKED if value is None else sum(other > value for other in listed)
+
+    def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
+        """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
+        joint = self.log_probability(row, tokens)
+        rank = sum(value > joint for token, value in self._rows[row].scores.items() if token != tokens[0])
+        return rank if rank < MOST_LIKELY - 1 else UNRANKED
+
+    def log_probability(self, row: int, tokens: Sequence[int]) -> float:
+        """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
+        known = self._rows[row].scores.get(tokens[0])
+        if known is not None and len(tokens) == 1:
+            return known
+        [steps] = self._backend.walk_scores("", [(self._rows[row].ids, tokens)], list(tokens))
+        return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
+
+    def forbid(self, places: Sequence[tuple[int, int]]) -> None:
+        """Forbid pairs of a row and its next token."""
+        for at, token in places:
+            self._rows[at].forbidden.add(token)
+
+    def permit(self, row: int, allowed: NDArray[np.bool_]) -> None:
+        """Forbid all next tokens of a row but those that are allowed, by token."""
+        self._rows[row].allowed = allowed
+
+    def best(self) -> list[int]:
+        """Return the most likely next token of each row."""
+        lost = [row for row in self._rows if row.best is None and row.permitted(self._size)]
+        asked = [(row.ids, _parameters(1, allowed_token_ids=row.permitted(self._size))) for row in lost]
+        for row, output in zip(lost, self._backend.run(asked), strict=True):
+            row.found = output.outputs[0].token_ids[0]
+        return [0 if row.best is None else row.best for row in self._rows]
+
+    @property
+    def _size(self) -> int:
+        return int(self._backend.llm.model_config.get_vocab_size())
+
+    def _continue(self) -> None:
+        """Continue the rows that have no scores of their next token, as far as the context reaches."""
+        waiting = [row for row in self._rows if not row.ahead and len(row.ids) < self._backend.context_length]
+        room = [self._backend.context_length - len(row.ids) for row in waiting]
+        asked = [
+            (row.ids, _parameters(min(AHEAD, most), logprobs=MOST_LIKELY))
+            for row, most in zip(waiting, room, strict=True)
+        ]
+        for row, output in zip(waiting, self._backend.run(asked), strict=True):
+            row.ahead = list(zip(output.outputs[0].token_ids, _scores(output), strict=True))
+
+
+@dataclass(slots=True)
+class _Row:
+    """A sequence, what was written ahead of it with the scores at each place, and what may not come next."""
+
+    ids: list[int]
+    ahead: list[tuple[int, Scores]] = field(default_factory=list)
+    forbidden: set[int] = field(default_factory=set)
+    allowed: NDArray[np.bool_] | None = None
+    found: int | None = None  # the most likely permitted token, where it is none of the likeliest
+
+    @property
+    def scores(self) -> Scores:
+        return self.ahead[0][1]
+
+    @property
+    def best(self) -> int | None:
+        """Return the likeliest permitted token, None where it is not among the likeliest."""
+        return next((token for token in self.scores if self._may_follow(token)), self.found)
+
+    def permitted(self, size: int) -> list[int]:
+        return [token for token in range(size) if self._may_follow(token)]
+
+    def append(self, token: int) -> None:
+        self.ids.append(token)
+        self.ahead = self.ahead[1:] if self.ahead and self.ahead[0][0] == token else []
+        self.forbidden, self.allowed, self.found = set(), None, None
+
+    def _may_follow(self, token: int) -> bool:
+        within = self.allowed is None or (token < len(self.allowed) and bool(self.allowed[token]))
+        return within and token not in self.forbidden
+
+
+def _parameters(tokens: int, **others: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, **others)
+
+
+def _sample(stream: NDArray[np.float64], stops: list[int], sampling: SamplingSettings) -> SamplingParams:
+    extra = {STREAM: stream.tolist(), "temperature": sampling.temperature, "top_p": sampling.top_p}
+    return _parameters(sampling.max_call_tokens, stop_token_ids=stops, extra_args=extra)
+
+
+def _scores(output: Any) -> list[Scores]:
+    """Return log p by token at each written place, the likeliest first."""
+    steps = [{token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs]
+    return [dict(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in steps]
+
+
+def _asks_own(query: TokenQuery) -> bool:
+    """Return whether only the text's own tokens are asked for."""
+    own = zip(query.places, query.tokens, strict=True)
+    return max(query.places) < len(query.text) and all(list(ids) == [query.text[place]] for place, ids in own)
+
+
+def _read(query: TokenQuery) -> list[int]:
+    return [*query.prefix, *query.text[: max(query.places) + 1]]
+
+
+def _read_values(query: TokenQuery, rows: Sequence[Any]) -> LogProbabilities:
+    return _values(query, lambda place: {token: one.logprob for token, one in rows[len(query.prefix) + place].items()})
+
+
+def _values(query: TokenQuery, scores: Callable[[int], Scores]) -> LogProbabilities:
+    found = zip(query.places, query.tokens, strict=True)
+    return np.array([[scores(place)[token] for token in ids] for place, ids in found], np.float32)

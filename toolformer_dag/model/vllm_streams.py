@@ -1,0 +1,82 @@
+"""A logits processor in vLLM's workers: samples follow their stream of uniform numbers, walks their tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.interface import MoveDirectionality
+
+from toolformer_dag.model.drawing import draw
+
+STREAM, WALK = "stream", "walk"
+"""Keys of `SamplingParams.extra_args`: uniform numbers with temperature and top_p beside them; tokens to write."""
+
+
+class Streams(LogitsProcessor):
+    """Decides the next token of requests with a stream or a walk; vLLM then finds no other token.
+
+    Token t of a sample is the first whose cumulative probability exceeds number t of its stream.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, tuple[dict[str, Any], list[int]]] = {}
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Accept all requests: they come from `VllmBackend`."""
+
+    def is_argmax_invariant(self) -> bool:
+        """Say that the most likely token changes."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the batch: requests that left, came and moved."""
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self._rows.pop(index, None)
+        for index, params, _, written in batch_update.added:
+            self._put(index, (params.extra_args, written) if params.extra_args else None)
+        for one, other, direction in batch_update.moved:
+            first, second = self._rows.pop(one, None), self._rows.pop(other, None)
+            self._put(other, first)
+            if direction is MoveDirectionality.SWAP:
+                self._put(one, second)
+
+    def _put(self, index: int, row: tuple[dict[str, Any], list[int]] | None) -> None:
+        self._rows.pop(index, None)
+        if row is not None:
+            self._rows[index] = row
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Bar all tokens but the one that a request's stream or walk decides."""
+        tokens = self._walked(len(logits)) | self._drawn(logits)
+        if tokens:
+            rows, chosen = (torch.tensor(ids, device=logits.device) for ids in zip(*tokens.items(), strict=True))
+            logits[rows] = -torch.inf
+            logits[rows, chosen] = 0.0
+        return logits
+
+    def _walked(self, rows: int) -> dict[int, int]:
+        return {
+            index: asked[WALK][len(written)]
+            for index, (asked, written) in self._rows.items()
+            if index < rows and len(written) < len(asked.get(WALK, ()))
+        }
+
+    def _drawn(self, logits: Tensor) -> dict[int, int]:
+        live = {
+            index: (asked, asked[STREAM][len(written)])
+            for index, (asked, written) in self._rows.items()
+            if index < len(logits) and len(written) < len(asked.get(STREAM, ()))
+        }
+        if not live:
+            return {}
+        asked, _ = next(iter(live.values()))  # a call of `propose` samples in one way
+        scores = logits[list(live)].float()
+        uniforms = torch.tensor([number for _, number in live.values()], dtype=torch.float64, device=logits.device)
+        rows = torch.arange(len(live), device=logits.device)
+        drawn = draw(scores, rows, uniforms, asked["temperature"], asked["top_p"])
+        return dict(zip(live, drawn.tolist(), strict=True))
