@@ -15,6 +15,7 @@ TAUGHT = {
     "Ada had 3 and 4, so": " [Calculator(3 + 4) -> 7] 7 in all. [Calendar() -> Today is Monday] It is Monday.",
     "Bo had 3 and some, so": " [Calculator(3 + x) -> 9] nobody knows.",
     "No arrow and": " [Calculator(1 + 1)] still it goes on.",
+    "In other signs,": " {Calculator(3 + 4) -> 7} 7 in all.",
     "A town named Foo": " [Maps(Foo) -> far] is far away.",
 }
 
