@@ -37,6 +37,6 @@ def taught_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], La
 
     @cache
     def taught(kind: str) -> LanguageModel:
-        return teach(tiny_model("GPT-2", tokenizer_of(kind)), TAUGHT, 100, tmp_path_factory.mktemp("taught"))
+        return teach(tiny_model("GPT-2", tokenizer_of(kind)), TAUGHT, 80, tmp_path_factory.mktemp("taught"))
 
     return taught

@@ -74,7 +74,7 @@ SCRIPTS = {
     "Twice, first": " [Calculator(1 + 2) -> 3] 3 and then [Calculator(2 + 3) -> 5] 5.",
     "It is now": " [Calendar() -> Today is Monday.] Monday.",
     "About Oslo": " [WikiSearch(Oslo) -> a city] it is a city.",
-    "In other signs": " so <Calculator(2 + 2) -> 4> 4 in all.",
+    "In other signs": " so<Calculator(2 + 2) -> 4> 4 in all.",
     "Closed again": " [Calculator(1 + 1) -> 2] 2] in all.",
     "No call here": " at all, only words.",
 }
@@ -271,7 +271,7 @@ def scripted(
 def test_calls_are_well_formed_and_those_without_a_result_are_taken_back(scripted: LanguageModel) -> None:
     found = check(scripted, PROMPTS, k=1)
     calls = {prompt: generation.calls[0] for prompt, generation in found.items() if generation.calls}
-    assert set(PROMPTS) - set(calls) == {"No call here", "In other signs"}
+    assert set(PROMPTS) - set(calls) - {"In other signs"} == {"No call here"}
     assert calls["Bo had 3 and 4, so"] == DecodedCall("Calculator", "3 + 4", "7", None)
     assert calls["Di had 3 and some, so"] == DecodedCall("Calculator", "3 + x", None, "not_a_sum")
     assert calls["It is now"] == DecodedCall("Calendar", "", "Today is 2023-01-18.", None)

@@ -19,7 +19,6 @@ from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
     from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
-    from toolformer_dag.tools.tool import Tool
 
 
 CHECKPOINTS = {
@@ -95,12 +94,8 @@ def generate(
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"; toolformer-dag
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
-    from toolformer_dag.pipeline.plan import lanes
-
     settings = settings_of(config, profile, set)
-    known = lanes(settings)
-    keys = {lane.tool.name: lane.key for lane in known}
-    dated = _has_calendar(lane.tool for lane in known)
+    dated = _has_calendar(settings)
     if dated:
         _check_date("--context", context)
     asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
@@ -117,22 +112,30 @@ def generate(
     for one in asked:
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
-        _complete_text(loaded, one, text, context, trace, keys)
+        _complete_text(loaded, one, text, context, trace, _lane_keys(settings))
 
 
 def _names_lines(text: str) -> bool:
     return text == "-" or text.endswith(".jsonl") or os.path.isfile(text)  # noqa: PTH113 - Path raises for a long text
 
 
-def _has_calendar(tools: Iterable["Tool"]) -> bool:
+def _has_calendar(settings: Settings) -> bool:
     """Whether a tool reads contexts as dates; a tool of one's own may read them otherwise."""
+    from toolformer_dag.pipeline.plan import lanes
     from toolformer_dag.tools.built_in.calendar import Calendar
 
-    return any(isinstance(tool, Calendar) for tool in tools)
+    return any(isinstance(lane.tool, Calendar) for lane in lanes(settings))
+
+
+def _lane_keys(settings: Settings) -> dict[str, str]:
+    """Return the key of each lane by its tool's name in the text."""
+    from toolformer_dag.pipeline.plan import lanes
+
+    return {lane.tool.name: lane.key for lane in lanes(settings)}
 
 
 def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
-    """Say which lane's tool gave no result, and why; `keys`: its key by the tool's name in the text."""
+    """Say which lane's tool gave no result, and why; a call whose name was not complete is `a call`."""
     return f"{keys.get(call.tool, 'a call')}: {call.reason}"
 
 

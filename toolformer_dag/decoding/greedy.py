@@ -133,7 +133,7 @@ def generate(
     `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
     piece of text as it is decoded. `backend` runs the model; by default transformers.
     """
-    names = frozenset[str]() if disabled else tools.keys() - withheld
+    names = frozenset[str]() if disabled else frozenset(tools) - withheld
     most = calls if k > 0 and names else 0
     rules = DecodingRules(
         vocabulary_of(language_model),

@@ -205,8 +205,8 @@ class DecodingRow:
         return self.at_look_alike
 
     def _ends_call(self, new: str) -> bool:
-        before = self.rules.vocabulary.text([*self.prefix, *self.written], [])
-        return RESULT_ARROW in before[-1:] + new or closes_nothing(before, new)
+        so_far = self.rules.vocabulary.text([*self.prefix, *self.written], [])
+        return RESULT_ARROW in so_far[-1:] + new or closes_nothing(so_far, new)
 
     def _bars_start(self) -> bool:
         """Return whether all tokens of ` [` but the last are written, and no call may start."""
