@@ -22,8 +22,7 @@ from toolformer_dag.synthetic.today import date_text, day_of
 from toolformer_dag.synthetic.wordings import KINDS, Numbers, Operation
 from toolformer_dag.synthetic.world import the_world
 
-Split = Literal["guide", "measured", "fresh"]
-SKILLS = ("calculator", "calendar", "machine_translation", "facts")
+Split = Literal["guide", "measured", "fresh", "typed"]
 
 NUMBERS: Mapping[str, tuple[Operation, Numbers]] = {
     "a + b": ("+", "count"),
@@ -35,6 +34,7 @@ NUMBERS: Mapping[str, tuple[Operation, Numbers]] = {
     "a * b / 100": ("%", "percent"),
 }
 """What the keys under `calculator` calculate, and on which numbers."""
+NUMERIC = frozenset({"calculator", "sum", "parentheses", "square_root", "average"})
 
 
 @cache
@@ -51,13 +51,14 @@ def visitor_benchmark(skill: str, split: Split, each: int, seed: int = 0) -> Ben
     Sums are judged like mathematics, everything else like LAMA; any tool may be called.
     """
     random = Random(f"visitor {seed} {skill} {split}")
+    question = _typed if split == "typed" else _question
     asked = [
-        _question(random, skill, kind, wording)
+        question(random, skill, kind, wording)
         for kind, templates in wordings(split)[skill].items()
         for wording in templates
         for _ in range(each)
     ]
-    return Benchmark(skill, tuple(asked), number_is_right if skill == "calculator" else in_first_five_words)
+    return Benchmark(skill, tuple(asked), number_is_right if skill in NUMERIC else in_first_five_words)
 
 
 def _question(random: Random, skill: str, kind: str, wording: str) -> BenchmarkQuestion:
@@ -74,6 +75,14 @@ def _question(random: Random, skill: str, kind: str, wording: str) -> BenchmarkQ
     named, relation = kind.split(".")
     entity = random.choice(the_world().entities("evaluation", next(one for one in KINDS if one == named)))
     return BenchmarkQuestion(wording.format(e=entity.name), (entity.facts[relation],), wording=wording)
+
+
+def _typed(random: Random, skill: str, kind: str, wording: str) -> BenchmarkQuestion:
+    a, b, c = random.randint(2, 20), random.randint(2, 20), random.randint(21, 40)
+    day, today = day_of(random, "evaluation"), day_of(random, "evaluation")
+    prompt = wording.format(a=a, b=b, c=c, square=a * a, third=3 * c - a - b, day=date_text(day, "full"))
+    answers = {"a + c": a + c, "(a + b) * c": (a + b) * c, "root": a, "mean": c, "weekday": date_text(day, "weekday")}
+    return BenchmarkQuestion(prompt, (str(answers[kind]),), context=today.isoformat(), wording=wording)
 
 
 def led(benchmark: Benchmark) -> Benchmark:
@@ -95,7 +104,7 @@ def visitor_outcomes(settings: Settings, model: LanguageModel, split: Split, eac
 
 
 def _rows(asking: Asking, split: Split, each: int) -> Iterator[dict[str, str | bool | None]]:
-    for skill in SKILLS:
+    for skill in wordings(split):
         typed = visitor_benchmark(skill, split, each)
         for form, benchmark in (("as typed", typed), ("led", led(typed))):
             found = asking.write([one.prompt for one in benchmark.questions], [q.context for q in benchmark.questions])

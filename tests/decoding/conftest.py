@@ -15,6 +15,7 @@ TAUGHT = {
     "Ada had 3 and 4, so": " [Calculator(3 + 4) -> 7] 7 in all. [Calendar() -> Today is Monday] It is Monday.",
     "Bo had 3 and some, so": " [Calculator(3 + x) -> 9] nobody knows.",
     "No arrow and": " [Calculator(1 + 1)] still it goes on.",
+    "In other signs,": " {Calculator(3 + 4) -> 7} 7 in all.",
     "A town named Foo": " [Maps(Foo) -> far] is far away.",
 }
 
@@ -36,6 +37,6 @@ def taught_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], La
 
     @cache
     def taught(kind: str) -> LanguageModel:
-        return teach(tiny_model("GPT-2", tokenizer_of(kind)), TAUGHT, 100, tmp_path_factory.mktemp("taught"))
+        return teach(tiny_model("GPT-2", tokenizer_of(kind)), TAUGHT, 80, tmp_path_factory.mktemp("taught"))
 
     return taught

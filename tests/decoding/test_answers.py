@@ -82,6 +82,7 @@ def test_the_pieces_that_are_watched_are_the_text(taught_model: Callable[[str], 
     found = generate(model, [*TAUGHT, *PROMPTS], TOOLS, watch=pieces.append, **{**OPTIONS, "k": 3})
     if kind in ("merged", "bytes"):
         assert any(call.result for generation in found for call in generation.calls)
+        assert any(generation.look_alikes for generation in found)
     for at, generation in enumerate(found):
         mine = [piece for piece in pieces if piece.prompt == at]
         assert "".join(piece.text for piece in mine if not piece.in_call) == generation.plain
@@ -111,4 +112,5 @@ def test_the_trace_has_the_chance_of_a_call_at_every_position(kind: str) -> None
         rank = rows.ranks(start[0])[0] if len(start) == 1 else rows.rank_of_sequence(0, start)
         assert first.rank == rank
         assert first.probability == pytest.approx(math.exp(rows.log_probability(0, start)), rel=1e-4)
-        assert sum(chance.text == " [" for chance in generation.chances) == len(generation.calls)
+        places = sum(chance.text == " [" for chance in generation.chances)
+        assert places <= len(generation.calls) and bool(places) == bool(generation.calls)

@@ -74,9 +74,21 @@ SCRIPTS = {
     "Twice, first": " [Calculator(1 + 2) -> 3] 3 and then [Calculator(2 + 3) -> 5] 5.",
     "It is now": " [Calendar() -> Today is Monday.] Monday.",
     "About Oslo": " [WikiSearch(Oslo) -> a city] it is a city.",
+    "In other signs": " so<Calculator(2 + 2) -> 4> 4 in all.",
+    "Closed again": " [Calculator(1 + 1) -> 2] 2] in all.",
     "No call here": " at all, only words.",
 }
 PROMPTS = list(SCRIPTS)
+LOOK_ALIKE = r"(?:[(\[{<]\s*)+(?:Calculator|Calendar|WikiSearch)\("
+KINDS = ("()", "[]", "{}", "<>")
+
+
+def unopened(text: str, opening: str, closing: str) -> int:
+    """Count the closing brackets of a kind that close nothing."""
+    signs = "".join(sign for sign in text if sign in (opening, closing))
+    while opening + closing in signs:
+        signs = signs.replace(opening + closing, "")
+    return signs.count(closing)
 
 
 @dataclass
@@ -97,46 +109,62 @@ class Reference:
         ids = tokenizer(prompt).input_ids
         text = plain = ""
         made: list[DecodedCall] = []
-        tokens, left = 0, self.new
+        tokens, left, self.look_alikes = 0, self.new, 0
         while True:
-            may_call = self.k > 0 and not set(self.tools) <= self.withheld and len(made) < self.calls
-            written, body = self.write(ids, left, may_call, after_call=bool(made))
+            names = set(self.tools) - self.withheld
+            may_call = self.k > 0 and bool(names) and len(made) < self.calls
+            written, calls = self.write(ids, left, may_call, after_call=bool(made))
             head = self.text(ids, written)
             text, plain, tokens, left = text + head, plain + head, tokens + len(written), left - len(written)
-            if body is None:
-                return Generation(text, plain, tuple(made), tokens)
-            tokens += len(self.start) + len(body)
-            made.append(self.answer(self.closed(ids + written + self.start, body), context))
-            ids = ids + written
-            if made[-1].result is not None:
-                inserted = f" [{made[-1].tool}({made[-1].input}) -> {made[-1].result}]"
-                text += inserted
-                ids = ids + tokenizer(inserted, add_special_tokens=False).input_ids
+            ids, found = ids + written, None
+            while calls and names and found is None:
+                body = self.call(ids + self.start, names)
+                tokens += len(self.start) + len(body)
+                made.append(self.answer(self.closed(ids + self.start, body), context))
+                found, names = made[-1].result, names - {made[-1].tool} if made[-1].tool else set()
+                calls = len(made) < self.calls
+            if found is None:
+                return Generation(text, plain, tuple(made), tokens, None, self.look_alikes)
+            inserted = f" [{made[-1].tool}({made[-1].input}) -> {found}]"
+            text += inserted
+            ids = ids + tokenizer(inserted, add_special_tokens=False).input_ids
 
-    def write(
-        self, ids: list[int], budget: int, may_call: bool, after_call: bool
-    ) -> tuple[list[int], list[int] | None]:
+    def write(self, ids: list[int], budget: int, may_call: bool, after_call: bool) -> tuple[list[int], bool]:
         written: list[int] = []
+        begun, bare = 0, -1
         while len(written) < budget:
             scores = self.scores(ids + written)
             half = [self.text(ids, written[: len(written) - n]).endswith("\ufffd") for n in (0, len(self.start) - 1)]
             here = may_call and not (after_call and not written)
             if here and not half[0] and self.triggered(ids + written, scores):
-                return written, self.call(ids + written + self.start)
-            here = may_call and not half[1] and not (after_call and len(written) < len(self.start))
+                return written, True
+            here = may_call and not half[1] and not (after_call and len(written) - begun < len(self.start))
             if not here and (ids + written + [self.start[-1]])[-len(self.start) :] == self.start:
                 scores[self.start[-1]] = -math.inf
             token = int(scores.argmax())
-            while after_call and "->" in self.text(ids, [*written, token]):
+            while self.barred(ids, written, token, after_call, bare=len(written) == bare):
                 scores[token] = -math.inf
                 token = int(scores.argmax())
             if token == self.model.tokenizer.eos_token_id:
                 break
+            if found := re.search(LOOK_ALIKE, self.text(ids, [*written, token])):
+                while len(self.text(ids, written)) > found.start():
+                    written.pop()
+                begun = bare = len(written)
+                self.look_alikes += 1
+                continue
             written.append(token)
             if may_call and written[-len(self.start) :] == self.start:
-                del written[-len(self.start) :]
-                return written, self.call(ids + written + self.start)
-        return written, None
+                return written[: -len(self.start)], True
+        return written, False
+
+    def barred(self, ids: list[int], written: list[int], token: int, after_call: bool, bare: bool) -> bool:
+        before, new = self.text(ids, written), self.text(ids + written, [token])
+        if re.search(LOOK_ALIKE, before + new):
+            return False
+        whole = self.text([], ids + written)
+        ends = "->" in before[-1:] + new or any(unopened(whole + new, *kind) > unopened(whole, *kind) for kind in KINDS)
+        return (bare and bool(re.search(r"[(\[{<]", new))) or (after_call and ends)
 
     def triggered(self, ids: list[int], scores: torch.Tensor) -> bool:
         probability = scores.softmax(-1)
@@ -146,11 +174,11 @@ class Reference:
         better = [token for token, p in enumerate(probability.tolist()) if p > start and token != self.start[0]]
         return len(better) < self.k
 
-    def call(self, ids: list[int]) -> list[int]:
+    def call(self, ids: list[int], names: set[str]) -> list[int]:
         body: list[int] = []
         while len(body) < self.call_tokens and "->" not in self.text(self.start, body):
             by_score = self.scores(ids + body).sort(descending=True, stable=True).indices.tolist()
-            token = next((token for token in by_score if self.keeps_form(body, token)), None)
+            token = next((token for token in by_score if self.keeps_form(body, token, names)), None)
             if token is None:
                 return body
             body.append(token)
@@ -171,7 +199,7 @@ class Reference:
                     best, call = p, f"{written}{vocabulary[token]} ->"
         return call
 
-    def keeps_form(self, body: list[int], token: int) -> bool:
+    def keeps_form(self, body: list[int], token: int, callable: set[str]) -> bool:
         """Name(input) -> and its beginnings: no second call, no "]", no line end in the input."""
         if token in self.model.tokenizer.all_special_ids or token >= len(self.model.tokenizer):
             return False
@@ -179,7 +207,7 @@ class Reference:
             codecs.getincrementaldecoder("utf-8")().decode(b"".join(map(self.bytes_of, [*body, token])))
         except UnicodeDecodeError:
             return False
-        names = [f"{name}(" for name in self.tools if name not in self.withheld]
+        names = [f"{name}(" for name in callable]
         written, arrow, _ = self.text(self.start, [*body, token]).partition("->")
         if not arrow and "(" not in written:
             return any(name.startswith(written) for name in names)
@@ -243,7 +271,7 @@ def scripted(
 def test_calls_are_well_formed_and_those_without_a_result_are_taken_back(scripted: LanguageModel) -> None:
     found = check(scripted, PROMPTS, k=1)
     calls = {prompt: generation.calls[0] for prompt, generation in found.items() if generation.calls}
-    assert set(PROMPTS) - set(calls) == {"No call here"}
+    assert set(PROMPTS) - set(calls) - {"In other signs"} == {"No call here"}
     assert calls["Bo had 3 and 4, so"] == DecodedCall("Calculator", "3 + 4", "7", None)
     assert calls["Di had 3 and some, so"] == DecodedCall("Calculator", "3 + x", None, "not_a_sum")
     assert calls["It is now"] == DecodedCall("Calendar", "", "Today is 2023-01-18.", None)
@@ -254,10 +282,36 @@ def test_calls_are_well_formed_and_those_without_a_result_are_taken_back(scripte
     assert found["Bo had 3 and 4, so"].text == SCRIPTS["Bo had 3 and 4, so"]
     assert found["Bo had 3 and 4, so"].plain == " 7 in all."
     assert found["No call here"].text == SCRIPTS["No call here"]
+    assert found["Closed again"].plain.startswith(" 2") and "]" not in found["Closed again"].plain
     for generation in found.values():
         kept = [call for call in generation.calls if call.result is not None]
         assert generation.text.count(" [") == generation.text.count("->") == len(kept)
         assert "->" not in generation.plain and "[" not in generation.plain
+        assert kept or not generation.calls or generation.text == ""  # the text ends where nothing answered
+
+
+def test_where_a_call_found_nothing_other_tools_are_called_once_each(scripted: LanguageModel) -> None:
+    prompts = ["About Oslo", "Di had 3 and some, so"]
+    for calls, most in ((2, 2), (9, len(TOOLS))):
+        for prompt, generation in check(scripted, prompts, k=1, calls=calls).items():
+            tried = [call.tool for call in generation.calls[:most]]
+            assert len(set(tried)) == len(tried) >= 2
+            assert tried[0] == SCRIPTS[prompt][2:].partition("(")[0]
+            assert generation.calls[0].result is None
+
+
+def test_a_look_alike_of_a_call_is_not_written_and_other_text_stays(scripted: LanguageModel) -> None:
+    for k in (0, 1):
+        written = check(scripted, PROMPTS, k=k)["In other signs"]
+        assert written.text.startswith(" so") and written.look_alikes >= 1
+        assert not re.search(LOOK_ALIKE, written.text)
+    barred = generate(scripted, PROMPTS, TOOLS, k=0, max_new_tokens=20)
+    free = generate(scripted, PROMPTS, {}, k=0, max_new_tokens=20)
+    assert re.search(LOOK_ALIKE, dict(zip(PROMPTS, free, strict=True))["In other signs"].text)
+    for one, other in zip(barred, free, strict=True):
+        found = re.search(LOOK_ALIKE, other.text)
+        assert bool(found) == bool(one.look_alikes)
+        assert one.text.startswith(other.text[: found.start()]) if found else one.text == other.text
 
 
 def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:

@@ -3,12 +3,12 @@
 import json
 import re
 import tomllib
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 import pytest
 
-from embedded_model.visitor_study import NUMBERS, SKILLS, led, visitor_benchmark, visitor_table, wordings
+from embedded_model.visitor_study import NUMBERS, Split, led, visitor_benchmark, visitor_table, wordings
 from toolformer_dag.synthetic.lexicon import translate
 from toolformer_dag.synthetic.wordings import FOLDER
 from toolformer_dag.tools.built_in.calculator import evaluate
@@ -32,14 +32,13 @@ def test_no_wording_that_measures_stands_in_the_templates() -> None:
     assert not measured & (templates | _texts("guide"))
 
 
-@pytest.mark.parametrize("skill", SKILLS)
-@pytest.mark.parametrize("split", ["guide", "measured", "fresh"])
-def test_questions_have_the_answers_of_the_tools(skill: str, split: Any) -> None:
+@pytest.mark.parametrize(("split", "skill"), [(split, skill) for split in get_args(Split) for skill in wordings(split)])
+def test_questions_have_the_answers_of_the_tools(split: Any, skill: str) -> None:
     benchmark = visitor_benchmark(skill, split, 2)
     assert len(benchmark.questions) == 2 * sum(map(len, wordings(split)[skill].values()))
     for question in benchmark.questions:
         assert "{" not in question.prompt and benchmark.correct(f" {question.answers[0]}.", question.answers)
-        assert (question.context != "") == (skill == "calendar")
+        assert (question.context != "") == (split == "typed" or skill == "calendar")
     assert visitor_benchmark(skill, split, 2) == benchmark
 
 

@@ -116,14 +116,17 @@ def evaluate(
 def visitor(
     model: ModelName = None,
     each: Annotated[int, typer.Option(min=1, help="Questions per wording.")] = 4,
-    wordings: Annotated[Literal["measured", "fresh", "guide"], typer.Option(help="The part of the file.")] = "measured",
+    wordings: Annotated[
+        Literal["measured", "fresh", "guide", "typed"], typer.Option(help="The part of the file.")
+    ] = "measured",
     config: Config = None,
     set: Set = None,
 ) -> None:
     """Ask a checkpoint what a visitor would type.
 
     No training text has the wordings `measured`. `fresh` was written without a look at them; some are like old ones.
-    `guide` may guide the small web. Each question is asked as it is typed, and led: with `The answer is` behind it.
+    `guide` may guide the small web. `typed` has arithmetic and dates as they stand, also what no tool answers. Each
+    question is asked as it is typed, and led: with `The answer is` behind it.
 
     Example: toolformer-dag embedded visitor --each 4
     """

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
@@ -18,7 +18,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
-    from toolformer_dag.decoding.generation import Generation, WrittenPiece
+    from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
 
 
 CHECKPOINTS = {
@@ -85,8 +85,8 @@ def generate(
 ) -> None:
     """Print the text with the calls that were made while decoding.
 
-    The model is the checkpoint finetuned from model.name where there is one, else model.name itself. A call without a
-    result is taken back; the reason is told on standard error.
+    The model is the checkpoint finetuned from model.name where there is one, else model.name itself, as standard error
+    then says. Where a call has no result, the text ends before it; standard error names the tool and the reason.
 
     A line of JSON gives a line with its number, the model, its own fields, `text` with the calls, `plain` without, and
     `calls`. A line that cannot be used is named on standard error, and the exit code is 1.
@@ -112,7 +112,7 @@ def generate(
     for one in asked:
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
-        _complete_text(loaded, one, text, context, trace)
+        _complete_text(loaded, one, text, context, trace, _lane_keys(settings))
 
 
 def _names_lines(text: str) -> bool:
@@ -125,6 +125,18 @@ def _has_calendar(settings: Settings) -> bool:
     from toolformer_dag.tools.built_in.calendar import Calendar
 
     return any(isinstance(lane.tool, Calendar) for lane in lanes(settings))
+
+
+def _lane_keys(settings: Settings) -> dict[str, str]:
+    """Return the key of each lane by its tool's name in the text."""
+    from toolformer_dag.pipeline.plan import lanes
+
+    return {lane.tool.name: lane.key for lane in lanes(settings)}
+
+
+def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
+    """Say which lane's tool gave no result, and why; a call whose name was not complete is `a call`."""
+    return f"{keys.get(call.tool, 'a call')}: {call.reason}"
 
 
 def _complete_lines(
@@ -156,10 +168,15 @@ def _complete_lines(
 
 
 def _complete_text(
-    loaded: Callable[[AskedModel], Decode], asked: AskedModel, text: str, context: str, trace: bool
+    loaded: Callable[[AskedModel], Decode],
+    asked: AskedModel,
+    text: str,
+    context: str,
+    trace: bool,
+    keys: Mapping[str, str],
 ) -> None:
     """Print the text; on a terminal as it is decoded. Raises UserError where nothing was written."""
-    live = _LiveText(text) if sys.stdout.isatty() else None
+    live = _LiveText(text, keys) if sys.stdout.isatty() else None
     [generation] = loaded(asked)([text], contexts=[context], watch=live and live.watch)
     if generation.reason is not None:
         raise UserError(_refusal(generation.reason))
@@ -168,8 +185,7 @@ def _complete_text(
     else:
         for call in generation.calls:
             if call.reason is not None:
-                written = f"{call.tool}({call.input})" if call.tool else call.input
-                typer.echo(f"[{written}] has no result: {call.reason}", err=True)
+                typer.echo(_failure(keys, call), err=True)
         typer.echo(text + generation.text)
     if trace:
         _print_chances(generation, asked.k)
@@ -216,7 +232,12 @@ def _asked(settings: Settings, name: str, k: int | None) -> AskedModel:
     if k is None:
         k = 0 if name in SILENT else settings.decoding.k
     if name == "":
-        return AskedModel(name, finetuned_or_base(settings), k)
+        folder = finetuned_or_base(settings)
+        if folder == model_name(settings.model):
+            typer.echo(
+                f"{settings.model.name}, not finetuned: no checkpoint is here; make it by toolformer-dag run", err=True
+            )
+        return AskedModel(name, folder, k)
     if name == "base":
         return AskedModel(name, model_name(settings.model), k)
     if name not in CHECKPOINTS:
@@ -256,7 +277,8 @@ def _decoder(settings: Settings, max_new_tokens: int | None, trace: bool, asked:
 class _LiveText:
     """Prints a text on the terminal as it is decoded, with calls and results in colour."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, keys: Mapping[str, str]) -> None:
+        self._keys = keys
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._call, self._waiting = "", text  # until it is certain that something is written
 
@@ -270,7 +292,7 @@ class _LiveText:
             return
         whole = call_text(piece.call)
         if not whole:
-            self.print(f" ✗ {piece.call.reason}: taken back]", "red")
+            self.print(f" ✗ {_failure(self._keys, piece.call)}]", "red")
         elif not whole.startswith(self._call):
             self.print(" ✗ not closed, so it ends earlier:", "red")
         self.print(whole.removeprefix(self._call), "green")

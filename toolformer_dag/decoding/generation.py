@@ -9,7 +9,7 @@ from toolformer_dag.texts.calls import RESULT_ARROW, Call, format_call, parse_ca
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 
-DECODING = 4  # raise this when the same model would write another text after the same prompt
+DECODING = 5  # raise this when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
 """The reason of every call to a tool that raised ToolDown."""
 NO_END = "no_end"
@@ -57,6 +57,7 @@ class Generation:
     - `tokens`: the number of tokens that the model chose, including those of calls.
     - `reason`: why nothing was written: `does_not_fit` (the prompt fills the context) or `empty_prompt` (no prompt, and
       the tokenizer adds no BOS).
+    - `look_alikes`: how many look-alikes of a call, such as `<QA(`, decoding kept the model from writing.
     - `chances`: the chance of a call at every position, where `generate` was asked to trace.
     """
 
@@ -65,6 +66,7 @@ class Generation:
     calls: tuple[DecodedCall, ...]
     tokens: int
     reason: str | None = None
+    look_alikes: int = 0
     chances: tuple[StartChance, ...] = ()
 
 

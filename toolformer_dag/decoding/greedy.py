@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, exp
 
 from toolformer_dag.decoding.generation import Generation, WrittenPiece, run_open_calls
-from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules, vocabulary_of
+from toolformer_dag.decoding.vocabulary import vocabulary_of
+from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
 from toolformer_dag.model.backend import Backend, GreedyRows
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
@@ -51,13 +52,16 @@ def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
     """Return each row's next token; rows that stop instead get any token."""
     _measure_starts(batch, rows)
     _measure_closings(batch, rows)
-    batch.forbid([(at, token) for at, row in enumerate(rows) for token in row.forbidden()])
     for at, row in enumerate(rows):
         if (allowed := row.allowed()) is not None:
             batch.permit(at, allowed)
             if not allowed.any():
                 row.stop()
-    return [row.forced[0] if row.forced else token for row, token in zip(rows, batch.best(), strict=True)]
+    best = batch.best()
+    while barred := [at for at, row in enumerate(rows) if row.bars(best[at])]:
+        batch.forbid([(at, best[at]) for at in barred])
+        best = batch.best()
+    return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
 
 
 def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
@@ -119,16 +123,17 @@ def generate(
       the k most likely tokens there; else it has no result.
     - At `->` in the text, the row leaves its batch. The calls of all rows run together. Then e(c, r), tokenized as in
       C*, replaces the open call, and decoding continues.
-    - A call without a result is taken back: decoding continues as if it had not begun, without ` [` at this position.
-      C* holds no call without a result.
-    - Behind a call, `->` is not written: it would begin an invented result.
+    - A call without a result is taken back: C* holds none. Within `calls`, the same place calls the next likeliest
+      tool, each once. Where none answers, the text ends there, and the last of its calls has the reason.
+    - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
+    - Behind a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
     `tools` and `limits` have the names in the text as keys. `contexts` are ISO dates for the calendar.
     `max_new_tokens` limits the text outside calls, `max_call_tokens` a call up to `->`; the context limits both.
     `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
     piece of text as it is decoded. `backend` runs the model; by default transformers.
     """
-    names = frozenset[str]() if disabled else tools.keys() - withheld
+    names = frozenset[str]() if disabled else frozenset(tools) - withheld
     most = calls if k > 0 and names else 0
     rules = DecodingRules(
         vocabulary_of(language_model),
@@ -137,6 +142,7 @@ def generate(
         most,
         max_call_tokens,
         names,
+        frozenset(tools),
         one_sentence=one_sentence,
         traced=traced,
         watch=watch,
@@ -147,14 +153,16 @@ def generate(
     ]
     while not all(row.stopped for row in rows):
         decode_rows(backend or backend_of(language_model), rows)
-        _run_calls(rows, tools, contexts, limits or {})
+        _go_on(rows, tools, contexts, limits or {})
     return [row.generation() for row in rows]
 
 
-def _run_calls(
+def _go_on(
     rows: list[DecodingRow], tools: Mapping[str, Tool], contexts: Sequence[str] | None, limits: Mapping[str, ToolLimits]
 ) -> None:
-    """Run the open calls of all rows together, and replace these rows by those that go on behind their calls."""
+    """Replace rows that stopped in a call or before a look-alike by those that go on there; run all calls together."""
+    for row in [row for row in rows if row.at_look_alike]:
+        rows[row.prompt] = row.without_look_alike()
     opened = [row for row in rows if row.in_call]
     asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
     for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):

@@ -1,84 +1,17 @@
 """The state of a row during decoding: its permitted tokens, its call, and why it stops."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from weakref import WeakKeyDictionary
 
-import llguidance.hf
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
 from toolformer_dag.decoding.generation import DecodedCall, Generation, StartChance, WrittenPiece, call_text
-from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW, call_grammar
-
-
-class Vocabulary:
-    """A tokenizer for decoding. `start`: the tokens of ` [`; `ends`: the tokens that end a text."""
-
-    def __init__(self, language_model: LanguageModel) -> None:
-        self._tokenizer = language_model.tokenizer
-        self.encoding = language_model.encoding
-        self.start = self.encoding.start
-        self.ends = _ends(language_model)
-        self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
-        self._matchers: dict[frozenset[str], LLMatcher] = {}
-
-    def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
-        """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
-        return self._decode([*context, *ids])[len(self._decode(context)) :]
-
-    def matcher(self, names: Collection[str]) -> LLMatcher:
-        """Return what tells, token by token, which may follow ` [` in a call to one of `names`."""
-        key = frozenset(names)
-        if key not in self._matchers:
-            self._matchers[key] = LLMatcher(self._table, call_grammar(names))
-        return self._matchers[key].deep_copy()
-
-    @cached_property
-    def closings(self) -> dict[int, str]:
-        """The tokens that may close a call that was written without an end, with their text."""
-        return {token: text for token, text in enumerate(self._texts) if text in (")", '")')}
-
-    def arrows(self, last: Sequence[int]) -> list[int]:
-        """Return the tokens that would write `->` behind `last`."""
-        end = ">" if self.text(last, self.start).endswith("-") else RESULT_ARROW
-        return [token for token, text in self._arrows.items() if RESULT_ARROW in text or text.startswith(end)]
-
-    @cached_property
-    def _arrows(self) -> dict[int, str]:
-        return {token: text for token, text in enumerate(self._texts) if RESULT_ARROW in text or text.startswith(">")}
-
-    @cached_property
-    def _texts(self) -> list[str]:
-        """The text of each token behind ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
-        before = len(self._decode(self.start))
-        return [self._decode([*self.start, token])[before:] for token in range(len(self._tokenizer))]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
-
-_VOCABULARIES: WeakKeyDictionary[LanguageModel, Vocabulary] = WeakKeyDictionary()
-
-
-def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
-    """Return the model's vocabulary, made once per model: decoding every token takes a second for 50,000."""
-    if language_model not in _VOCABULARIES:
-        _VOCABULARIES[language_model] = Vocabulary(language_model)
-    return _VOCABULARIES[language_model]
-
-
-def _ends(language_model: LanguageModel) -> frozenset[int]:
-    whole = language_model.config
-    found = [getattr(config, "eos_token_id", None) for config in (whole, whole.get_text_config())]
-    listed = [token for ids in found for token in (ids if isinstance(ids, list) else [ids])]
-    return frozenset(token for token in [*listed, language_model.tokenizer.eos_token_id] if token is not None)
-
+from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
+from toolformer_dag.decoding.vocabulary import Vocabulary
+from toolformer_dag.texts.calls import API_START, RESULT_ARROW
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
@@ -90,7 +23,7 @@ class DecodingRules:
 
     - `context_length`: the most tokens of a sequence.
     - `k`: as in `generate`. `calls`: the most calls of an answer; 0 where none may be written.
-    - `names`: the tools that may be called.
+    - `names`: the tools that may be called. `known`: all tools, whose names are barred behind other brackets.
     - `one_sentence`: whether a text ends with its first sentence (`answer_end`).
     - `traced`: whether rows keep the chance of a call at every position.
     - `watch`: gets every piece of text as it is written.
@@ -101,7 +34,8 @@ class DecodingRules:
     k: int
     calls: int
     max_call_tokens: int
-    names: Collection[str]
+    names: frozenset[str]
+    known: frozenset[str]
     one_sentence: bool = False
     traced: bool = False
     watch: Callable[[WrittenPiece], None] | None = None
@@ -113,11 +47,13 @@ class DecodingRow:
 
     - `prompt`: the index of the prompt.
     - `prefix`: the fixed tokens, including the prompt.
+    - `failed`: the tools that were called at the end of the prefix and found nothing.
     - `budget`: the most tokens outside a call.
     - `before`: what was written before this row.
     - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
     - `matcher`: what may follow in an open call; None outside of one.
-    - `forced`: the next tokens, whatever the model's scores; `call_forbidden`: whether ` [` may not come next.
+    - `forced`: the next tokens, whatever the model's scores.
+    - `no_bracket`: whether no opening bracket may come first; `at_look_alike`: whether a look-alike of a call would.
     - `stopped`: whether the text or the call has ended.
     """
 
@@ -126,11 +62,13 @@ class DecodingRow:
     prefix: list[int]
     budget: int
     before: Generation
+    failed: frozenset[str] = frozenset()
     written: list[int] = field(default_factory=list)
     body: list[int] = field(default_factory=list)
     matcher: LLMatcher | None = None
     forced: list[int] = field(default_factory=list)
-    call_forbidden: bool = False
+    no_bracket: bool = False
+    at_look_alike: bool = False
     stopped: bool = False
     _kept: int | None = None  # characters of the written text, where its sentence ends inside a token
     _shown: int = 0  # characters of the text or the call that `watch` got
@@ -152,7 +90,7 @@ class DecodingRow:
 
     @property
     def after_call(self) -> bool:
-        """Return whether the prefix ends where a call stands or was taken back; there, none starts, as in C*."""
+        """Return whether the prefix ends where a call stands; there, none starts, as in C*."""
         return bool(self.before.calls)
 
     @property
@@ -183,10 +121,14 @@ class DecodingRow:
         if self.in_call:
             tokens += len(self.rules.vocabulary.start) + len(self.body)
         chances = (*before.chances, *self._start_chances())
-        return Generation(before.text + text, before.plain + text, before.calls, tokens, reason, chances)
+        text, plain = before.text + text, before.plain + text
+        return Generation(text, plain, before.calls, tokens, reason, before.look_alikes, chances)
 
     def after(self, call: DecodedCall) -> "DecodingRow":
-        """Return the row that goes on behind this row's call, or where the call was taken back."""
+        """Return the row that goes on behind this row's call.
+
+        Where the call found nothing, the row begins a call to another tool, or the text ends where none is left.
+        """
         so_far, inserted = self.generation(), call_text(call)
         prefix = self.prefix + self.written
         if inserted:
@@ -194,7 +136,19 @@ class DecodingRow:
         before = replace(so_far, text=so_far.text + inserted, calls=(*so_far.calls, call))
         if self.rules.watch is not None:
             self.rules.watch(WrittenPiece(self.prompt, "", True, call))
-        return DecodingRow(self.rules, self.prompt, prefix, self.budget - len(self.written), before)
+        row = DecodingRow(self.rules, self.prompt, prefix, self.budget - len(self.written), before)
+        if not inserted:
+            row.failed = self.failed | {call.tool}
+            row.forced = list(self.rules.vocabulary.start)
+            row.stopped = not call.tool or row.failed >= self.rules.names or not row.may_call
+        return row
+
+    def without_look_alike(self) -> "DecodingRow":
+        """Return the row that goes on where this one stopped before a look-alike of a call."""
+        so_far = self.generation()
+        before = replace(so_far, look_alikes=so_far.look_alikes + 1)
+        left = self.budget - len(self.written)
+        return DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, before, no_bracket=True)
 
     def written_text(self) -> str:
         """Return the text written outside the call."""
@@ -218,29 +172,51 @@ class DecodingRow:
         texts.append(API_START if self.in_call else "")
         return [StartChance(texts[at], probability, rank) for at, probability, rank in self._chances]
 
-    def forbidden(self) -> list[int]:
-        """Return forbidden next tokens.
+    def bars(self, token: int) -> bool:
+        """Return whether the text may not go on with `token`, the most likely next one.
 
-        These are the last of ` [` after its others, where no call may start, and behind a call `->`: a model that
-        misses a result invents one.
+        - Where no call may start, the end of ` [` is barred.
+        - Where `token` would complete a look-alike of a call, the row stops before its bracket. There, in the row
+          `without_look_alike`, every opening bracket is barred.
+        - Behind a call, `->` and closing brackets that nothing opened are barred: a model that misses a result invents
+          one.
         """
-        if self.in_call:
-            return []
-        arrows = []
-        if self.after_call and not self.forced:
-            arrows = self.rules.vocabulary.arrows([*self.prefix, *self.written][-2:])
-        return [*arrows, *self._forbidden_start()]
+        vocabulary = self.rules.vocabulary
+        if not self.is_free or token not in vocabulary.with_brackets:
+            return False
+        new = vocabulary.text([token], [*self.prefix, *self.written])
+        if self._stops_before_look_alike(new):
+            return False
+        opens = self.no_bracket and not self.written and OPENING.search(new) is not None
+        begins = token == vocabulary.start[-1] and self._bars_start()
+        return opens or begins or (self.after_call and self._ends_call(new))
 
-    def _forbidden_start(self) -> list[int]:
-        """Return the last token of ` [` where its others are written and no call may start."""
-        *begun, last = self.rules.vocabulary.start
+    def _stops_before_look_alike(self, new: str) -> bool:
+        """Return whether `new` would complete a look-alike of a call, before which the row then stops."""
+        text = self.written_text()
+        found = look_alike(self.rules.known).search(text + new)
+        if found is not None:
+            while len(text) > found.start():
+                self.written.pop()
+                text = self.written_text()
+            self._chances = [chance for chance in self._chances if chance[0] < len(self.written)]
+            self.at_look_alike = True
+            self.stop()
+        return self.at_look_alike
+
+    def _ends_call(self, new: str) -> bool:
+        so_far = self.rules.vocabulary.text([*self.prefix, *self.written], [])
+        return RESULT_ARROW in so_far[-1:] + new or closes_nothing(so_far, new)
+
+    def _bars_start(self) -> bool:
+        """Return whether all tokens of ` [` but the last are written, and no call may start."""
+        begun = self.rules.vocabulary.start[:-1]
         before = [*self.prefix[-len(begun) - 1 :], *self.written]
         if before[len(before) - len(begun) :] != begun:
-            return []
-        cut = bool(begun) and self._inside_character(self.written[: -len(begun)])
+            return False
+        cut = self._inside_character(self.written[: max(len(self.written) - len(begun), 0)])
         taken = self.after_call and len(self.written) <= len(begun)
-        free = self.may_call and not self.call_forbidden and not cut and not taken
-        return [] if free else [last]
+        return not self.may_call or cut or taken
 
     def allowed(self) -> NDArray[np.bool_] | None:
         """Return which tokens may come next in a call, by token; None outside of it."""
@@ -266,15 +242,13 @@ class DecodingRow:
                 self.stop()
 
     def begin_call(self) -> None:
-        """Force ` [` as the next tokens; inside an incomplete character, forbid it instead."""
-        if self._inside_character(self.written):
-            self.call_forbidden = True
-        else:
+        """Force ` [` as the next tokens, but inside an incomplete character."""
+        if not self._inside_character(self.written):
             self.forced = list(self.rules.vocabulary.start)
 
     def append(self, token: int) -> None:
         """Append a token, and stop the row or open a call where it does so."""
-        self.forced, self.call_forbidden = self.forced[1:], False
+        self.forced = self.forced[1:]
         if self.matcher is not None:
             self.body.append(token)
             self.matcher.consume_token(token)
@@ -301,7 +275,7 @@ class DecodingRow:
             self._show(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
             self._shown = 0
-            self.matcher = self.rules.vocabulary.matcher(self.rules.names)
+            self.matcher = self.rules.vocabulary.matcher(self.rules.names - self.failed)
             return
         before = self.before.plain
         if self.rules.one_sentence and (end := answer_end(before + self.written_text())) is not None:
@@ -317,7 +291,7 @@ class DecodingRow:
             text = API_START + self.body_text().partition(RESULT_ARROW)[0].rstrip(f" -{INCOMPLETE}")
         else:
             text = self.written_text()
-            text = text if whole or self.stopped else text.rstrip(f" {INCOMPLETE}")
+            text = text if whole or self.stopped else BEGUN.sub("", text).rstrip(f" {INCOMPLETE}")
         if len(text) > self._shown:
             self.rules.watch(WrittenPiece(self.prompt, text[self._shown :], self.in_call))
             self._shown = len(text)

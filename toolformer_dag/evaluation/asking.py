@@ -84,7 +84,8 @@ class Asking:
         """Return what determines a generation besides prompt and context; tools are included for k > 0."""
         weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
         decoding = determining(self.settings.decoding, but=("k", "calls"))
-        written = {"model": weights, **decoding, "decoding": DECODING}
+        names = sorted(lane.tool.name for lane in self.lanes)  # no look-alike of a call to them is written
+        written = {"model": weights, **decoding, "decoding": DECODING, "names": names}
         if self.k == 0:
             return written
         return {
@@ -126,7 +127,7 @@ CHUNK = 256  # prompts per write: a killed run loses at most these
 KEY = ("prompt", "context")
 ROW = pl.Schema(
     {name: pl.String() for name in (*KEY, "text", "plain")}
-    | {"calls": CALLS, "tokens": pl.Int64(), "reason": pl.String()}
+    | {"calls": CALLS, "tokens": pl.Int64(), "reason": pl.String(), "look_alikes": pl.Int64()}
 )
 
 
@@ -166,7 +167,7 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
 
 def _generation(row: Mapping[str, Any]) -> Generation:
     calls = tuple(DecodedCall(**call) for call in row["calls"])
-    return Generation(row["text"], row["plain"], calls, row["tokens"], row["reason"])
+    return Generation(row["text"], row["plain"], calls, row["tokens"], row["reason"], row["look_alikes"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ EVALUATED = (
             "right_tool": "whether a called tool is the one that the question targets; null where it targets none",
             "correct": "whether the answer is right by the paper's rule (section 4.2)",
             "tokens": "number of tokens that the model chose, those of calls included",
+            "look_alikes": "number of look-alikes of a call, such as `<QA(`, that decoding kept the model from writing",
         },
         pl.Schema(OUTCOME_SCHEMA),
         (OUTCOMES,),
@@ -84,6 +85,8 @@ EVALUATED = (
             "k": K,
             "weights": "id or folder of the model, or of the model that it was finetuned from; null without a model",
             "parameters": "number of its parameters; null without a model",
+            "look_alikes": "share of answers in which the model would have written a look-alike of a call, such as "
+            "`<QA(`, which decoding bars",
         },
         pl.Schema(SCORE_SCHEMA),
         (ACCURACY,),

@@ -62,7 +62,7 @@ class QuestionOutcome:
       not complete.
     - `right_tool`: whether a called tool is the question's target; None where it has none.
     - `reason`: why the first call without a result had none, or why nothing was generated (`does_not_fit`); else None.
-    - `tokens`: the number of tokens that the model chose.
+    - `tokens`: the number of tokens that the model chose; `look_alikes`: how many look-alikes of a call were barred.
     """
 
     benchmark: str
@@ -84,6 +84,7 @@ class QuestionOutcome:
     right_tool: bool | None
     correct: bool
     tokens: int
+    look_alikes: int
 
 
 def judge(
@@ -121,6 +122,7 @@ def judge(
         right_tool=question.tool in called if question.tool else None,
         correct=benchmark.correct(generation.plain, question.answers),
         tokens=generation.tokens,
+        look_alikes=generation.look_alikes,
     )
 
 
@@ -152,6 +154,7 @@ SCORE_SCHEMA = {
     "k": pl.Int64,
     "weights": pl.String,
     "parameters": pl.Int64,
+    "look_alikes": pl.Float64,
 }
 CALLS = pl.List(pl.Struct({name: pl.String() for name in ("tool", "input", "result", "reason")}))
 """The calls of a text; fields as in `DecodedCall`."""
@@ -175,6 +178,7 @@ OUTCOME_SCHEMA = {
     "right_tool": pl.Boolean(),
     "correct": pl.Boolean(),
     "tokens": pl.Int64(),
+    "look_alikes": pl.Int64(),
 }
 Weights = tuple[str, int]
 """What a model is, or was finetuned from, and its number of parameters."""
@@ -186,7 +190,7 @@ def outcome_table(outcomes: Sequence[QuestionOutcome]) -> pl.DataFrame:
 
 
 def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = MappingProxyType({})) -> pl.DataFrame:
-    """Return a row per benchmark and condition: accuracy with 95 % interval, shares of calls and right tools.
+    """Return a row per benchmark and condition: accuracy with 95 % interval, shares of calls, tools and look-alikes.
 
     `outcomes`: as of `outcome_table`. `weights`: by model; the columns of others are null.
     """
@@ -196,6 +200,7 @@ def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = Mapping
         accuracy=pl.col("correct").mean(),
         calls=pl.col("called").is_not_null().mean(),
         right_tool=pl.col("right_tool").mean(),
+        look_alikes=(pl.col("look_alikes") > 0).mean(),
     )
     rows = []
     for row in counts.iter_rows(named=True):

@@ -1,0 +1,73 @@
+"""A model's vocabulary for decoding: the texts of tokens, and what each would write behind a text."""
+
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import llguidance.hf
+from llguidance import LLMatcher
+
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.texts.calls import call_grammar
+
+
+class Vocabulary:
+    """A tokenizer for decoding. `start`: the tokens of ` [`; `ends`: the tokens that end a text."""
+
+    def __init__(self, language_model: LanguageModel) -> None:
+        self._tokenizer = language_model.tokenizer
+        self.encoding = language_model.encoding
+        self.start = self.encoding.start
+        self.ends = _ends(language_model)
+        self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
+        self._matchers: dict[frozenset[str], LLMatcher] = {}
+
+    def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
+        """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
+        return self._decode([*context, *ids])[len(self._decode(context)) :]
+
+    def matcher(self, names: Collection[str]) -> LLMatcher:
+        """Return what tells, token by token, which may follow ` [` in a call to one of `names`."""
+        key = frozenset(names)
+        if key not in self._matchers:
+            self._matchers[key] = LLMatcher(self._table, call_grammar(names))
+        return self._matchers[key].deep_copy()
+
+    @cached_property
+    def closings(self) -> dict[int, str]:
+        """The tokens that may close a call that was written without an end, with their text."""
+        return {token: text for token, text in enumerate(self._texts) if text in (")", '")')}
+
+    @cached_property
+    def with_brackets(self) -> frozenset[int]:
+        """The tokens that write an opening or a closing bracket; the end of `->` is one."""
+        return frozenset(token for token, text in enumerate(self._texts) if re.search(r"[]()[{}<>]", text))
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """The text of each token behind ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
+        before = len(self._decode(self.start))
+        return [self._decode([*self.start, token])[before:] for token in range(len(self._tokenizer))]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+_VOCABULARIES: WeakKeyDictionary[LanguageModel, Vocabulary] = WeakKeyDictionary()
+
+
+def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
+    """Return the model's vocabulary, made once per model: decoding every token takes a second for 50,000."""
+    if language_model not in _VOCABULARIES:
+        _VOCABULARIES[language_model] = Vocabulary(language_model)
+    return _VOCABULARIES[language_model]
+
+
+def _ends(language_model: LanguageModel) -> frozenset[int]:
+    whole: Any = language_model.config
+    found = [getattr(config, "eos_token_id", None) for config in (whole, whole.get_text_config())]
+    listed = [token for ids in found for token in (ids if isinstance(ids, list) else [ids])]
+    return frozenset(token for token in [*listed, language_model.tokenizer.eos_token_id] if token is not None)
