@@ -233,3 +233,13 @@ def test_a_warehouse_replaces_the_rows_of_the_shard_that_changed_and_leaves_the_
     database = warehouse(outputs)
     assert places(database) == before != places(warehouse(outputs, "from nothing"))
     assert query(database, "SELECT count(*) FROM decisions WHERE delta = -1").item() == 1
+
+
+def test_another_threshold_judges_the_shards_with_calls_anew_in_the_warehouse(tmp_path: Path, model: Path) -> None:
+    held: dict[str, Shard] = {"one": ("", [call("calculator", "a", "two", 0.7)]), "two": ("", []), "three": ("", [])}
+    for tau_f, kept in ((0.6, 1), (0.8, 0)):
+        outputs = lake(tmp_path, model, held, tau_f, 1000)
+        judged(outputs)
+        database = warehouse(outputs)
+        assert query(database, "SELECT count(*) FROM filtered_calls").item() == kept
+        assert_same_file(database, warehouse(outputs, f"{tau_f}"))

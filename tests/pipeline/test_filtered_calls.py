@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.conftest import TableOutput, TableReport, hand_made, publish, update_one, warehouse
+from tests.pipeline.conftest import TableOutput, TableReport, Worker, hand_made, publish, update_one, warehouse
 from toolformer_dag.lake.table import DamagedPart
 from toolformer_dag.lake.warehouse import query
 
@@ -164,6 +164,28 @@ def test_a_threshold_that_keeps_the_same_calls_gives_the_same_data_version(tmp_p
     assert [report.unchanged for report in reports] == [False, False, False]
     assert reports[1].differences.lines == ("settings.tau_f: 0.5 -> 0.75",)
     assert lane(tmp_path, 1.5)[KEPT].table.record("one")["settings"]["tau_f"] == 1.5
+
+
+def test_shards_that_are_filtered_together_fare_as_each_alone(tmp_path: Path) -> None:
+    """The document `x` lies in three shards, `y` in two: which others are in the query makes no difference."""
+    shards, places = ("a", "b", "c"), {"x": "abc", "y": "bc", "z": "c"}
+    call = {"segment": 0, "position": 0, "sample": 0, "delta": 1.0, "reason": None}
+    rows = [{**call, "shard": shard, "digest": digest} for digest, among in places.items() for shard in among]
+    outputs = lane(tmp_path, 0.5, shards=shards)
+    publish_calls(outputs, "calculator", rows, shards)
+    filtered(outputs)
+    output = outputs[KEPT]
+
+    def made(*parts: str) -> dict[str, tuple[list[Any], Any]]:
+        assert output.stage.rows_of_parts is not None
+        found = output.stage.rows_of_parts(Worker(output.plan), output, parts)
+        return {part: ([frame.rows() for frame in rows.frames], rows.rejected) for part, rows in found.items()}
+
+    alone = made("a") | made("b") | made("c")
+    assert [len(rows) for rows, _ in alone.values()] == [1, 1, 1]
+    assert alone["b"][1] == {("b", "duplicate_document"): 1} and alone["c"][1] == {("c", "duplicate_document"): 2}
+    for some in (("a", "b", "c"), ("a", "c"), ("b", "c")):
+        assert made(*some) == {part: alone[part] for part in some}
 
 
 def test_a_damaged_shard_is_named_and_the_kept_calls_stay(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a lake in an object store costs in requests: it follows what changed, not how many shards there are."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.object_store import S3, s3, s3_running
 from tests.pipeline.conftest import NewLine
 from tests.worlds import write_shard
+from toolformer_dag.cli.forecast import REQUESTS, forecast
 
 __all__ = ["s3", "s3_running"]  # fixtures
 
@@ -31,3 +33,17 @@ def test_requests_follow_what_changed(new_line: NewLine, s3: S3, shards: int) ->
     write_shard(line.web, "t")
     assert requests(line.update) <= min(400, FIXED + 120)
     assert requests(line.update) <= FIXED
+
+
+def test_a_forecast_over_a_store_tells_its_requests_and_what_waiting_for_them_takes(new_line: NewLine, s3: S3) -> None:
+    line, other = (new_line(*(f"s{number}" for number in range(8))) for _ in range(2))
+    for one in (line, other):
+        one.set(paths__lake=f"'{s3.new_place()}'", paths__cache=f"'{one.folder / 'copies'}'")
+    told = next(row for row in forecast(line.plan()).splitlines() if row.startswith("Object store: "))
+    requests = REQUESTS * 8
+    assert re.fullmatch(
+        rf"Object store: {requests} requests \({REQUESTS} per shard and lane\), \d:\d\d:\d\d at \d+ ms one by one", told
+    )
+    s3.requests.clear()
+    other.update()
+    assert requests / 3 < len(s3.requests) < requests + FIXED

@@ -13,6 +13,9 @@ from toolformer_dag.pipeline.workers import Workers, worker_count
 
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
 
+REQUESTS = 36
+"""Requests of a first run per shard and lane, as tests/pipeline/test_requests.py counts them."""
+
 
 def forecast(plan: Plan) -> str:
     """Annotate a sample of every lane and return the forecast for people. Raises what the stages raise."""
@@ -34,7 +37,18 @@ def forecast(plan: Plan) -> str:
     count = worker_count(plan.settings)
     time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
     spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
-    return "\n".join((head, *rows, f"Time on {count} worker{'s' * (count > 1)}: {time}", spent, NOT_COVERED))
+    time_told = f"Time on {count} worker{'s' * (count > 1)}: {time}"
+    return "\n".join((head, *rows, time_told, *_waiting(plan, total.shards), spent, NOT_COVERED))
+
+
+def _waiting(plan: Plan, shards: int) -> list[str]:
+    """What a lake in an object store is asked for so many shards, of all lanes together."""
+    seconds = plan.lake.storage.seconds_per_request()
+    if seconds is None:
+        return []
+    requests = REQUESTS * shards
+    waiting, each = timedelta(seconds=round(requests * seconds)), f"{1000 * seconds:.0f} ms"
+    return [f"Object store: {requests:,} requests ({REQUESTS} per shard and lane), {waiting} at {each} one by one"]
 
 
 def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
@@ -46,6 +60,7 @@ def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
         _sum(lane.bytes for lane in lanes),
         _sum(lane.seconds for lane in lanes),
         sum(lane.spent for lane in lanes),
+        sum(lane.shards for lane in lanes),
     )
 
 

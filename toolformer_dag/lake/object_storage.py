@@ -12,6 +12,7 @@ AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; GOOGLE_APPLICATION_
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -266,6 +267,12 @@ class ObjectStorage(Storage):
         except UnreadableFile as error:
             return str(error)
         return None
+
+    def seconds_per_request(self) -> float:
+        self.exists(self.root / NOBODYS)  # a connection is there by now
+        began = time.monotonic()
+        self.exists(self.root / NOBODYS)
+        return time.monotonic() - began
 
     def exists(self, path: Path) -> bool:
         with suppress(FileNotFoundError):

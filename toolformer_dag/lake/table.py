@@ -190,7 +190,14 @@ class Table:
             raise DamagedPart(self.name, part, self.path.name, str(error)) from error
 
     def checked(self, part: str) -> Pointer:
-        """Return the pointer after a look at the sizes and footers of its files. Raises MissingPart, DamagedPart."""
+        """Return the pointer after a look at the sizes and footers of its files; a session looks once.
+
+        Raises MissingPart, DamagedPart.
+        """
+        with session():
+            return self.remembered(f"checked {part}", lambda: self._checked(part))
+
+    def _checked(self, part: str) -> Pointer:
         pointer = self.pointer(part)
         for file in pointer.files:
             try:
@@ -234,7 +241,7 @@ class Table:
 
     def part_version(self, part: str) -> str | None:
         """Return the version of a part's rows; None where it is missing or damaged. Looks at sizes and footers."""
-        pointer = self.remembered(f"whole {part}", lambda: self.whole_pointer(part))
+        pointer = self.whole_pointer(part)
         return pointer.data_version if pointer else None
 
     def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
@@ -354,7 +361,7 @@ class Table:
 
     def file_path(self, part: str, file: PartFile) -> Path:
         """Return where a file of a part lies."""
-        return self.part_folder(part) / file.name
+        return self.folder.joinpath("files", file_name(part), file.name)  # at once: asked of every part, each step
 
 
 class Lake:

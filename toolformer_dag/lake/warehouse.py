@@ -323,7 +323,12 @@ def _version(pointer: Pointer | None) -> list[object] | None:
 
 
 def _shard_version(pointer: Pointer | None) -> list[object] | None:
-    """The same; of filtered_calls also what the other shards say, on which verdicts depend."""
+    """The same; of filtered_calls also what the other shards say, on which verdicts depend.
+
+    Without rows and rejections nothing is decided: another tau_f changes none of the shard's rows.
+    """
+    if pointer and not (pointer.rows or pointer.record.get("rejections")):
+        return [pointer.data_version]
     found = _version(pointer)
     if found and pointer and pointer.record["stage"] == "filtered_calls":
         found.append(pointer.record.get("inputs"))

@@ -44,11 +44,11 @@ class Range(NamedTuple):
 
 
 class LaneForecast(NamedTuple):
-    """What annotating a lane will cost. `texts`: distinct texts of its stale shards; `sampled` of them are annotated.
+    """What annotating a lane will cost. `texts`: distinct texts of its stale `shards`; `sampled` of them are annotated.
 
     `tokens` will go through the model, `bytes` be added to the lane's tables and row stores, and `seconds` pass on one
     worker, for the texts that are not sampled. `spent`: tokens of the sample. Of four texts or fewer there is no
-    sample, and everything but `texts` is 0.
+    sample, and everything but `texts` and `shards` is 0.
     """
 
     lane: str
@@ -58,6 +58,7 @@ class LaneForecast(NamedTuple):
     bytes: Range = Range()
     seconds: Range = Range()
     spent: int = 0
+    shards: int = 0
 
 
 def estimate(
@@ -84,20 +85,20 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
     texts = texts.sample(fraction=1, shuffle=True, seed=seed)
     if texts.height <= GROUPS:
-        return LaneForecast(subset.lane.key, texts.height)
+        return LaneForecast(subset.lane.key, texts.height, shards=len(stale))
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]
     worker.engine()  # loaded before anything is timed
     groups = [_annotated(worker, subset.lane, some, ANNOTATING[:-1], progress) for some in sampled.iter_slices(size)]
     control = _annotated(worker, subset.lane, sampled, ANNOTATING, progress)
-    lane = LaneForecast(subset.lane.key, texts.height, sampled.height)
-    return _scaled(lane, worker.plan, placed, len(stale), groups, control)
+    lane = LaneForecast(subset.lane.key, texts.height, sampled.height, shards=len(stale))
+    return _scaled(lane, worker.plan, placed, groups, control)
 
 
 def _scaled(
-    lane: LaneForecast, plan: Plan, placed: pl.DataFrame, shards: int, groups: "Sequence[_Cost]", control: "_Cost"
+    lane: LaneForecast, plan: Plan, placed: pl.DataFrame, groups: "Sequence[_Cost]", control: "_Cost"
 ) -> LaneForecast:
-    """Scale what the sample cost to so many stale shards, whose texts `placed` holds."""
+    """Scale what the sample cost to the stale shards, whose texts `placed` holds."""
     limit = plan.settings.evaluation.swapped_texts
     by_shard = placed.select("shard", "text_digest").n_unique()
     distinct = sum(min(limit, count) for count in placed.unique("text_digest").group_by("shard").len()["len"])
@@ -110,7 +111,7 @@ def _scaled(
         return Range(value, value * max(0.0, 1 - spread), value * (1 + spread))
 
     *parts, last = control.rows
-    published = control.fixed * shards + sum(parts) / lane.sampled * by_shard + last * controlled
+    published = control.fixed * lane.shards + sum(parts) / lane.sampled * by_shard + last * controlled
     return lane._replace(
         tokens=scaled(sum(tokens), control.tokens),
         bytes=scaled(_bytes(groups), _bytes([control]), published),

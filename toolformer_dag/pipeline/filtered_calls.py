@@ -1,14 +1,14 @@
 """filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
 
-A shard is filtered by itself. What it has to know of the others stands in filter_rule: a threshold by chance, the
-documents that an earlier shard has, and the texts that the limit on examples leaves. These are chosen over
-scored_texts, a row per text with scored calls, so that an added shard costs its own rows and a look at the texts of the
-others; a threshold by chance takes the deltas of all calls. Does a call stay? rule.sql of the lake says so, here and
-for the warehouse.
+A shard is filtered as if by itself, small ones in one query. What it has to know of the others stands in filter_rule: a
+threshold by chance, the documents that an earlier shard has, and the texts that the limit on examples leaves. These are
+chosen over scored_texts, a row per text with scored calls, so that an added shard costs its own rows and a look at the
+texts of the others; a threshold by chance takes the deltas of all calls. Does a call stay? rule.sql of the lake says
+so, here and for the warehouse.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -32,6 +32,7 @@ from toolformer_dag.pipeline.stage import (
     Column,
     InputsOf,
     PartRows,
+    Rejected,
     Stage,
     TableOutput,
 )
@@ -52,6 +53,14 @@ UNION ALL
 SELECT DISTINCT tool, '' AS shard, digest FROM scored WHERE digest IN (FROM repeated);
 """
 """A document that an earlier shard has; which one makes no difference."""
+REPEATED_IN_ALL = """
+CREATE TEMP TABLE repeated AS
+SELECT digest
+FROM (SELECT DISTINCT shard, digest FROM scored)
+LEFT JOIN (SELECT unnest($1::VARCHAR[]) AS shard, unnest($2::VARCHAR[]) AS digest, true AS told) USING (shard, digest)
+GROUP BY digest HAVING count(told) = count(*)
+"""
+"""Documents that none of the shards that are filtered together has first: judged.sql finds the first among these."""
 SQL = f"CREATE TEMP {RULE}{REPEATED_DOCUMENTS}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
 
 
@@ -68,23 +77,36 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     return {**rule_settings(plan, lane), "sql": fingerprint(SQL)}
 
 
-def text_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Return the texts of a shard with scored calls; `delta` is null where no call of a text may stay."""
-    schema, given = output.stage.schema, _files(output, part)
+def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
+    """Return the texts of shards with scored calls; `delta` is null where no call of a text may stay."""
+    given = _files(output, parts)
     if not given:
-        return PartRows(())
+        return {part: PartRows(()) for part in parts}
     with scratch() as connection:
         run_sql(connection, TEXTS_SQL, given)
-        return PartRows([answer(connection, "FROM scored_texts").select(schema.names()).cast(schema)])
+        found = _by_part(output, parts, answer(connection, "FROM scored_texts"))
+    return {part: PartRows(frames) for part, frames in found.items()}
 
 
-def _files(output: TableOutput, part: str) -> dict[str, list[str]]:
-    """The files of a shard's scored calls and of its texts, by parameter; none where there are no calls."""
+def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
+    """The files of scored calls and of their texts, by parameter; those of shards without calls are left out."""
     scored, texts = (
         output.plan.lake.table(f"{output.lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset")
     )
-    found = {"files": scored.files(part), "texts": texts.files(part)}  # damage is named, rows or not
-    return found if scored.pointer(part).rows else {}
+    found: dict[str, list[str]] = {"files": [], "texts": []}
+    for part in parts:
+        files, of_texts = scored.files(part), texts.files(part)  # damage is named, rows or not
+        if scored.pointer(part).rows:
+            found["files"] += files
+            found["texts"] += of_texts
+    return found if found["files"] else {}
+
+
+def _by_part(output: TableOutput, parts: Sequence[str], rows: pl.DataFrame) -> dict[str, list[pl.DataFrame]]:
+    """The frames of each part, none for one without rows. Their order stays."""
+    schema = output.stage.schema
+    found = rows.select(schema.names()).cast(schema).partition_by("shard", as_dict=True)
+    return {part: [found[part,]] if (part,) in found else [] for part in parts}
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -134,30 +156,34 @@ def inputs(output: TableOutput) -> InputsOf:
     return of
 
 
-def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Decide over the scored calls of a shard; see rule.sql, judged.sql and filter_rule.sql for the rules.
+def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
+    """Decide over the scored calls of shards; see rule.sql, judged.sql and filter_rule.sql for the rules.
 
     Every scored call is kept or counted: below_tau_f, no_threshold (none was certified by chance, and there is no
     fallback), not_best_at_position, duplicate_document, beyond_examples, or the reason it had in loss_deltas. Another
     tau_f that keeps the same calls gives the same data version. Raises MissingPart, DamagedPart.
     """
-    lane, schema = output.lane, output.stage.schema
+    lane = output.lane
     table = output.plan.lake.table(f"{lane.key}/{FILTER_RULE}")
-    record, given = table.record(WHOLE), _files(output, part)
+    record, given = table.record(WHOLE), _files(output, parts)
     tau_f = record[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     if not given:
-        return PartRows(())
-    # the rule is read where it says something of the shard: most have no document that an earlier one has
-    repeated = table.read(WHOLE).filter(shard=part)["digest"].to_list() if part in record[REPEATED] else []
+        return {part: PartRows(()) for part in parts}
+    # the rule is read where it says something of a shard: most have no document that an earlier one has
+    told = not record[REPEATED].keys().isdisjoint(parts)
+    repeated = table.read(WHOLE) if told else RULES.schema.to_frame()
     with scratch() as connection:
         scored_rows(connection, given["files"])
-        connection.execute("CREATE TEMP TABLE repeated AS SELECT unnest($1::VARCHAR[])", [repeated])
+        of_parts = repeated.filter(pl.col("shard").is_in(parts))
+        connection.execute(REPEATED_IN_ALL, [of_parts["shard"].to_list(), of_parts["digest"].to_list()])
         run_sql(connection, SQL, {**given, "tau_f": tau_f, "last_text": record[LAST_TEXT]})
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
         rejected = answer(connection, "SELECT shard, why, count(*) FROM decided WHERE why IS NOT NULL GROUP BY ALL")
-    kept = kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))
-    counts = Counter({(shard, reason): count for shard, reason, count in rejected.iter_rows()})
-    return PartRows([kept.select(schema.names()).cast(schema)], counts)
+    counts: dict[str, Rejected] = {part: Counter() for part in parts}
+    for shard, reason, count in rejected.iter_rows():
+        counts[shard][shard, reason] = count
+    found = _by_part(output, parts, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64)))
+    return {part: PartRows(frames, counts[part]) for part, frames in found.items()}
 
 
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
@@ -191,7 +217,7 @@ TEXTS = Stage(
     settings=lambda plan, lane: {"sql": fingerprint(TEXTS_SQL)},
     reads=("loss_deltas", "heuristic_subset"),
     inputs=("loss_deltas",),
-    rows=text_rows,
+    rows_of_parts=text_rows,
 )
 RULES = Stage(
     name=FILTER_RULE,
@@ -222,5 +248,5 @@ STAGE = Stage(
     kinds=frozenset({"duckdb", "sql"}),
     volatile=("tau_f",),
     checks={"kept_at_tau_f": below_tau_f},
-    rows=rows,
+    rows_of_parts=rows,
 )

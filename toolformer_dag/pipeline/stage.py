@@ -127,8 +127,9 @@ class Stage:
     warehouse_name, hidden, added, select: its table in the warehouse, the columns that this lacks, those that it has
     beside them, and its rows where they are others.
 
-    One of three ways to make a part: `shard_rows` (a shard is a chunk; workers publish it), `chunks` + `compute` +
-    `rows` (chunks are computed by workers and stored as rows, from which the part is read), or `rows` alone.
+    One of four ways to make a part: `shard_rows` (a shard is a chunk; workers publish it), `chunks` + `compute` +
+    `rows` (chunks are computed by workers and stored as rows, from which the part is read), `rows` alone, or
+    `rows_of_parts` (small parts are made together, since one by one they cost more than their rows).
     """
 
     name: str
@@ -154,6 +155,7 @@ class Stage:
     chunks: "Callable[[Worker, TableOutput, str, Claimed], Planned] | None" = None
     compute: "Callable[[Worker, TableOutput, Any], Work] | None" = None
     rows: "Callable[[Worker, TableOutput, str], PartRows] | None" = None
+    rows_of_parts: "Callable[[Worker, TableOutput, Sequence[str]], Mapping[str, PartRows]] | None" = None
 
     @property
     def unit(self) -> str:

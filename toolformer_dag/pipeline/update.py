@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from uuid import uuid4
 
 from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
@@ -19,6 +20,7 @@ from toolformer_dag.pipeline.stage import (
     VIOLATIONS,
     Claimed,
     InputsOf,
+    PartRows,
     Planned,
     StaleInput,
     TableOutput,
@@ -28,8 +30,8 @@ from toolformer_dag.pipeline.stored_rows import release
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Workers, in_process
 
-AT_ONCE = 64
-"""Parts whose inputs are brought to this machine together."""
+AT_ONCE, AT_ONCE_BYTES = 64, 2**24
+"""Parts whose inputs are brought to this machine together; bytes of inputs from which parts are made together."""
 HASH = re.compile("[0-9a-f]{16,}")
 """A fingerprint: it tells people nothing."""
 NEVER_MADE = "never made"
@@ -201,6 +203,8 @@ class _Parts:
         self._worker, self._output = worker, output
         self._chunks: list[tuple[str, int]] = []  # of each task the part, and how many units
         self._open: dict[str, int] = {}  # chunks that are not done, by part, in order
+        self._near: Sequence[str] = ()  # parts whose inputs were brought together
+        self._made: dict[str, PartRows] = {}  # rows of parts that were made together
         self._claimed = Claimed()
         self.done = self.total = 0
         self.work = Work()
@@ -211,8 +215,9 @@ class _Parts:
         read = output.depends_on if output.stage.sharded else ()
         for number, part in enumerate(parts):
             if number % AT_ONCE == 0:
+                self._near = parts[number : number + AT_ONCE]
                 for name in read:
-                    output.plan.lake.table(name).bring(parts[number : number + AT_ONCE])
+                    output.plan.lake.table(name).bring(self._near)
             planned = self._planned(part)
             known += sum(units for units, _ in planned.chunks)
             self.total = round(known * len(parts) / (number + 1))
@@ -242,13 +247,28 @@ class _Parts:
     def _publish(self) -> None:
         while (part := next(iter(self._open), None)) is not None and not self._open[part]:
             del self._open[part]
-            if self._output.stage.rows is None:  # a worker published it
+            made = self._rows(part)
+            if made is None:  # a worker published it
                 continue
-            made = self._output.stage.rows(self._worker, self._output, part)
             if self.work.backends:
                 made = replace(made, facts={**made.facts, BACKENDS: sorted(self.work.backends)})
             self._output.publish(part, made)
             release(self._claimed)
+
+    def _rows(self, part: str) -> PartRows | None:
+        stage = self._output.stage
+        if stage.rows_of_parts is None:
+            return stage.rows(self._worker, self._output, part) if stage.rows else None
+        if part not in self._made:
+            self._made = {**stage.rows_of_parts(self._worker, self._output, self._together(part))}
+        return self._made.pop(part)
+
+    def _together(self, part: str) -> list[str]:
+        """The part and those after it whose inputs, with its own, are small enough to be read at once."""
+        tables = [self._output.plan.lake.table(name) for name in self._output.depends_on]
+        near = self._near[self._near.index(part) :]
+        ends = accumulate(sum(file.bytes for one in tables for file in one.pointer(other).files) for other in near)
+        return [other for other, end in zip(near, ends, strict=True) if end <= AT_ONCE_BYTES] or [part]
 
 
 def _check_inputs(output: TableOutput, part: str) -> None:
