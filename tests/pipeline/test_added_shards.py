@@ -242,4 +242,4 @@ def test_another_threshold_judges_the_shards_with_calls_anew_in_the_warehouse(tm
         judged(outputs)
         database = warehouse(outputs)
         assert query(database, "SELECT count(*) FROM filtered_calls").item() == kept
-        assert_same_file(database, warehouse(outputs, f"{tau_f}"))
+    assert_same_file(database, warehouse(outputs, "other"))

@@ -36,14 +36,14 @@ def test_requests_follow_what_changed(new_line: NewLine, s3: S3, shards: int) ->
 
 
 def test_a_forecast_over_a_store_tells_its_requests_and_what_waiting_for_them_takes(new_line: NewLine, s3: S3) -> None:
-    line, other = (new_line(*(f"s{number}" for number in range(8))) for _ in range(2))
+    line, other = (new_line(*(f"s{number}" for number in range(2))) for _ in range(2))
     for one in (line, other):
         one.set(paths__lake=f"'{s3.new_place()}'", paths__cache=f"'{one.folder / 'copies'}'")
     told = next(row for row in forecast(line.plan()).splitlines() if row.startswith("Object store: "))
-    requests = REQUESTS * 8
+    requests = REQUESTS * 2
     assert re.fullmatch(
         rf"Object store: {requests} requests \({REQUESTS} per shard and lane\), \d:\d\d:\d\d at \d+ ms one by one", told
     )
     s3.requests.clear()
     other.update()
-    assert requests / 3 < len(s3.requests) < requests + FIXED
+    assert requests < len(s3.requests) < requests + 2 * FIXED  # each step asks for what there is
