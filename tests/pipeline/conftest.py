@@ -27,7 +27,6 @@ from toolformer_dag.settings.settings_file import load_settings
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
-    from toolformer_dag.settings.sections import ModelSettings
 
 __all__ = [
     "NEVER_MADE",
@@ -77,12 +76,18 @@ LANE = ("tau_s", "k", "m", "tau_f", "look_ahead")
 Reports = Mapping[str, TableReport]
 
 
-@lru_cache(maxsize=8)
 def engine_of(model: "ModelSettings") -> "Engine":
     """Load a model once for all tests."""
+    return _engine(model.model_dump_json())
+
+
+@lru_cache(maxsize=8)
+def _engine(written: str) -> "Engine":
     from toolformer_dag.model.engine import Engine
     from toolformer_dag.model.loading import load_model
+    from toolformer_dag.settings.sections import ModelSettings
 
+    model = ModelSettings.model_validate_json(written)
     return Engine(load_model(model), token_budget=model.token_budget)
 
 
