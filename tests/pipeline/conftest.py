@@ -27,6 +27,7 @@ from toolformer_dag.settings.settings_file import load_settings
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
+    from toolformer_dag.settings.sections import ModelSettings
 
 __all__ = [
     "NEVER_MADE",
