@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, checked_settings, settings_of
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -83,10 +83,11 @@ def stale(
 def _project(
     config: Path | None, profile: str | None, shards: list[str] | None, pairs: list[str] | None, first: int | None
 ) -> "Project":
+    limit = [] if first is None else [f"corpus.first={first}"]
+    settings = checked_settings(config, profile, [*(pairs or ()), *limit], shards)
     from toolformer_dag.cli.project import Project
 
-    limit = [] if first is None else [f"corpus.first={first}"]
-    return Project.of(settings_of(config, profile, [*(pairs or ()), *limit], shards))
+    return Project.of(settings)
 
 
 def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
