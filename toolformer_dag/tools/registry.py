@@ -158,8 +158,7 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
         module = importlib.import_module(f"toolformer_dag.tools.built_in.{use}")
         return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
     if ":" not in use:
-        module, dot, name = use.rpartition(".")
-        own = f"{module}:{name}" if dot else "my_package.tools:MyTool"
+        own = ":".join(use.rsplit(".", 1)) if "." in use else "my_package.tools:MyTool"
         raise ToolError(
             f"[tools.{key}]: there is no built-in tool {use!r} ({', '.join(built_in_tools())}); for your own tool "
             f'write use = "{own}", with a colon before the class'
