@@ -38,9 +38,11 @@ from toolformer_dag.training.checkpoint_outputs import (
     checkpoint_reasons,
     checkpoint_settings,
     publish_curve,
+    too_few_to_train,
     training_texts,
 )
 from toolformer_dag.training.training_report import (
+    TrainingError,
     TrainingReport,
     card_is_lost,
     checkpoint_files,
@@ -78,9 +80,10 @@ def checkpoint(plan: Plan, name: str) -> Output:
             context.log.warning(warning)
         with locked(out.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
             files.receive()  # that of another machine too
-            report = train(
-                settings.model, texts, choosing, settings.training, out, progress(context, "steps"), measured
-            )
+            if checkpoint_reasons(plan, name) and (few := too_few_to_train(plan)):
+                raise TrainingError(few)
+            chosen, advance = settings.training.over(len(texts)), progress(context, "steps")
+            report = train(settings.model, texts, choosing, chosen, out, advance, measured)
             if not report.reused or card_is_lost(out):
                 write_model_card(plan, name, report, len(choosing))
                 add_evaluation(out, *measured_on(plan, name))

@@ -99,4 +99,6 @@ def explored(name: str) -> str:
     group, _, stage = name.partition("/")
     if group in MEASURED_GROUPS and stage != "table_2":
         return f"{EXPLORER}#view=runs"
-    return f"{EXPLORER}#view=thresholds" if group in ASSET_GROUPS else f"{EXPLORER}#tool={group}"
+    if group in ASSET_GROUPS:
+        return f"{EXPLORER}#view=thresholds"
+    return f"{EXPLORER}#tool={group}{'&verdict=kept' * (stage == 'filtered_calls')}&view=calls"

@@ -14,14 +14,29 @@ from assets.plots import chance_curves, delta_histogram
 from assets.running import note_cost, progress, tag_changes
 from resources import Compute
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_told
 from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
+from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
 from toolformer_dag.tools.tool import Tool
+
+
+def refuse_unread(made: TableOutput) -> None:
+    """Raise UnreadCorpus where the documents were read and there is none: nothing that follows would find more."""
+    if made.name == RAW_SHARDS and (told := nothing_read(made.plan)):
+        raise UnreadCorpus(told)
+
+
+def table_reasons(made: TableOutput) -> Reasons:
+    """Return why a table is out of date; the documents also where there is none, so that each run says so."""
+    found = differences(made)
+    told = None if found or made.name != RAW_SHARDS else nothing_read(made.plan)
+    return Reasons({WHOLE: [told]}) if told else found
 
 
 def tool_pool(lane: Lane) -> str:
@@ -46,6 +61,7 @@ def table(made: TableOutput) -> Output:
         before = made.table.version()
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
+        refuse_unread(made)
         _log(context, made, report)
         tokens, calls = token_count(report.work.tokens), report.work.computed["calls"]
         cost = StepCost(report.seconds, tokens, calls, report.computed, report.reused)
@@ -65,7 +81,7 @@ def table(made: TableOutput) -> Output:
         description=f"{stage.description} {made.lane.tool.name}." if made.lane_or_none else stage.description,
         kinds=stage.kinds,
         pool=tool_pool(made.lane) if stage.pool == "tools" else stage.pool,
-        reasons=lambda: differences(made),
+        reasons=lambda: table_reasons(made),
         version=made.table.version,
         make=rows,
         checks=checks,

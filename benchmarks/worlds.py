@@ -43,6 +43,7 @@ prompt = "embedded"
 index_folder = "disk/indexes"
 [training]
 max_steps = 1
+min_texts = 1
 eval_steps = 1
 batch_size = 2
 [evaluation]

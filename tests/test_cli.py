@@ -288,3 +288,22 @@ def test_generate_shows_a_call_as_it_happens_on_a_terminal_and_what_was_written_
     plain = cli(*asked)
     assert plain.stdout.startswith("The house is") and "[" not in plain.stdout
     assert re.search(r"^\w+: \w+$", plain.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "mistake"),
+    [
+        *((asked, "[tool.calculator]") for asked in (["sql", "from lanes"], ["explore"], ["tables"])),
+        *((asked, "[tools.calculator]\ntau_ff = 1.0") for asked in (["run"], ["stale"], ["tool", "calculator"])),
+        (["export", "data"], "[tools.calculator]\ntau_ff = 1.0"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_told_before_anything_heavy_is_imported(tmp_path, asked, mistake):
+    (tmp_path / "toolformer.toml").write_text(mistake)
+    code = (
+        "import sys\nfrom toolformer_dag.cli import app\ntry:\n"
+        f"    app({asked!r})\nexcept SystemExit as end:\n    assert end.code == 1\n"
+        "print([name for name in ('dagster', 'torch', 'duckdb', 'polars', 'pyarrow', 'httpx') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" and "unknown key; did you mean" in done.stderr

@@ -74,7 +74,8 @@ def test_every_asset_links_to_its_view_of_the_explorer_on_the_usual_port(definit
     told = {spec.key.to_user_string(): spec.metadata["explore"].value for spec in made}
     assert {link.partition("#")[0] for link in told.values()} == {f"http://127.0.0.1:{port}/"}
     shown = {name: link.partition("#")[2] for name, link in told.items()}
-    assert shown["calculator/loss_deltas"] == "tool=calculator"
+    assert shown["calculator/loss_deltas"] == "tool=calculator&view=calls"
+    assert shown["calculator/filtered_calls"] == "tool=calculator&verdict=kept&view=calls"
     assert shown["warehouse/toolformer_duckdb"] == shown["tables/table_2"] == "view=thresholds"
     assert shown["evaluation/accuracy"] == shown["training/finetuned_checkpoint"] == "view=runs"
     assert shown["tables/figure_4"] == "view=runs"

@@ -52,6 +52,7 @@ m = 6
 tau_f = 0.0
 [training]
 max_steps = 1
+min_texts = 1
 eval_steps = 1
 batch_size = 2
 sequence_length = 64

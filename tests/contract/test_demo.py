@@ -26,6 +26,7 @@ tau_f = 0.5
 [tools.machine_translation]
 [training]
 max_steps = 8
+min_texts = 1
 [evaluation]
 questions = 1
 [model]
@@ -63,15 +64,28 @@ TABLES = Expected("tables")
 
 @pytest.fixture(scope="module")
 def demo(once: Callable[..., Path]) -> World:
-    """A world that `run` has been through, evaluation included."""
+    """A world that `demo` has been through, evaluation included; `told` holds what it said meanwhile."""
 
     def fill(folder: Path) -> None:
         folder.mkdir()
         (folder / "toolformer.toml").write_text(SETTINGS)
-        spent = World(folder).run()
-        assert spent.tokens > 0 and spent.calls > 0
+        done = World(folder).cli("demo")
+        assert done.returncode == 0, done.stderr
+        (folder / "told").write_text(done.stderr)
+        (folder / "shown").write_text(done.stdout)
 
     return World(once("demo", fill))
+
+
+def test_the_demo_shows_calls_while_it_runs_and_ends_with_the_best_of_it(demo):
+    told, shown = ((demo.folder / name).read_text() for name in ("told", "shown"))
+    assert told.startswith("A synthetic web of 60 pages")
+    first = told.index("calculator/scored_candidates: ")
+    assert "[Calculator(" in told[first : told.index("calendar/scored_candidates: ")]
+    assert "lowers the loss by" in told
+    *_, table, after = shown.split("\n\n")
+    assert table.startswith("Held-out questions answered right") and after.startswith("Where to go next\n")
+    assert after.count("\n  ") == 3 and "tokens went through the model" in shown
 
 
 def flat(rows: list) -> list:

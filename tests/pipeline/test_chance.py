@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one, warehouse
-from toolformer_dag.cli.run import TABLES
+from toolformer_dag.cli.demo_command import TABLES
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.chance import chance_tables, chosen_by_chance, threshold_told
 

@@ -58,8 +58,10 @@ def test_a_threshold_that_is_reached_nowhere_keeps_nothing_and_says_so(world):
     assert "nothing to finetune on. Lower tau_f" in told
 
 
-def test_a_lane_without_a_judged_call_points_to_the_funnel(world):
+def test_a_lane_without_a_judged_call_says_at_which_stage_its_calls_ended(world):
     change = "tools.calculator.tau_s=0.999999"
     world.update(change)
     [told] = kept_nothing(world.project(change).plan)
-    assert told.startswith("calculator: no call is kept") and 'sql "from funnel"' in told
+    [(texts,)] = world.sql("select count(*) from texts where tool = 'calculator'")
+    assert told.startswith(f"calculator: no call is kept, for no call was sampled in {texts} texts; lower tau_s (")
+    assert f"no_position {texts})" in told and 'sql "from funnel"' in told

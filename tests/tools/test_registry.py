@@ -129,7 +129,8 @@ def test_paths_are_read_against_the_settings_folder_or_home(
         ({"use": ":Echo"}, r"':Echo' is not a module and a class; write \"my_package.tools:MyTool\""),
         ({"use": ".{use}:Echo"}, "is not a module and a class"),
         ({"use": "no_such_package.tools:Echo"}, "cannot be imported.*install the package"),
-        ({}, r"no built-in tool 'echo' \(.*mcp.*\); for your own tool add use ="),
+        ({}, r"no built-in tool 'echo' \(.*mcp.*\); for your own tool write use ="),
+        ({"use": "a.money.Money"}, "no built-in tool 'a.money.Money'.* write use = \"a.money:Money\", with a colon"),
         ({"use": "../echo"}, "no built-in tool"),
     ],
 )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,7 +54,7 @@ def test_the_string_of_a_special_token_ends_no_example(tiny_model: Callable[...,
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=80), st.integers(1, 16), st.integers(1, 4), st.integers(0, 9))
 def test_every_sequence_is_in_every_epoch(lengths: list[int], batch_size: int, epochs: int, seed: int) -> None:
-    steps = training_steps(len(lengths), batch_size, 10_000, epochs)
+    steps = training_steps(len(lengths), TrainingSettings(batch_size=batch_size, max_steps=10_000, epochs=epochs))
     order = batch_order(lengths, batch_size, steps, seed)
     assert len(order) == steps * batch_size
     counts = Counter(order)
@@ -72,11 +73,29 @@ def test_batches_hold_like_lengths_in_shuffled_order() -> None:
     assert order != batch_order(lengths, 8, 50, 1)
 
 
-def test_the_run_ends_with_epochs_or_steps() -> None:
-    assert training_steps(100, 32, 2000, None) == 2000
-    assert training_steps(100, 32, 2000, 3) == 12
-    assert training_steps(100, 32, 5, 3) == 5
-    assert training_steps(1, 32, 2000, 0.1) == 1
+@pytest.mark.parametrize(
+    ("texts", "given", "steps"),
+    [
+        (100, {"max_steps": 12}, 12),
+        (100, {}, 10 * 100 // 32),  # ten passes, unless told
+        (60, {"batch_size": 128}, 4),
+        (1, {"batch_size": 128}, 1),
+        (100, {"passes": 20}, 20 * 100 // 32),
+        (100, {"epochs": 3}, 12),
+        (100, {"epochs": 300}, 1200),
+        (100, {"epochs": 3, "max_steps": 5}, 5),
+        (1, {"epochs": 0.1}, 1),
+    ],
+)
+def test_the_run_ends_with_passes_epochs_or_steps(texts: int, given: dict[str, Any], steps: int) -> None:
+    settings = TrainingSettings(**{"batch_size": 32, "max_steps": 2000, **given})
+    assert training_steps(texts, settings.over(texts)) == steps
+
+
+def test_only_checkpoints_that_passed_over_their_texts_more_often_are_other_ones() -> None:
+    settings = TrainingSettings(batch_size=32, max_steps=2000)
+    assert settings.over(6400).determining() == settings.determining()
+    assert settings.over(6399).determining() == {**settings.determining(), "passes": 10}
 
 
 def test_a_batch_is_shared_exactly() -> None:

@@ -7,12 +7,14 @@ import sys
 
 import typer
 
+from toolformer_dag.cli.demo_command import demo
 from toolformer_dag.cli.embedded import app as embedded
 from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.cli.export_command import export
 from toolformer_dag.cli.generate_command import generate
+from toolformer_dag.cli.init_command import init
 from toolformer_dag.cli.lake_commands import clean, verify
-from toolformer_dag.cli.run import demo, run, stale, ui
+from toolformer_dag.cli.run import run, stale, ui
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import sql
 from toolformer_dag.cli.tables_command import tables
@@ -63,6 +65,7 @@ app = Commands(
     rich_markup_mode=None,
 )
 for command in (
+    init,
     run,
     demo,
     stale,

@@ -4,15 +4,17 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import polars as pl
 import typer
 
 from toolformer_dag.cli.terminal import Config, ModelName, Set, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.settings.sections import ModelSettings, Settings
+
+if TYPE_CHECKING:
+    import polars as pl  # imported where rows are, so that a mistake in the settings is told at once
 
 app = typer.Typer(help="The small web and the embedded model: write, train, evaluate.", no_args_is_help=True)
 
@@ -96,6 +98,8 @@ def evaluate(
 
     Example: toolformer-dag embedded evaluate study/ --seeds 1 --documents 400 --questions 50 --texts 50
     """
+    import polars as pl
+
     from embedded_model.effect_study import study_settings, study_tables
     from embedded_model.probes import evaluate as probe
     from embedded_model.real_text import load_real_text
@@ -145,7 +149,7 @@ def _folder_of(model: str) -> Path:
     return Path(model_name(ModelSettings(name=model)))
 
 
-def _run_and_measure(settings: Settings) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _run_and_measure(settings: Settings) -> "tuple[pl.DataFrame, pl.DataFrame]":
     """In a process of its own: a line has its own Dagster instance."""
     from embedded_model.effect_study import measure
     from toolformer_dag.cli.project import Project
@@ -155,6 +159,6 @@ def _run_and_measure(settings: Settings) -> tuple[pl.DataFrame, pl.DataFrame]:
     return measure(settings)
 
 
-def _show(tables: dict[str, pl.DataFrame]) -> None:
+def _show(tables: "dict[str, pl.DataFrame]") -> None:
     for title, rows in tables.items():
         typer.echo(f"{title}\n\n{table(rows.columns, rows.iter_rows(), rounded)}")

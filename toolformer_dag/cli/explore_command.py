@@ -29,6 +29,7 @@ def explore(
 
     Example: toolformer-dag explore; toolformer-dag explore --export calls.html
     """
+    settings = settings_of(config, profile, set)
     import uvicorn
 
     from toolformer_dag.cli.web_server import HOST, OwnPages, bound
@@ -39,7 +40,7 @@ def explore(
     from toolformer_dag.lake.warehouse import received
     from toolformer_dag.pipeline.plan import Plan
 
-    reader = WarehouseReader(received(settings_of(config, profile, set).paths))
+    reader = WarehouseReader(received(settings.paths))
     reader.version()  # a missing file is told before anything is started
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, checked_settings
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import FormName
 
@@ -38,14 +38,15 @@ def export(
     Example: toolformer-dag export data; toolformer-dag export pairs --form preference --license odc-by;
     toolformer-dag export tables --warehouse
     """
+    _refuse_contradictions(warehouse, form, tokenizer)
+    pairs = [] if license is None else [f"export.license={license!r}"]
+    settings = checked_settings(config, profile, [*(set or ()), *pairs])
     from toolformer_dag.evaluation.evaluated_tables import EVALUATED
     from toolformer_dag.exports.corpus_export import export_corpus
     from toolformer_dag.exports.warehouse_export import export_warehouse
     from toolformer_dag.pipeline.plan import Plan
 
-    _refuse_contradictions(warehouse, form, tokenizer)
-    pairs = [] if license is None else [f"export.license={license!r}"]
-    plan = Plan.of(settings_of(config, profile, [*(set or ()), *pairs]))
+    plan = Plan.of(settings)
     _refuse_stale(plan)
     if warehouse:
         views = "\n".join(table.views for table in EVALUATED)

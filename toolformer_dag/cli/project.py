@@ -28,6 +28,7 @@ from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import printable
+from toolformer_dag.training.checkpoint_outputs import too_few_to_train
 from toolformer_dag.training.verify_project import set_aside
 
 DAGSTER_YAML = b"""\
@@ -55,7 +56,7 @@ class RunReport:
 
     `unfinished`: what runs before had spent that were killed, failed or interrupted, since a report counted them.
     `set_aside`: files that were found damaged before anything ran. `damaged`: whether something failed because a file
-    that it read was damaged.
+    that it read was damaged. `untrained`: why finetuning was not begun.
     """
 
     ran: list[str] = field(default_factory=list)
@@ -64,13 +65,16 @@ class RunReport:
     unfinished: Spent = field(default_factory=Spent)
     set_aside: list[DamagedFile] = field(default_factory=list)
     damaged: bool = False
+    untrained: str | None = None
 
     def raise_for_failures(self) -> None:
-        """Raise UserError where something failed: the assets, each with its reason."""
+        """Raise UserError where something failed: the assets, each with its reason; or where nothing was trained."""
         if self.failed:
             failures = [f"{name}: {reason}" for name, reason in self.failed.items() if reason != NOT_RUN]
             rest = "What comes after them did not run (`stale` lists it). Mend the cause and run again."
             raise UserError("\n".join(("some assets failed:", *failures, rest)))
+        if self.untrained:
+            raise UserError(self.untrained)
 
 
 @dataclass(frozen=True)
@@ -116,11 +120,19 @@ class Project:
             if not report.damaged:
                 break
         if training and not report.failed:
-            self._run_job(TRAINING_JOB, report, sink)
+            self._train(report, sink)
         with session():
             tell_dagster(outputs(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)
         return report
+
+    def _train(self, report: RunReport, sink: Sink) -> None:
+        """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
+        few = too_few_to_train(self.plan) if self.stale().keys() & set(TRAINED) else None
+        if few:
+            report.untrained = f"nothing was finetuned: {few}"
+        else:
+            self._run_job(TRAINING_JOB, report, sink)
 
     def _run_job(self, name: str, report: RunReport, sink: Sink) -> None:
         """Run what is stale and what depends on it; its steps skip themselves where nothing changed.

@@ -6,13 +6,14 @@ from functools import cache
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
-
-import polars as pl
+from typing import TYPE_CHECKING, Any, Literal
 
 from toolformer_dag.cli.terminal import harmless
 from toolformer_dag.files import UserError
 from toolformer_dag.markdown import table
+
+if TYPE_CHECKING:
+    import polars as pl  # imported where rows are, so that a mistake in the settings is told at once
 
 
 @cache
@@ -45,14 +46,16 @@ def ending_of(format: Format | None, file: Path | None = None) -> str:
     return file.suffix.lower()
 
 
-def printed(rows: pl.DataFrame, format: Format) -> str:
+def printed(rows: "pl.DataFrame", format: Format) -> str:
     """Return all rows as text; `format` is not parquet. Raises WarehouseError for a map whose keys are no text."""
     text = encoded(rows, ending_of(format)).decode()
     return harmless(text) if format == "md" else text
 
 
-def encoded(rows: pl.DataFrame, ending: str) -> bytes:
+def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
     """Return all rows in the format of `ending_of`. Raises WarehouseError for values without a place in it."""
+    from polars.exceptions import PolarsError
+
     buffer = BytesIO()
     try:
         match ending:
@@ -68,7 +71,7 @@ def encoded(rows: pl.DataFrame, ending: str) -> bytes:
                 buffer.write(_markdown(_flat(rows)).encode())
             case _:
                 rows.write_parquet(buffer)
-    except (pl.exceptions.PolarsError, TypeError) as error:
+    except (PolarsError, TypeError) as error:
         from toolformer_dag.lake.queries import UNSHOWN
         from toolformer_dag.lake.warehouse import WarehouseError
 
@@ -78,15 +81,19 @@ def encoded(rows: pl.DataFrame, ending: str) -> bytes:
     return buffer.getvalue()
 
 
-def drawn(rows: pl.DataFrame, longest: int, width: int, **looks: Any) -> str:
+def drawn(rows: "pl.DataFrame", longest: int, width: int, **looks: Any) -> str:
     """Return all rows as a table for the terminal. `longest`: characters of a cell; `width`: of a line."""
+    import polars as pl
+
     sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
     with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
         return harmless(str(rows))
 
 
-def _flat(rows: pl.DataFrame) -> pl.DataFrame:
+def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
     """Lists and structs as JSON text: a cell of CSV holds no more than one value."""
+    import polars as pl
+
     nested = [column for column in rows if column.dtype.is_nested()]
     return rows.with_columns(pl.Series(column.name, map(_json, column), dtype=pl.String) for column in nested)
 
@@ -94,7 +101,7 @@ def _flat(rows: pl.DataFrame) -> pl.DataFrame:
 def _json(value: object) -> str | None:
     if value is None:
         return None
-    plain = value.to_list() if isinstance(value, pl.Series) else value
+    plain = value.to_list() if hasattr(value, "to_list") else value  # of a list, a Series
     return json.dumps(plain, ensure_ascii=False, default=str)  # dates as text
 
 
@@ -103,7 +110,7 @@ MARKDOWN = str.maketrans(
 )
 
 
-def _markdown(rows: pl.DataFrame) -> str:
+def _markdown(rows: "pl.DataFrame") -> str:
     """A table with one line per row; text is shown as it is, and no cell breaks the table."""
     rules = ["---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes]
     return table(rows.columns, rows.iter_rows(), _verbatim, rules)

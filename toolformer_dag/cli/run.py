@@ -1,17 +1,19 @@
-"""The commands that start Dagster: `run`, `stale`, `demo` and `ui`."""
+"""The commands that start Dagster: `run`, `stale` and `ui`."""
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, checked_settings, settings_of
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
+    from assets.running import Step
     from toolformer_dag.cli.project import Project, RunReport
 
 
@@ -26,6 +28,7 @@ def run(
     set: Set = None,
     first: First = None,
     again: Again = None,
+    train: Annotated[bool, typer.Option("--train", help="Finetune and evaluate after --first too.")] = False,
     estimate: Annotated[
         bool,
         typer.Option("--estimate", help="Annotate a sample of the texts, forecast what the rest will cost, and stop."),
@@ -33,17 +36,27 @@ def run(
 ) -> None:
     """Materialize everything that is missing or stale, training and evaluation included.
 
+    With --first it ends with the data: what was kept, how much of that by chance, what all shards would cost.
+
     Example: toolformer-dag run --profile embedded --shards 'crawl/en_head_*.json.gz' --set tools.calculator.tau_f=0.8
     """
-    project = _project(config, profile, shards, set, first)
+    project = opened_project(config, profile, shards, set, first)
     if estimate:
         from toolformer_dag.cli.forecast import forecast
 
         typer.echo(forecast(project.plan))
         return
-    report = _run(project, again or (), training=True)
+    report = completed(project, again or (), training=train or first is None)
+    if not report.failed:
+        ran = f"{len(report.ran)} assets ran; {report.spent}."
+        typer.echo(ran if report.ran else "Everything is fresh: nothing ran.")
+    if first is not None and not report.failed:
+        from toolformer_dag.cli.first_look import first_look
+
+        named = {"--config": config, "--profile": profile}
+        options = "".join(f" {name} {quote(str(value))}" for name, value in named.items() if value)
+        typer.echo(first_look(project.plan, first, options))
     report.raise_for_failures()
-    typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
 
 
 def stale(
@@ -64,9 +77,9 @@ def stale(
     """
     if again and not run:
         raise UserError(f"--again {again[0]}: only --run makes a shard anew; write `stale --run --again {again[0]}`")
-    project = _project(config, profile, shards, set, first)
+    project = opened_project(config, profile, shards, set, first)
     if run:
-        report = _run(project, again or (), training=False)
+        report = completed(project, again or (), training=False)
         for name in report.ran:
             typer.echo(f"ran {name}")
         report.raise_for_failures()
@@ -80,16 +93,24 @@ def stale(
         typer.echo("Nothing is stale.")
 
 
-def _project(
+def opened_project(
     config: Path | None, profile: str | None, shards: list[str] | None, pairs: list[str] | None, first: int | None
 ) -> "Project":
+    """Load the settings and the tools, then everything heavy. Raises SettingsError, ToolError, ModelError."""
+    limit = [] if first is None else [f"corpus.first={first}"]
+    settings = checked_settings(config, profile, [*(pairs or ()), *limit], shards)
     from toolformer_dag.cli.project import Project
 
-    limit = [] if first is None else [f"corpus.first={first}"]
-    return Project.of(settings_of(config, profile, [*(pairs or ()), *limit], shards))
+    return Project.of(settings)
 
 
-def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport":
+def completed(
+    project: "Project", again: Sequence[str], training: bool, told: "Callable[[Step], str | None]" = lambda step: None
+) -> "RunReport":
+    """Run a project with its progress on the standard error, and say what was found damaged, chosen and kept.
+
+    `again`: shards that are made anew; `told`: what to print behind a step that has ended.
+    """
     from toolformer_dag.cli.run_display import shown
     from toolformer_dag.lake.session import session
     from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
@@ -104,7 +125,7 @@ def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport
         withdraw(table_outputs(project.plan), shard)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
-    with shown() as sink:
+    with shown(told) as sink:
         report = project.run(training, sink)
     for damaged in report.set_aside:
         typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)
@@ -118,80 +139,6 @@ def _run(project: "Project", again: Sequence[str], training: bool) -> "RunReport
         for line in kept_nothing(project.plan):
             typer.echo(line, err=True)
     return report
-
-
-TABLES = {
-    "Funnel: what is left after each stage": """
-select tool, "1" as documents, "2" as texts, "3" as samples, "4" as calls, "5" as "with a result", "6" as "not ahead",
-       "7" as "that help", "8" as kept, "10" as "texts in C*"
-from (
-    pivot (select tool, step, count from funnel)
-    on step in (1, 2, 3, 4, 5, 6, 7, 8, 10) using sum(count) group by tool
-) order by tool
-""",
-    "Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0": """
-pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))
-on tau_f using sum(examples) group by tool order by tool
-""",
-    "Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance, with results of other documents)": """
-pivot (
-    select tool, tau_f, places, calls || case
-        when swaps = 0 then ' (not measured)'
-        when too_few_swaps then ' (too few swaps to tell)'
-        else format(' ({}, {}-{})', by_chance, by_chance_low, by_chance_high)
-    end as kept
-    from swapped_statistics where tau_f in (0.5, 1.0, 2.0)
-)
-on tau_f using any_value(kept) group by tool, places order by tool
-""",
-    "The smallest tau_f at which at most 5 % of the kept calls are kept by chance": """
-select tool, places, swapped, round(tau_f, 3) as tau_f, kept, round(100 * fdr, 1) as "% by chance",
-       round(100 * fdr_high, 1) as "at most (95 %)",
-       coalesce('about ' || swaps_needed || ' swapped places would do', '') as note
-from chance_thresholds where by_chance = 0.05 order by tool
-""",
-    "Three kept and three rejected calls, with their losses": """
-with judged as (
-    select loss.*, kept.tool is not null as kept
-    from loss_deltas as loss left join filtered_calls as kept using (tool, digest, segment, position, sample)
-        join lanes using (tool)
-    where kept.tool is not null or loss.delta < lanes.tau_f
-), ranked as (
-    select *, row_number() over (partition by tool, kept order by hash(digest, position, sample)) as number from judged
-)
-select kept, tool, input, left(result, 40) as result, round(loss_empty, 2) as "L(empty)", round(loss_call, 2) as "L(c)",
-       round(loss_result, 2) as "L(c, r)", round(delta, 2) as delta
-from ranked where number = 1 qualify row_number() over (partition by kept order by hash(digest, position)) <= 3
-order by kept desc, delta desc
-""",
-}
-"""The tables of `demo`, by title, as queries over the warehouse."""
-NEXT = """Where to go next
-  make ui                                        the asset graph, its plots and its runs: http://127.0.0.1:3000
-  {bin}/toolformer-dag sql "from filter_statistics"
-  {bin}/toolformer-dag sql "from kept_at(0.8)"
-  change tau_f under [tools.calculator] in toolformer.toml, then {bin}/toolformer-dag stale --run
-  {bin}/toolformer-dag run --shards 'my/ccnet/*.json.gz'"""
-
-
-def demo(config: Config = None, set: Set = None) -> None:
-    """Run the whole line with the embedded profile, then print its tables. A second time nothing runs.
-
-    Example: toolformer-dag demo
-    """
-    from toolformer_dag.cli.query_results import drawn
-    from toolformer_dag.evaluation.measurements import read_accuracy
-    from toolformer_dag.lake.table import Lake
-    from toolformer_dag.lake.warehouse import query
-
-    run(config=config, profile="embedded", shards=None, set=set)
-    paths = settings_of(config, "embedded", set).paths
-    tables = {title: query(paths.warehouse, text) for title, text in TABLES.items()}
-    tables["Held-out questions answered right, in per cent (95 % interval)"] = read_accuracy(Lake.of(paths))
-    for title, rows in tables.items():
-        typer.echo(f"\n{title}")
-        typer.echo(drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_HORIZONTAL_ONLY"))
-    typer.echo("\n" + NEXT.format(bin=Path(".venv/bin")))
 
 
 def ui(

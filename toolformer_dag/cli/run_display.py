@@ -13,8 +13,11 @@ from assets.running import Step
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[Step], None]]:
-    """Yield what shows the progress of runs inside the block on the standard error."""
+def shown(told: Callable[[Step], str | None] = lambda step: None) -> Iterator[Callable[[Step], None]]:
+    """Yield what shows the progress of runs inside the block on the standard error.
+
+    `told`: what to print behind a step that has ended.
+    """
     now: dict[str, Step] = {}
 
     def lines() -> Text:
@@ -26,7 +29,8 @@ def shown() -> Iterator[Callable[[Step], None]]:
             now[step.name] = step
             return
         now.pop(step.name, None)
-        console.print(Text(f"{step.name}: {step.outcome}"), soft_wrap=True)
+        for line in filter(None, (f"{step.name}: {step.outcome}", told(step))):
+            console.print(Text(line), soft_wrap=True)
 
     with ExitStack() as stack:
         if not sys.stderr.isatty():

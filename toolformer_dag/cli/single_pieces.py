@@ -10,7 +10,7 @@ import typer
 
 from toolformer_dag.cli.completion import lane_names
 from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
-from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, settings_of
+from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, checked_settings, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.model.requests import LossRequest
 
@@ -33,11 +33,12 @@ def tool(
 
     Example: toolformer-dag tool calculator "400 / 1400"; toolformer-dag tool calculator -- "-5 + 3"
     """
+    settings = checked_settings(config, profile, set)
     from toolformer_dag.pipeline.plan import lane_named
     from toolformer_dag.tools.runner import run_calls
     from toolformer_dag.tools.tool import ToolCall
 
-    lane = lane_named(settings_of(config, profile, set), name)
+    lane = lane_named(settings, name)
     inputs = [input]
     if input == "-":
         read = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))

@@ -48,14 +48,15 @@ def sql(
     toolformer-dag sql --list; toolformer-dag sql most_helpful --format md; toolformer-dag sql --file kept.sql
     --output kept.parquet
     """
-    from toolformer_dag.lake.warehouse import query as ask
-    from toolformer_dag.lake.warehouse import received
-
     if list_:
         width = max(map(len, saved_queries()))
         typer.echo("\n".join(f"{name:<{width}}  {description(text)}" for name, text in saved_queries().items()))
         return
-    database = received(settings_of(config, profile, set).paths)
+    paths = settings_of(config, profile, set).paths
+    from toolformer_dag.lake.warehouse import query as ask
+    from toolformer_dag.lake.warehouse import received
+
+    database = received(paths)
     if (query, file, output) == (None, None, None) and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 

@@ -42,6 +42,20 @@ def settings_of(
     )
 
 
+def checked_settings(
+    config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
+) -> Settings:
+    """Return `settings_of` once its tools load, so that a mistake in an option of theirs is told before anything heavy.
+
+    Raises ToolError.
+    """
+    from toolformer_dag.tools.registry import enabled_tools
+
+    settings = settings_of(config, profile, pairs, shards)
+    enabled_tools(settings)
+    return settings
+
+
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Characters with which text of the web could steer the terminal, or turn its direction."""
 

@@ -3,6 +3,7 @@
 All of it is SQL: judged.sql and chance.sql of the lake, which the warehouse is made with, over the files of one lane.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SCORED_DOCUMENTS, SWAPPED_PLACES
 from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import REJECTIONS
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 CALL = (
@@ -88,8 +90,8 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
         [(places, best)] = rows(connection, "SELECT count(*), max(delta) FROM places").rows()
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
     if not places:
-        where = '`toolformer-dag sql "from funnel"` shows at which stage its texts and calls ended'
-        return f"no call is kept, for none could be judged; {where}"
+        told = '`toolformer-dag sql "from funnel"` counts what each stage left'
+        return f"no call is kept, for {_none_judged(plan, lane)}; {told}"
     own = f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
     counts = [
         f"{row['calls']} at {row['tau_f']:.3g} (by chance {row['by_chance']}, 95 %: {row['by_chance_low']}-"
@@ -99,6 +101,33 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
         for row in statistics
     ]
     return f"no call is kept{own}. Of {places} places the best gains {best:.3f}; kept are {', '.join(counts)}. {REMEDY}"
+
+
+def _none_judged(plan: Plan, lane: Lane) -> str:
+    """Say at which stage the lane's texts or calls ended, with the stage's reasons."""
+    documents = sum(part.rows for part in plan.lake.table("ccnet/raw_shards").pointers().values())
+    texts = _present(plan, f"{lane.key}/heuristic_subset", "text_digest")
+    calls = _present(plan, f"{lane.key}/scored_candidates", "input")
+    answered = _present(plan, f"{lane.key}/tool_results", "result")
+    if not texts:
+        stage, none = "heuristic_subset", f"none of {documents:,} documents has {lane.tool.looks_for}"
+    elif not calls:
+        stage, none = "scored_candidates", f"no call was sampled in {texts:,} texts; lower tau_s"
+    elif not answered:
+        stage, none = "tool_results", f"none of {calls:,} sampled calls has a result"
+    else:
+        stage, none = "loss_deltas", f"none of {answered:,} results may stay"
+    reasons = Counter[str]()
+    for part in plan.lake.table(f"{lane.key}/{stage}").pointers().values():
+        reasons.update({one["reason"]: one["count"] for one in part.record[REJECTIONS]})
+    told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+    return f"{none} ({told})" if told else none
+
+
+def _present(plan: Plan, table: str, column: str) -> int:
+    """The rows of a table that have a value in the column."""
+    rows = plan.lake.table(table)
+    return int(rows.scan().select(pl.col(column).count()).collect().item()) if rows.parts() else 0
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
-from toolformer_dag.tools.registry import load_tools
+from toolformer_dag.tools.registry import enabled_tools
 from toolformer_dag.tools.tool import Tool, blamed
 
 
@@ -56,9 +56,7 @@ class Lane:
 
 def lanes(settings: Settings) -> list[Lane]:
     """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError, SettingsError."""
-    enabled = {key: section for key, section in settings.tools.items() if section.enabled}
-    tools = load_tools({key: section.options() for key, section in enabled.items()}, root=settings.root)
-    found = [_lane(tools[key], section) for key, section in enabled.items()]
+    found = [_lane(tool, settings.tools[key]) for key, tool in enabled_tools(settings).items()]
     floor = settings.filtering.loss_floor
     for lane in found:
         if floor is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.files import UserError
 from toolformer_dag.lake.record import record
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import Shard, write_small_web
@@ -87,6 +88,27 @@ def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
         number = (pl.int_range(pl.len()) + begin) // BATCH
         yield rows.with_columns(place=pl.format("{}/{}", pl.lit(shard), number))
         begin += rows.height
+
+
+class UnreadCorpus(UserError):
+    """A corpus without a document. The message names a shard, and what was found in it."""
+
+
+def nothing_read(plan: Plan) -> str | None:
+    """Say of a corpus that was read and holds no document at all why, by its first shard; None for any other.
+
+    Raises DamagedPart.
+    """
+    parts = plan.lake.table(NAME).pointers()
+    if not parts or any(part.rows for part in parts.values()):
+        return None
+    shard, *others = sorted(parts)
+    lines = plan.lake.table(REJECTED_LINES)
+    found = lines.read(shard).rows(named=True) if lines.has(shard) else []
+    reasons = {one["reason"]: one["detail"] for one in reversed(found)}
+    told = "; ".join(f"{reason}: {detail}" for reason, detail in reasons.items()) or "it is empty"
+    more = f" (and {len(others)} more shards)" if others else ""
+    return f"no document could be read from {plan.shards[shard].place if shard in plan.shards else shard}{more}: {told}"
 
 
 class _Reading:

@@ -254,6 +254,10 @@ class FilteringSettings(SettingsTable):
     )
 
 
+PASSES = 10
+"""How often training passes over a text at most, unless told: the paper's C* is passed over ten times or less."""
+
+
 class TrainingSettings(SettingsTable):
     """Configure finetuning on C* (paper, section 4.1 and appendix B): AdamW, no weight decay, norm clipped at 1."""
 
@@ -273,6 +277,15 @@ class TrainingSettings(SettingsTable):
     max_steps: int = Field(2000, ge=1, description="Maximum optimizer steps.")
     epochs: float | None = Field(
         None, gt=0, description="Maximum epochs; training ends with these or with `max_steps`, whichever comes first."
+    )
+    passes: Annotated[int | None, AsBefore(None)] = Field(
+        None,
+        ge=1,
+        description="Maximum times that training passes over a text. When left out, 10 where `epochs` is left out too, "
+        "else what `epochs` says.",
+    )
+    min_texts: Unfingerprinted[int] = Field(
+        50, ge=1, description="Minimum texts of C* to train on: with fewer, nothing is trained, and `run` says so."
     )
     eval_steps: int = Field(
         500, ge=1, description="Steps between two measurements of held-out perplexity, each with a checkpoint."
@@ -319,6 +332,15 @@ class TrainingSettings(SettingsTable):
         "divided among them (FSDP). When left out: as many of the GPUs as divide the batch; 1 for what is not divided, "
         "such as moments of 8 bits and LoRA.",
     )
+
+    def over(self, texts: int) -> Self:
+        """Return the settings for training on so many texts: with `passes` where its default may end training earlier.
+
+        Checkpoints that passed over their texts less often stay what they were.
+        """
+        told = (self.passes, self.epochs) != (None, None)
+        often = self.packing or self.max_steps * self.batch_size > PASSES * texts
+        return self if told or not often else self.model_copy(update={"passes": PASSES})
 
     def determining(self) -> dict[str, Any]:
         """Return what trained weights depend on beside the texts; two keys only say which texts these are."""

@@ -5,10 +5,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,6 +27,9 @@ from toolformer_dag.tools.passage_search import RetrievalOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage
 from toolformer_dag.tools.tool import NO_ANSWER, NoResult, RetryableError, ToolDown, ToolResult
 from toolformer_dag.tools.wording_reader import read_by_wording
+
+if TYPE_CHECKING:
+    import httpx  # a quarter of a second of CPU, which only an endpoint is worth
 
 ReaderName = Literal["seq2seq", "extractive", "http", "embedded"]
 
@@ -207,6 +209,8 @@ class Endpoint:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
+        import httpx
+
         self.shown = shown_url(url)
         self._url, self._seconds = url, seconds
         self._secrets = [*url_secrets(url), *(value.split()[-1] for value in headers.values())]
@@ -220,6 +224,8 @@ class Endpoint:
         Raises RetryableError for a lost connection or a passed deadline, NoResult("answer_too_long") over
         MAX_ANSWER_BYTES, and NoResult("malformed_response") for compressed data that is damaged.
         """
+        import httpx
+
         try:
             return asyncio.run_coroutine_threadsafe(self._answer(body), self._loop).result()
         except TimeoutError as error:
@@ -236,8 +242,10 @@ class Endpoint:
             return response.status_code, await _content(response)
 
 
-async def _content(response: httpx.Response) -> bytes:
+async def _content(response: "httpx.Response") -> bytes:
     """Read and decompress a body block by block: a megabyte of gzip can hold a gigabyte."""
+    import httpx
+
     content = bytearray()
     try:
         async for block in response.aiter_bytes():

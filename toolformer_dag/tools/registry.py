@@ -12,6 +12,7 @@ from typing import TypeGuard
 from pydantic import ValidationError
 
 from toolformer_dag.files import UserError, require_regular
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call, take_out
@@ -90,6 +91,12 @@ REQUIRED_ATTRIBUTES = {"name": str, "version": str, "defaults": ToolDefaults}
 """The attributes that every tool class sets."""
 
 
+def enabled_tools(settings: Settings) -> dict[str, Tool]:
+    """Load the tools of the enabled sections, in the order of the file. Raises ToolError."""
+    enabled = {key: section.options() for key, section in settings.tools.items() if section.enabled}
+    return load_tools(enabled, root=settings.root)
+
+
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
     """Load the tool of every section, by key. Raises ToolError, also where two tools have the same name."""
     tools = {key: load_tool(key, options, root=root) for key, options in sections.items()}
@@ -151,9 +158,10 @@ def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
         module = importlib.import_module(f"toolformer_dag.tools.built_in.{use}")
         return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
     if ":" not in use:
+        own = ":".join(use.rsplit(".", 1)) if "." in use else "my_package.tools:MyTool"
         raise ToolError(
-            f"[tools.{key}]: there is no built-in tool {use!r} ({', '.join(built_in_tools())}); for your own tool add "
-            'use = "my_package.tools:MyTool"'
+            f"[tools.{key}]: there is no built-in tool {use!r} ({', '.join(built_in_tools())}); for your own tool "
+            f'write use = "{own}", with a colon before the class'
         )
     module_name, _, class_name = use.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):

@@ -115,6 +115,8 @@ class Tool(ABC):
 
     A corpus' own label is given as it is: `en`, `eng_Latn`.
     """
+    looks_for: ClassVar[str] = "a text that the tool's rule wants"
+    """What `wants_document` and `wants` look for in a document, for the message where no document has it."""
     batch_size: int = 32
     """The most calls that `run` gets; 1 for a backend without batches."""
 

@@ -8,6 +8,7 @@ import polars as pl
 
 from toolformer_dag.files import StorageError, unsealed
 from toolformer_dag.lake.record import changes, record
+from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN
@@ -50,6 +51,27 @@ def training_texts(plan: Plan, name: str) -> tuple[list[str], list[str]]:
     return train.collect()[column].to_list(), heldout_texts(plan).choosing
 
 
+def too_few_to_train(plan: Plan) -> str | None:
+    """Say that C* holds fewer texts to train on than `training.min_texts`, and what to do; None where it holds enough.
+
+    Raises DamagedPart, and MissingPart where there is no C*.
+    """
+    (texts, documents), least = training_text_counts(plan), plan.settings.training.min_texts
+    if texts >= least:
+        return None
+    return (
+        f"{texts} texts in C*: too few to train on (minimum {least}: training.min_texts); lower tau_f, raise k, or add "
+        f"shards: these keep about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
+    )
+
+
+def training_text_counts(plan: Plan) -> tuple[int, int]:
+    """Return the numbers of texts of C* to train on, and of documents. Raises MissingPart, DamagedPart."""
+    rows = corpus_rows(plan.lake, ["split"]).filter(pl.col("split") == TRAIN)
+    documents = sum(part.rows for part in plan.lake.table(raw_shards.NAME).pointers().values())
+    return rows.select(pl.len()).collect().item(), documents
+
+
 def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     """Return why a checkpoint is missing or out of date; empty if it is up to date."""
     folder = checkpoint_folder(plan.settings, name)
@@ -65,7 +87,7 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
-    now = run_identity(plan.settings.model, *texts, plan.settings.training)
+    now = run_identity(plan.settings.model, *texts, plan.settings.training.over(len(texts[0])))
     stored = unsealed((folder / RECORD).read_bytes())
     return [str(change) for change in changes(_record(stored), _record(json.loads(json.dumps(now))))]
 

@@ -9,6 +9,7 @@ from random import Random
 import torch
 
 from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.settings.sections import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,12 @@ def _padded(sequences: Iterable[Iterable[Iterable[int]]], value: int) -> torch.T
 GROUP_BATCHES = 50  # sequences are sorted by length within this many batches: less padding, but still shuffled
 
 
-def training_steps(sequences: int, batch_size: int, max_steps: int, epochs: float | None) -> int:
+def training_steps(sequences: int, settings: TrainingSettings) -> int:
     """Return the number of steps; the last batch of an epoch is filled, so that no sequence misses an epoch."""
+    epochs, batch_size, max_steps = settings.epochs, settings.batch_size, settings.max_steps
     in_epoch = -(-sequences // batch_size)
+    if settings.passes is not None:
+        max_steps = max(1, min(max_steps, settings.passes * sequences // batch_size))
     return max_steps if epochs is None else max(1, min(max_steps, round(epochs * in_epoch)))
 
 

@@ -192,7 +192,7 @@ def prepare(
     held = examples(encoding, heldout, length)
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
-    steps = training_steps(len(train.sequences), settings.batch_size, settings.max_steps, settings.epochs)
+    steps = training_steps(len(train.sequences), settings)
     lengths = [sum(map(len, parts)) for parts in train.sequences]
     order = batch_order(lengths, settings.batch_size, steps, settings.seed)
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()

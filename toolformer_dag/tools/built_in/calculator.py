@@ -123,6 +123,7 @@ class Calculator(Tool):
     """Exact arithmetic; an input without a value has the reason of `evaluate`."""
 
     name = "Calculator"
+    looks_for = "numbers of which one may follow from others"
     version = "6"
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
 

@@ -70,6 +70,7 @@ class MachineTranslation(Tool):
     """Translates the input of each call, or returns the reason why not."""
 
     name = "MT"
+    looks_for = "another language between English"
     version = "3"
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
     Options = TranslationOptions

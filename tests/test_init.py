@@ -1,0 +1,62 @@
+"""`init`, and the page that goes on from there, followed word by word."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import cli
+from tests.worlds import write_shard
+from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.tools.registry import enabled_tools
+from toolformer_dag.tools.tool import ToolCall
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_init_writes_a_project_over_the_corpus_that_is_there_and_replaces_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "my project"
+    write_shard(folder / "pages", "one")
+    (folder / "notes").mkdir()
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / ".gitignore").write_text("mine\n")
+    done = cli("init", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].strip() == f"toolformer-dag run --config '{folder}/toolformer.toml' --first 1"
+    settings = load_settings(folder / "toolformer.toml", environment={})
+    assert settings.corpus.shards == ("pages",) and settings.model.name == str(folder / "model")
+    tool = enabled_tools(settings)["sum"]
+    assert [answer.result for answer in tool.run([ToolCall("17 + 25"), ToolCall("17 - 25")])] == ["42", None]
+    (folder / "toolformer.toml").write_text('profile = "gpt2"\n')
+    assert cli("init", str(folder)).stdout.count("is there already") == 4
+    assert (folder / "toolformer.toml").read_text() == 'profile = "gpt2"\n'
+    assert (folder / ".gitignore").read_text() == "mine\n"
+
+
+@pytest.mark.long
+def test_the_page_in_twenty_minutes_is_right_word_by_word(tmp_path):
+    page = (ROOT / "docs" / "twenty-minutes.md").read_text("utf-8")
+    commands = [line for block in re.findall(r"^```\n(.*?)^```$", page, re.M | re.S) for line in block.splitlines()]
+    (tmp_path / "toolformer_dag").symlink_to(ROOT / "toolformer_dag")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    script = tmp_path / ".venv" / "bin" / "toolformer-dag"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m toolformer_dag.cli "$@"\n')
+    script.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    told = {}
+    for command in commands:
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        told[command.split()[1] if "toolformer-dag" in command else command] = done
+    assert told["tool"].stdout == "42\n"
+    assert "The first look: 1 of 2 shards, 30 documents" in told["run"].stdout
+    assert "sum: no call is kept, for no call was sampled" in told["run"].stderr and "other_tool" in told["run"].stderr
+    assert "| calculator" in told["sql"].stdout or "calculator" in told["sql"].stdout
+    assert (tmp_path / "mine" / "calls.html").is_file() and (tmp_path / "mine" / "data" / "README.md").is_file()

@@ -1,0 +1,135 @@
+"""`demo`: the whole line over the synthetic web, with something to read while it runs and a screen of it at the end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from toolformer_dag.cli.run import completed, opened_project
+from toolformer_dag.cli.terminal import Config, Set, harmless
+
+if TYPE_CHECKING:
+    from assets.running import Step
+    from toolformer_dag.pipeline.plan import Plan
+
+TABLES = {
+    "Funnel: what is left after each stage": """
+select tool, "1" as documents, "2" as texts, "3" as samples, "4" as calls, "5" as "with a result", "6" as "not ahead",
+       "7" as "that help", "8" as kept, "10" as "texts in C*"
+from (
+    pivot (select tool, step, count from funnel)
+    on step in (1, 2, 3, 4, 5, 6, 7, 8, 10) using sum(count) group by tool
+) order by tool
+""",
+    "Table 2: examples with calls at tau_f 0.5 / 1.0 / 2.0": """
+pivot (select tool, tau_f, examples from filter_statistics where tau_f in (0.5, 1.0, 2.0))
+on tau_f using sum(examples) group by tool order by tool
+""",
+    "Calls kept at tau_f 0.5 / 1.0 / 2.0 (by chance, with results of other documents)": """
+pivot (
+    select tool, tau_f, places, calls || case
+        when swaps = 0 then ' (not measured)'
+        when too_few_swaps then ' (too few swaps to tell)'
+        else format(' ({}, {}-{})', by_chance, by_chance_low, by_chance_high)
+    end as kept
+    from swapped_statistics where tau_f in (0.5, 1.0, 2.0)
+)
+on tau_f using any_value(kept) group by tool, places order by tool
+""",
+    "The smallest tau_f at which at most 5 % of the kept calls are kept by chance": """
+select tool, places, swapped, round(tau_f, 3) as tau_f, kept, round(100 * fdr, 1) as "% by chance",
+       round(100 * fdr_high, 1) as "at most (95 %)",
+       coalesce('about ' || swaps_needed || ' swapped places would do', '') as note
+from chance_thresholds where by_chance = 0.05 order by tool
+""",
+    "Three kept and three rejected calls, with their losses": """
+with judged as (
+    select loss.*, kept.tool is not null as kept
+    from loss_deltas as loss left join filtered_calls as kept using (tool, digest, segment, position, sample)
+        join lanes using (tool)
+    where kept.tool is not null or loss.delta < lanes.tau_f
+), ranked as (
+    select *, row_number() over (partition by tool, kept order by hash(digest, position, sample)) as number from judged
+)
+select kept, tool, input, left(result, 40) as result, round(loss_empty, 2) as "L(empty)", round(loss_call, 2) as "L(c)",
+       round(loss_result, 2) as "L(c, r)", round(delta, 2) as delta
+from ranked where number = 1 qualify row_number() over (partition by kept order by hash(digest, position)) <= 3
+order by kept desc, delta desc
+""",
+}
+"""The tables of `demo`, by title, as queries over the warehouse."""
+
+ANSWERED = """
+select benchmark, prompt, written_without, written_with from won_and_lost
+where outcome = 'won' and length(prompt) > 40
+order by length(prompt) + length(written_with), benchmark, question limit 1
+"""
+BEGIN = """A synthetic web of {documents} pages and a model of 2.17 million parameters: a few minutes on this machine.
+The model proposes calls to {lanes} tools where it finds ` [` likely. The tools answer. A call stays if its result
+lowers the model's own loss on the words behind it."""
+NEXT = """Where to go next
+  {bin}/toolformer-dag explore      every call in its text, and thresholds to drag: http://127.0.0.1:3001
+  make ui                           the asset graph, its plots and its runs: http://127.0.0.1:3000
+  {bin}/toolformer-dag init mine    a project over your own texts"""
+BEST = {
+    "scored_candidates": ("p_api", "proposed: the bracket has p = {:.2f}"),
+    "loss_deltas": ("delta", "lowers the loss by {:.2f} nats"),
+}
+"""By stage: what ranks its calls, and what is said of the best."""
+AROUND = 48
+"""Characters of the text on each side of a call."""
+
+
+def demo(config: Config = None, set: Set = None) -> None:
+    """Run the whole line with the embedded profile, then print its tables. A second time nothing runs.
+
+    Example: toolformer-dag demo
+    """
+    project = opened_project(config, "embedded", None, set, None)
+    plan = project.plan
+    from functools import partial
+
+    from toolformer_dag.cli.query_results import drawn
+    from toolformer_dag.evaluation.measurements import read_accuracy
+    from toolformer_dag.lake.warehouse import query
+
+    if project.stale():
+        documents = plan.settings.corpus.small_web.documents
+        typer.echo(BEGIN.format(documents=documents, lanes=len(plan.lanes)), err=True)
+    report = completed(project, (), training=True, told=partial(best_call, plan))
+    report.raise_for_failures()
+    typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
+    tables = {title: query(plan.settings.paths.warehouse, text) for title, text in TABLES.items()}
+    tables["Held-out questions answered right, in per cent (95 % interval)"] = read_accuracy(plan.lake)
+    *before, last = [
+        f"\n{title}\n{drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting='ASCII_MARKDOWN')}"
+        for title, rows in tables.items()
+    ]
+    answered = query(plan.settings.paths.warehouse, ANSWERED).rows()
+    question = "\n".join(f"\n{lines(*one)}" for one in answered)
+    typer.echo("\n".join((*before, question, last, "", NEXT.format(bin=Path(".venv/bin")))))
+
+
+def lines(benchmark: str, prompt: str, without: str, with_tools: str) -> str:
+    """Return a held-out question as the finetuned model answers it with its tools, and with calls disabled."""
+    asked = (f"One question, held out ({benchmark})", f"  {prompt}", f"  without tools: {without}")
+    return harmless("\n".join((*asked, f"  with tools:    {with_tools}")))
+
+
+def best_call(plan: "Plan", step: "Step") -> str | None:
+    """Return the likeliest call that a step has sampled, or the most helpful one that it has scored, in its text."""
+    import polars as pl
+
+    lane, _, stage = step.name.partition("/")
+    by, why = BEST.get(stage, ("", ""))
+    if not by or not plan.lake.table(step.name).parts():
+        return None
+    calls = plan.lake.table(step.name).scan().filter(pl.col("input").is_not_null(), pl.col("reason").is_null())
+    for call in calls.sort(by, descending=True).head(1).collect().to_dicts():
+        documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
+        text = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()
+        before, after = text[: call["char_offset"]][-AROUND:], text[call["char_offset"] :][:AROUND]
+        result = f" -> {call['result']}" if "result" in call else ""
+        written = f"{before} [{plan.lane_names[lane]}({call['input']}){result}]{after}"
+        return harmless(f"    {' '.join(written.split())}  ({why.format(call[by])})")
+    return None

@@ -1,0 +1,70 @@
+"""What `run --first N` ends with: what was sampled and kept, what all shards would cost, what to do next."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from toolformer_dag.cli.query_results import drawn
+from toolformer_dag.lake.warehouse import query
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, too_few_to_train, training_text_counts
+
+LANES = """
+with counts as (pivot (select tool, step, count from funnel) on step in (2, 4, 5, 8) using sum(count) group by tool)
+select tool, "2" as texts, "4" as calls, "5" as "with a result", coalesce(places, 0) as places, tau_f, "8" as kept,
+       case when coalesce(swaps, 0) = 0 then 'not measured'
+            when too_few_swaps then 'too few swaps to tell'
+            else format('{} ({}-{})', by_chance, by_chance_low, by_chance_high)
+       end as "by chance (95 %)"
+from lanes join counts using (tool) left join swapped_statistics using (tool, tau_f) order by lanes.rowid
+"""
+SPENT = f"""
+select coalesce(sum(tokens), 0)::bigint, coalesce(sum(seconds), 0) from costs
+where stage not in {(*CHECKPOINTS, "accuracy", "perplexity")}
+"""
+NEXT = """Where to go next
+  toolformer-dag explore{options}              every call in its text, and thresholds to drag
+  toolformer-dag sql sweep{options}            what each tau_f keeps, and how much of that by chance
+  toolformer-dag run{first} --train{options}   finetune on these shards
+  toolformer-dag run{options}                  all shards, then finetune and evaluate"""
+
+
+def first_look(plan: Plan, first: int, options: str) -> str:
+    """Return the report for people. `options`: those of the command that name the project, with a space before."""
+    database = plan.settings.paths.warehouse
+    texts, documents = training_text_counts(plan)
+    enough = f"{texts:,} texts in C* to train on, about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
+    lanes = drawn(query(database, LANES), 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
+    return "\n".join(
+        (
+            f"\nThe first look: {len(plan.shards)} of {len(_everything(plan).shards)} shards, {documents:,} documents",
+            lanes,
+            f"{too_few_to_train(plan) or enough}.",
+            _rest(plan),
+            NEXT.format(options=options, first=f" --first {first}"),
+        )
+    )
+
+
+def _everything(plan: Plan) -> Plan:
+    """The plan without corpus.first."""
+    corpus = plan.settings.corpus.model_copy(update={"first": None})
+    return replace(plan, settings=plan.settings.model_copy(update={"corpus": corpus}))
+
+
+def _rest(plan: Plan) -> str:
+    """Scale what the lake has cost so far by the sizes of the shards, or by their number where sizes are not known."""
+    whole, seen = _everything(plan).stamps, plan.stamps
+    if len(whole) == len(seen):
+        return "These are all shards."
+    sized = all("bytes" in stamp for stamp in whole.values())
+    share = (
+        (sum(one["bytes"] for one in whole.values()) / sum(one["bytes"] for one in seen.values()))
+        if sized
+        else (len(whole) / len(seen))
+    )
+    [(tokens, seconds)] = query(plan.settings.paths.warehouse, SPENT).rows()
+    spent = f"{tokens:,} tokens and {timedelta(seconds=round(seconds))}"
+    return (
+        f"So far {spent} went into these shards. All {len(whole)} would take about {tokens * share:,.0f} tokens and "
+        f"{timedelta(seconds=round(seconds * share))}, without finetuning; `run --estimate` tells it with intervals."
+    )

@@ -1,0 +1,58 @@
+"""`init`: a project in one command, which asks nothing and replaces no file."""
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from toolformer_dag.files import write_whole
+
+WRITTEN = {
+    "toolformer.toml": "toolformer.toml",
+    "sum_tool.py": "sum_tool.py.txt",
+    "sum_tool.txt": "sum_tool.txt",
+    ".gitignore": "gitignore.txt",
+}
+"""A project's files, and the templates that they are written from."""
+
+
+def init(folder: Annotated[Path, typer.Argument(help="Folder of the project; made where it is not there.")]) -> None:
+    """Write a commented toolformer.toml, a tool of your own with its prompt, and a .gitignore. Replace no file.
+
+    A corpus that lies in the folder becomes that of the settings, and so does a model.
+
+    Example: toolformer-dag init mine
+    """
+    corpus, models = list(_corpus(folder)), sorted(file.parent.name for file in folder.glob("*/config.json"))
+    given = {
+        "{corpus}": f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]',
+        "{model}": f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"',
+    }
+    for name, template in WRITTEN.items():
+        if (folder / name).exists():
+            typer.echo(f"{folder / name} is there already and stays as it is")
+            continue
+        text = files(__package__).joinpath("project_template", template).read_text("utf-8")
+        for mark, value in given.items():
+            text = text.replace(mark, value)
+        write_whole(folder / name, text.encode())
+        typer.echo(f"{folder / name}")
+    found = f"Found {', '.join(corpus)}." if corpus else "Found no JSON lines or Parquet: a synthetic web is used."
+    look = f"toolformer-dag run --config {quote(str(folder / 'toolformer.toml'))} --first 1"
+    typer.echo(f"{found} Take a first look:\n  {look}")
+
+
+def _corpus(folder: Path) -> Iterator[str]:
+    """Yield the folders with files of documents in them, and a name of each such file beside them."""
+    from toolformer_dag.pipeline.shards import DATA, SIDE_FILE
+
+    for entry in sorted(folder.glob("*")):
+        if entry.name.startswith((".", "_")) or entry.name == "lake" or (entry / "config.json").exists():
+            continue
+        below = entry.rglob("*") if entry.is_dir() else [entry]
+        if any(DATA.fullmatch(path.name) and not SIDE_FILE.fullmatch(path.name) for path in below):
+            yield entry.name
