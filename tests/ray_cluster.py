@@ -8,13 +8,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+
+from tests.processes import processes_with
 
 SPACE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Runs a command in a network of its own, and ends what it leaves behind."""
@@ -36,8 +38,8 @@ def why_no_namespace() -> str:
 
 
 @contextmanager
-def cluster(machines: int) -> Iterator[list[Machine]]:
-    """Run a head at `HEAD` without a core, and machines of one core each. To be called within `SPACE`."""
+def cluster() -> Iterator[Callable[[], Machine]]:
+    """Run a head at `HEAD` without a core; what it yields starts a machine of one core. To be called within `SPACE`."""
     import ray
 
     _raise_loopback()
@@ -47,14 +49,16 @@ def cluster(machines: int) -> Iterator[list[Machine]]:
         head = ("--head", "--num-cpus=0", "--port=6379", "--include-dashboard=false", f"--temp-dir={temporary}")
         running.enter_context(_machine(*head))
         _connect(1)
-        found: list[Machine] = []
-        for number in range(machines):
-            ports = 20000 + 1000 * number  # of one address, so that two machines would take each other's
+
+        def start() -> Machine:
+            known = len(ray.nodes())
+            ports = 20000 + 1000 * known  # of one address, so that two machines would take each other's
             of_worker = (f"--min-worker-port={ports}", f"--max-worker-port={ports + 99}")
-            found.append(running.enter_context(_machine(f"--address={HEAD}", "--num-cpus=1", *of_worker)))
-            _connect(1 + len(found))
-        ray.shutdown()
-        yield found
+            machine = running.enter_context(_machine(f"--address={HEAD}", "--num-cpus=1", *of_worker))
+            _connect(known + 1)
+            return machine
+
+        yield start
 
 
 def kill(machine: Machine) -> None:
@@ -64,6 +68,11 @@ def kill(machine: Machine) -> None:
             if os.getsid(process.pid) == machine.pid:
                 process.kill()
     machine.wait()
+
+
+def actors(machine: Machine) -> list[psutil.Process]:
+    """Return the processes of a machine that are actors of a run."""
+    return [psutil.Process(pid) for pid in processes_with("ray::ChunkServer") if os.getsid(pid) == machine.pid]
 
 
 def _raise_loopback() -> None:
@@ -84,7 +93,7 @@ def _machine(*options: str) -> Iterator[Machine]:
 
 
 def _connect(machines: int) -> None:
-    """Wait until so many machines are there."""
+    """Wait until so many machines have been there."""
     import ray
 
     while not ray.is_initialized():
@@ -92,5 +101,5 @@ def _connect(machines: int) -> None:
             ray.init(address=HEAD, log_to_driver=False, logging_level=logging.CRITICAL)
         except (ConnectionError, RuntimeError):
             time.sleep(0.5)
-    while sum(one["Alive"] for one in ray.nodes()) < machines:
+    while len(ray.nodes()) < machines:
         time.sleep(0.2)

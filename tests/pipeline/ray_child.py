@@ -1,18 +1,23 @@
 """A Ray cluster on a loopback of its own, and a line that computes in it; prints what was found as JSON.
 
-Arguments: what to do (`killed`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
+Arguments: what to do (`killed`, `hung`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
 namespace: Ray listens on every address.
 """
 
 import json
+import logging
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.pipeline.conftest import Line, crew_of
+import psutil
+
+from tests.pipeline.conftest import Line, Workers, crew_of
 from tests.processes import processes_with
-from tests.ray_cluster import HEAD, Machine, cluster, kill
+from tests.ray_cluster import HEAD, Machine, actors, cluster, kill
+from toolformer_dag.pipeline.update import Progress
 
 ACTOR = "ray::ChunkServer"
 
@@ -26,22 +31,38 @@ def until_none() -> int:
     return len(processes_with(ACTOR))
 
 
-def lose_a_machine(line: Line, machines: list[Machine]) -> dict[str, object]:
-    """Kill one of two machines while positions and samples are computed there; then run the rest of the line."""
-    lost: list[int] = []
+def once_busy(machine: Machine, then: Callable[[psutil.Process], object]) -> Progress:
+    """Do something once to an actor of a machine while it computes a chunk."""
+    done: list[object] = []
 
-    def lose(done: int, total: int) -> None:
-        if not lost and 0 < done < total:
-            lost.append(machines[1].pid)
-            kill(machines[1])
+    def progress(_: int, __: int) -> None:
+        busy = [] if done else [one for one in actors(machine) if "answer" in "".join(one.cmdline())]
+        done.extend(then(one) for one in busy)
 
+    return progress
+
+
+def lose_machines(line: Line, start: Callable[[], Machine]) -> dict[str, object]:
+    """Kill one of two machines in the middle of each stage that has workers; a new one takes its place."""
+    start()
+    for stage, output in line.outputs().items():
+        if output.stage.pool == "tools" or not output.stage.sharded:
+            line.update(stage)
+            continue
+        lost = start()
+        line.update(stage, crews=crew_of, progress=once_busy(lost, lambda actor, lost=lost: kill(lost)))
+        kill(lost)
+    return {"engine": line.plan().settings.execution.engine, "actors": until_none()}
+
+
+def hang(line: Line, start: Callable[[], Machine]) -> dict[str, object]:
+    """Stop one of two actors in the middle of a stage."""
+    machines = [start(), start()]
     line.update("raw_shards", "heuristic_subset")
-    reports = line.update("scored_candidates", crews=crew_of, progress=lose)
-    for stage in line.outputs():
-        line.update(stage, crews=crew_of)
-    tokens = reports["scored_candidates"].work.tokens["positions"]
-    engine = line.plan().settings.execution.engine
-    return {"lost": len(lost), "tokens": tokens, "actors": until_none(), "engine": engine}
+    line.set(execution__chunk_hours=15 / 3600)
+    line.update("scored_candidates", crews=crew_of, progress=once_busy(machines[1], psutil.Process.suspend))
+    line.update()
+    return {"actors": until_none()}
 
 
 def cancel(line: Line) -> dict[str, object]:
@@ -71,17 +92,18 @@ def orphan(line: Line) -> dict[str, object]:
 
 
 def main(what: str, line: Line) -> dict[str, object]:
-    """Return what was found."""
+    """Return what was found, and what the workers of the run said."""
     line.set(execution__engine='"ray"', execution__address=f'"{HEAD}"')
     if what == "run":
         line.update("scored_candidates", crews=crew_of, progress=lambda done, total: print(done, flush=True))  # noqa: T201
         return {}
-    with cluster(2) as machines:
-        return (
-            lose_a_machine(line, machines)
-            if what == "killed"
-            else {"cancelled": cancel, "orphaned": orphan}[what](line)
-        )
+    said: list[str] = []
+    logging.getLogger(Workers.__module__).addFilter(lambda record: said.append(record.getMessage()) is None)
+    with cluster() as start:
+        if what in ("killed", "hung"):
+            return {**{"killed": lose_machines, "hung": hang}[what](line, start), "said": said}
+        start(), start()
+        return {"cancelled": cancel, "orphaned": orphan}[what](line)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tests.pipeline.conftest import (
     local_processes,
     worker_count,
 )
-from tests.processes import wait_until_ended
+from tests.processes import at_work, wait_until_ended
 from toolformer_dag.files import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,10 @@ def test_a_killed_worker_s_chunk_is_computed_by_another(new_line: NewLine, pool:
 
 
 @pytest.mark.long
-def test_the_chunk_of_a_worker_that_hangs_is_given_to_another(new_line: NewLine, pool: Pool, caplog) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_chunk_of_a_worker_that_hangs_is_given_to_another(
+    new_line: NewLine, pool: Pool, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
     line = new_line("one", "two", "three")
     line.set(execution__chunk_hours=20 / 3600)
     output, stopped = line.output(RAW), list[int]()
@@ -97,22 +100,25 @@ def test_the_chunk_of_a_worker_that_hangs_is_given_to_another(new_line: NewLine,
             os.kill(child.pid, signal.SIGSTOP)
         yield from (task(output, name) for name in ("two", "three"))
 
-    ended = [found[0] for found in pool(output, 1).map_chunks(tasks()) if found]
-    assert sorted(ended) == [0, 1, 2] and stopped
-    assert "ccnet/raw_shards: a worker has not answered for 0:00:20; another gets its chunk" in caplog.text
+    ended = [found[0] for found in pool(output, count).map_chunks(tasks()) if found]
+    assert sorted(ended) == [0, 1, 2]
+    [process] = stopped
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith("ccnet/raw_shards, chunk 1: worker <") and f"pid={process} " in said
+    assert said.endswith("has not answered for 0:00:20 (execution.chunk_hours); another worker gets the chunk")
+    assert not at_work(process)
 
 
 def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, pool: Pool) -> None:
-    output = new_line("one").output(RAW)
-
-    def tasks() -> Iterator[Task]:
-        """Kill whatever runs each time that a chunk is asked for."""
-        while True:
-            yield task(output, "one")
+    line = new_line("one")
+    endless(line.web / "endless.json")
+    line.set(corpus__shards='["web/*"]')
+    output = line.output(RAW)
+    with pytest.raises(
+        WorkerError, match=r"raw_shards, chunk 1: 2 workers died over.*SIGKILL.*fewer execution.workers"
+    ):
+        for _ in pool(output, 1).map_chunks([task(output, "endless")]):
             kill_all()
-
-    with pytest.raises(WorkerError, match=r"ccnet/raw_shards: 2 workers died over one chunk.*fewer execution.workers"):
-        list(pool(output, 1).map_chunks(tasks()))
 
 
 def test_errors_arrive_with_their_message_and_the_same_worker_goes_on_and_gets_no_interrupt(
@@ -173,5 +179,5 @@ def test_the_settings_say_how_many_workers(new_line: NewLine, workers: int, kind
     plan = line.plan()
     assert worker_count(plan.settings) == workers
     crew = crew_of(Worker(plan), {})
-    assert crew.count == workers and isinstance(crew.start(), kind)
+    assert crew.count() == workers and isinstance(crew.start(), kind)
     assert multiprocessing.active_children() == []  # started with the first chunk

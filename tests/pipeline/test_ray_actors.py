@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,22 +21,43 @@ ROOT = Path(__file__).parents[2]
 GPUS = [{"CPU": 16.0}, {"CPU": 32.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}]
 
 
-def in_cluster(what: str, line: Line) -> dict[str, object]:
+def in_cluster(what: str, line: Line) -> dict[str, Any]:
     if reason := why_no_namespace():
         pytest.skip(f"no network namespace can be made: {reason}")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [*SPACE, sys.executable, "-m", "tests.pipeline.ray_child", what, str(line.folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     [found] = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray prints what its machines tell
     return dict(json.loads(found))
 
 
 @pytest.mark.long
-def test_two_machines_of_which_one_is_lost_give_the_rows_of_one_process(new_line: NewLine, finished: NewLine) -> None:
-    line = new_line("one", "two")
+def test_a_machine_that_is_lost_in_each_stage_changes_no_row(new_line: NewLine, finished: NewLine) -> None:
+    names = ["one", "two", "three", "four"]
+    line = new_line(*names)
     found = in_cluster("killed", line)
-    assert found["lost"] == 1 and found["engine"] == "ray" and found["actors"] == 0
+    assert found["engine"] == "ray" and found["actors"] == 0
+    said = "\n".join(found["said"])
+    assert "memory" not in said
+    for stage in ("scored_candidates", "loss_deltas", "swapped_results"):  # short ones may be done before
+        assert re.search(
+            rf"{stage}, chunk \d+: actor .* was lost with its machine; another worker gets the chunk", said
+        )
+    assert_same(line, finished(*names))
+
+
+@pytest.mark.long
+def test_the_chunk_of_an_actor_that_hangs_is_given_to_another(new_line: NewLine, finished: NewLine) -> None:
+    line = new_line("one", "two")
+    found = in_cluster("hung", line)
+    [said] = found["said"]
+    assert re.fullmatch(
+        r"calculator/scored_candidates, chunk \d+: actor \d+ on .* has not answered for 0:00:15 "
+        r"\(execution.chunk_hours\); another worker gets the chunk",
+        said,
+    )
+    assert found["actors"] == 0
     assert_same(line, finished("one", "two"))
 
 

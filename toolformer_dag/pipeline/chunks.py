@@ -25,7 +25,7 @@ Tables = Mapping[str, TableOutput]
 
 
 class WorkerError(UserError):
-    """A chunk that could not be computed: its worker died twice, or sees other settings than the run."""
+    """A chunk that could not be computed: too many workers failed over it, or one sees other settings than the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +58,37 @@ Answer = tuple[Work | UserError, Spent]
 
 
 class Place(Protocol):
-    """Computes a chunk at a time."""
+    """Computes a chunk at a time, once it has started. As text: its name for people.
+
+    `started`: the machine that it has found, and its name there; or how it died before.
+    """
+
+    @property
+    def started(self) -> Future[Any]: ...
 
     def submit(self, task: Task) -> "Future[Answer]":
         """Give a task; a place that has died says so here, or in the future."""
 
-    def kill(self) -> str:
-        """End the place at once; say how it ended."""
+    def kill(self) -> None:
+        """End the place at once."""
 
 
-class NoRoom(Exception):
-    """A place for which there is no room any more."""
-
-
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Crew:
-    """Where chunks are computed: at most `count` places, which `start` begins. Raises NoRoom where there is none.
+    """Where chunks are computed: at most `count()` places, a number that may change; `start` begins one.
 
-    `deaths`: the exceptions by which a place tells that it died.
+    `deaths`: the exceptions by which a place tells that it died. `lost`: whether it died with its machine.
     """
 
-    count: int
+    count: Callable[[], int]
     start: Callable[[], Place]
     deaths: tuple[type[Exception], ...] = ()
+    lost: Callable[[Place, Exception], bool] = lambda place, died: False
+
+
+STARTED: Future[Any] = Future()
+"""That of places of this machine, which take work from the beginning."""
+STARTED.set_result(("", "this machine"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class Here:
 
     worker: Worker
     tables: Tables
+    started = STARTED
 
     def submit(self, task: Task) -> "Future[Answer]":
         """See Place."""
@@ -96,9 +105,8 @@ class Here:
         done.set_result((perform(self.worker, self.tables, task), Spent()))
         return done
 
-    def kill(self) -> str:
+    def kill(self) -> None:
         """See Place."""
-        return ""
 
 
 class ChunkServer:
@@ -109,9 +117,6 @@ class ChunkServer:
         self._worker: Worker | None = None
         self._tables: Tables = {}
         self._step, self._session = "", Session(news=[])
-
-    def started(self) -> None:
-        """Tell that a machine was found."""
 
     def answer(self, task: Task) -> Answer:
         """Compute a chunk and commit its rows; exceptions become answers that any process can read."""
@@ -136,23 +141,26 @@ class ChunkServer:
 class OneProcess:
     """A process of this machine with a model of its own: an executor of one place that can be killed."""
 
+    started = STARTED
+
     def __init__(self, settings: Settings) -> None:
         self._context = _Context()
         self._executor = ProcessPoolExecutor(1, self._context, _begin, (settings,))
+
+    def __str__(self) -> str:
+        return f"worker {self._context.process}"  # with its process id and, when it has ended, its exit code
 
     def submit(self, task: Task) -> "Future[Answer]":
         """See Place. Raises BrokenProcessPool where the process has died."""
         with _interrupts_held():
             return self._executor.submit(_answer, task)
 
-    def kill(self) -> str:
+    def kill(self) -> None:
         """See Place."""
-        if (process := self._context.process) is None:
-            return ""
-        process.kill()
-        process.join()
+        if (process := self._context.process) is not None:
+            process.kill()
+            process.join()
         self._executor.shutdown()
-        return f"exit code {process.exitcode} (-9: killed, as where memory runs out)"
 
 
 class _Context(SpawnContext):

@@ -5,6 +5,7 @@ under the same paths. Ray is an extra, `ray`, and is imported when the first chu
 """
 
 import logging
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -14,11 +15,8 @@ from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Answer, ChunkServer, Crew, NoRoom, Place, Task
+from toolformer_dag.pipeline.chunks import Answer, ChunkServer, Crew, Place, Task
 from toolformer_dag.settings.sections import Settings
-
-PATIENCE_SECONDS, STARTS = 20.0, 10
-"""How long an actor may wait for a machine, and how often it is started anew where that machine was lost."""
 
 
 class ClusterError(UserError):
@@ -35,45 +33,58 @@ class Share:
 
 
 def ray_crew(settings: Settings) -> Crew:
-    """Return the actors of the cluster at `execution.address`. Raises ClusterError."""
+    """Return the actors of the cluster at `execution.address`, as many as its machines of the moment have room for.
+
+    Ray does not restart them: while it may, it tells the death of a process as it tells the loss of a machine.
+    Raises ClusterError, `count` of the crew too where no machine is left.
+    """
     ray = _connected(settings.execution.address)
-    share = share_of([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
-    options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_restarts": 0}
+
+    def share() -> Share:
+        return share_of([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
+
+    first = share()
+    options = {"num_cpus": first.cpus, "num_gpus": first.gpus, "max_restarts": 0}
     actor = ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
-    dead = ray.exceptions.RayActorError
 
     def start() -> Place:
-        for _ in range(STARTS):
-            handle = actor.remote(settings)
-            try:
-                ray.get(handle.started.remote(), timeout=PATIENCE_SECONDS)
-                return Actor(ray, handle)
-            except ray.exceptions.GetTimeoutError:
-                ray.kill(handle)
-                break
-            except dead:  # on a machine that was lost, which Ray notices after a while
-                continue
-        raise NoRoom("no machine of the Ray cluster has room for an actor any more")
+        handle = actor.remote(settings)
+        return Actor(ray, handle, handle.__ray_call__.remote(_whereabouts).future())
 
-    return Crew(share.count, start, (dead,))
+    def lost(place: Place, died: Exception) -> bool:
+        """Ray has no word of the process's end, as its machine is gone, or knows that the machine is."""
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        return isinstance(died, ray.exceptions.ActorUnavailableError) or place.started.result()[0] not in alive
+
+    return Crew(lambda: share().count, start, (ray.exceptions.RayActorError,), lost)
+
+
+def _whereabouts(server: ChunkServer) -> tuple[str, str]:
+    """Return the id of the machine on which an actor runs, and its process id and machine for people."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), f"{os.getpid()} on {socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A place on a machine of the cluster; its future does not tell how it died."""
+    """A place on a machine of the cluster."""
 
     ray: Any
     handle: Any
+    started: Future[Any]
+
+    def __str__(self) -> str:
+        return f"actor {self.started.result()[1]}"
 
     def submit(self, task: Task) -> "Future[Answer]":
         """See Place."""
         future: Future[Answer] = self.handle.answer.remote(task).future()
         return future
 
-    def kill(self) -> str:
+    def kill(self) -> None:
         """See Place."""
         self.ray.kill(self.handle)
-        return ""
 
 
 def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings) -> Share:

@@ -10,11 +10,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Answer, Crew, Here, NoRoom, OneProcess, Place, Tables, Task, WorkerError
+from toolformer_dag.pipeline.chunks import Answer, Crew, Here, OneProcess, Place, Tables, Task, WorkerError
 from toolformer_dag.pipeline.ray_actors import ray_crew
 from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.stage import Work
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 
 Ended = Generator[tuple[int, Work] | None, None, None]
 """Numbers of tasks that ended and what each cost, in any order; None about once a second."""
-TRIES = 2
-"""How many workers may die over one chunk."""
+STARTS = 10
+"""How many workers in a row may die before they start, for each that there may be."""
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -35,12 +36,12 @@ Crews = Callable[[Worker, Tables], Crew]
 
 def in_process(worker: Worker, tables: Tables) -> Crew:
     """Return the crew that computes here, one chunk after the other."""
-    return Crew(1, lambda: Here(worker, tables))
+    return Crew(lambda: 1, lambda: Here(worker, tables))
 
 
 def local_processes(count: int, worker: Worker, tables: Tables) -> Crew:
     """Return processes of this machine, each with a model of its own: where one dies, the others go on."""
-    return Crew(count, lambda: OneProcess(worker.plan.settings), (BrokenProcessPool,))
+    return Crew(lambda: count, lambda: OneProcess(worker.plan.settings), (BrokenProcessPool,))
 
 
 def crew_of(worker: Worker, tables: Tables) -> Crew:
@@ -53,11 +54,39 @@ def crew_of(worker: Worker, tables: Tables) -> Crew:
 
 
 @dataclass(frozen=True, slots=True)
+class _Failure:
+    """A way in which a worker fails to answer; `most`: how often over one chunk."""
+
+    most: int
+    said: str
+    remedy: str
+
+
+DIED = _Failure(
+    2,
+    "workers died over one chunk",
+    "run again, with fewer execution.workers or a smaller model.token_budget where memory is short",
+)
+LATE = _Failure(
+    2,
+    "workers have not answered for one chunk within execution.chunk_hours",
+    "look at what they wait for, or set more execution.chunk_hours, and run again",
+)
+LOST = _Failure(5, "machines were lost over one chunk", "run again when the cluster is well")
+
+
+@dataclass(frozen=True, slots=True)
 class _Given:
+    """`late`: it was given to another worker as well."""
+
     number: int
     task: Task
-    tries: int = 1
+    failures: tuple[_Failure, ...] = ()
     since: float = 0.0
+    late: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.task.table}, chunk {self.number + 1}"
 
 
 class Workers:
@@ -68,6 +97,8 @@ class Workers:
 
     def __init__(self, worker: Worker, tables: Tables, crews: Crews = crew_of) -> None:
         self._here, self._tables, self._crews = worker, tables, crews
+        self._starting: list[Place] = []
+        self._failed_starts = 0
         self._idle: list[Place] = []
         self._busy: dict[Future[Answer], tuple[Place, _Given]] = {}
         self._next = deque[_Given]()
@@ -81,18 +112,21 @@ class Workers:
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
         """Yield as tasks end. Closing the generator ends the tasks that are under way.
 
-        Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. A
-        worker that dies loses its chunk, which is given to another one once. Raises WorkerError, and UserError as the
-        task raised it.
+        Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
+        chunk of a worker that dies, or is lost with its machine, is given to another one; so is that of a worker that
+        has not answered for `execution.chunk_hours`, and whichever ends first counts. Raises WorkerError where that
+        happened too often, and UserError as the task raised it.
         """
         waiting = (_Given(*one) for one in enumerate(tasks))
         try:
             while self._employ(waiting):
                 self._plan_ahead(waiting)
-                ended, _ = wait(self._busy, 1.0, FIRST_COMPLETED)
+                wait([*self._busy, *(place.started for place in self._starting)], 1.0, FIRST_COMPLETED)
+                self._welcome()
+                ended = [future for future in self._busy if future.done()]
                 for future in ended:
                     yield from self._received(future)
-                self._end_late()
+                self._pass_on_late()
                 if not ended:
                     yield None
         finally:
@@ -102,8 +136,9 @@ class Workers:
     def close(self) -> None:
         """End the workers, and let go of the model of this process: what was committed is kept."""
         self._kill_busy()
-        while self._idle:
-            self._idle.pop().kill()
+        for place in (*self._starting, *self._idle):
+            place.kill()
+        self._starting, self._idle = [], []
         vars(self).pop("_crew", None)  # the next chunk decides anew
         self._here.release()
 
@@ -116,68 +151,102 @@ class Workers:
             self._busy.popitem()[1][0].kill()
 
     def _employ(self, waiting: Iterator[_Given]) -> bool:
-        """Give chunks while there are some and places for them; return whether any place has one."""
-        while "_crew" not in vars(self) or len(self._busy) < self._crew.count:
-            given = self._next.popleft() if self._next else next(waiting, None)
-            if given is None:
-                break
-            self._give(given)
-        return bool(self._busy)
+        """Give chunks while there are some and places for them; return whether any is not done."""
+        while self._has_room() and (self._next or self._taken(waiting)):
+            place = self._idle.pop() if self._idle else self._crew.start()
+            if place.started.done():
+                self._give(place, self._next.popleft())
+            else:
+                self._starting.append(place)
+        return bool(self._busy or self._next or self._taken(waiting))
+
+    def _has_room(self) -> bool:
+        return (
+            bool(self._idle or "_crew" not in vars(self)) or len(self._busy) + len(self._starting) < self._crew.count()
+        )
+
+    def _taken(self, waiting: Iterator[_Given]) -> bool:
+        """Take a chunk, to be given next; return whether there was one."""
+        taken = list(islice(waiting, 1))
+        self._next += taken
+        return bool(taken)
+
+    def _welcome(self) -> None:
+        """Take in the places that have started. Raises WorkerError where one after the other dies before it has."""
+        for place in [one for one in self._starting if one.started.done()]:
+            self._starting.remove(place)
+            if (died := place.started.exception()) is None:
+                self._failed_starts = 0
+                self._idle.append(place)
+            elif self._failed_starts == STARTS * self._crew.count():
+                raise WorkerError(f"no worker can be started: {died}") from died
+            else:  # it was to run on a machine that was lost, which Ray notices after a while
+                self._failed_starts += 1
 
     def _plan_ahead(self, waiting: Iterator[_Given]) -> None:
         """Take tasks while no worker is free: what is planned now need not be waited for."""
-        while len(self._next) < self._crew.count and not any(future.done() for future in self._busy):
-            given = next(waiting, None)
-            if given is None:
+        while len(self._next) < self._crew.count() and not any(future.done() for future in self._busy):
+            if not self._taken(waiting):
                 break
-            self._next.append(given)
 
-    def _give(self, given: _Given) -> None:
-        try:
-            place = self._idle.pop() if self._idle else self._crew.start()
-        except NoRoom as error:
-            self._crew.count -= 1
-            if not self._crew.count:
-                raise WorkerError(f"{given.task.table}: {error}") from error
-            self._next.append(given)
-            return
+    def _give(self, place: Place, given: _Given) -> None:
         try:
             self._busy[place.submit(given.task)] = place, replace(given, since=time.monotonic())
         except self._crew.deaths:  # it died while it had nothing to do
             place.kill()
-            self._next.append(given)
+            self._next.appendleft(given)
 
     def _received(self, future: "Future[Answer]") -> Iterator[tuple[int, Work]]:
+        if future not in self._busy:  # another has given the same answer
+            return
         place, given = self._busy.pop(future)
         try:
             answer, spent = future.result()
         except self._crew.deaths as died:
-            self._lost(given, place.kill() or " ".join(str(died).split()))
+            self._died(place, given, died)
             return
         self._idle.append(place)
         self._elsewhere += spent
         if isinstance(answer, UserError):
             raise answer
+        for other, (slower, same) in list(self._busy.items()):
+            if same.number == given.number:
+                del self._busy[other]
+                slower.kill()
+        self._next = deque(one for one in self._next if one.number != given.number)
         yield given.number, answer
 
-    def _lost(self, given: _Given, how: str) -> None:
-        """Give a chunk again. Raises WorkerError where it was given twice."""
-        if given.tries == TRIES:
-            raise WorkerError(
-                f"{given.task.table}: {TRIES} workers died over one chunk, the last with {how}; what was committed is "
-                "kept; run again, with fewer execution.workers or a smaller model.token_budget where memory is short"
-            ) from None
-        self._next.append(replace(given, tries=given.tries + 1))
+    def _died(self, place: Place, given: _Given, died: Exception) -> None:
+        lost = self._crew.lost(place, died)
+        place.kill()
+        if lost:  # those that idle there are lost too, and would each cost a chunk
+            self._idle = [one for one in self._idle if one.started.result()[0] != place.started.result()[0]]
+        if not given.late:
+            how = "was lost with its machine" if lost else f"died: {' '.join(str(died).split())}"
+            self._again(given, LOST if lost else DIED, f"{place} {how}")
 
-    def _end_late(self) -> None:
-        """End workers that are busy with a chunk for longer than `execution.chunk_hours`."""
+    def _again(self, given: _Given, failure: _Failure, how: str) -> None:
+        """Give a chunk to another worker, before all others. Raises WorkerError where that was done too often."""
+        failures = (*given.failures, failure)
+        if failures.count(failure) == failure.most:
+            raise WorkerError(
+                f"{given}: {failure.most} {failure.said}, the last: {how}; what was committed is kept; {failure.remedy}"
+            ) from None
+        log.warning("%s: %s; another worker gets the chunk", given, how)
+        self._next.appendleft(replace(given, failures=failures))
+
+    def _pass_on_late(self) -> None:
+        """Give the chunks that take longer than `execution.chunk_hours` to other workers too.
+
+        The late ones go on, unless nothing else does: then they are ended for new ones.
+        """
         limit = timedelta(hours=self._here.plan.settings.execution.chunk_hours)
         for future, (place, given) in list(self._busy.items()):
-            if time.monotonic() - given.since > limit.total_seconds() and not future.done():
-                del self._busy[future]
-                place.kill()
-                log.warning("%s: a worker has not answered for %s; another gets its chunk", given.task.table, limit)
-                self._lost(given, f"no answer in {limit} (execution.chunk_hours)")
+            if not (given.late or future.done()) and time.monotonic() - given.since > limit.total_seconds():
+                self._again(given, LATE, f"{place} has not answered for {limit} (execution.chunk_hours)")
+                self._busy[future] = place, replace(given, late=True)
+        if not self._has_room() and all(given.late for _, given in self._busy.values()):
+            self._kill_busy()
 
 
 def worker_count(settings: Settings) -> int:

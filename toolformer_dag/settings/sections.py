@@ -482,7 +482,8 @@ class ExecutionSettings(SettingsTable):
     chunk_hours: Unfingerprinted[float] = Field(
         6.0,
         gt=0,
-        description="Hours after which a worker that is still busy with a chunk is ended; another one gets the chunk.",
+        description="Hours after which the chunk of a worker that has not answered is given to another one too; the "
+        "first answer counts.",
     )
     steps_at_once: Unfingerprinted[int] = Field(
         1,
