@@ -4,18 +4,18 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from assets.by_hand import BY_HAND, checkpoint, measurement
-from assets.declaration import Output, asset_key, asset_of
-from assets.staleness import observe, shard_list, stale_assets
-from assets.tables import prepared_tool, prepares, table
-from assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
-from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
+from toolformer_dag.assets.by_hand import BY_HAND, checkpoint, measurement
+from toolformer_dag.assets.declaration import Output, asset_key, asset_of
+from toolformer_dag.assets.staleness import observe, shard_list, stale_assets
+from toolformer_dag.assets.tables import prepared_tool, prepares, table
+from toolformer_dag.assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
 from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)

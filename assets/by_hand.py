@@ -6,11 +6,10 @@ from collections.abc import Mapping
 import dagster as dg
 import polars as pl
 
-from assets.declaration import Output, shared_reasons
-from assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
-from assets.plots import bars, loss_curve
-from assets.running import note_cost, progress
-from resources import Compute
+from toolformer_dag.assets.declaration import Output, shared_reasons
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
+from toolformer_dag.assets.plots import bars, loss_curve
+from toolformer_dag.assets.running import note_cost, progress
 from toolformer_dag.evaluation.measurements import (
     ACCURACY,
     HELDOUT_C,
@@ -33,6 +32,7 @@ from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import StepCost
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources import Compute
 from toolformer_dag.training.checkpoint_outputs import (
     CHECKPOINTS,
     checkpoint_reasons,

@@ -7,14 +7,14 @@ from typing import Any
 
 import dagster as dg
 
-from assets.running import note_failure, step
-from resources.step_processes import step_tags
+from toolformer_dag.assets.running import note_failure, step
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.chunks import end_with_parent
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources.step_processes import step_tags
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 OWNERS = ["team:data"]

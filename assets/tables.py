@@ -8,11 +8,10 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from assets.declaration import Output
-from assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
-from assets.plots import chance_curves, delta_histogram
-from assets.running import note_cost, progress, tag_changes
-from resources import Compute
+from toolformer_dag.assets.declaration import Output
+from toolformer_dag.assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
+from toolformer_dag.assets.plots import chance_curves, delta_histogram
+from toolformer_dag.assets.running import note_cost, progress, tag_changes
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
@@ -21,6 +20,7 @@ from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
+from toolformer_dag.resources import Compute
 from toolformer_dag.tools.tool import Tool
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Workers
+from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 
 
 class LakeResource(dg.ConfigurableResource[Lake]):

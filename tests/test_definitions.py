@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets import outputs
+from toolformer_dag.assets import outputs
 from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline.plan import Plan

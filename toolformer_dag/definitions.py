@@ -5,10 +5,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets import JOBS, graph, shard_sensor
-from resources import LakeResource, compute_resource
-from resources.step_processes import executor_of
+from toolformer_dag.assets import JOBS, graph, shard_sensor
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.resources import LakeResource, compute_resource
+from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 

@@ -15,11 +15,11 @@ from uuid import uuid4
 
 import dagster as dg
 
-from assets.running import Step
-from resources.live_runs import FOLDER, HOME, alive, free_slots_of_ended_runs, home_name, run_folders
-from resources.step_processes import PRELOADED
+from toolformer_dag.assets.running import Step
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, free_slots_of_ended_runs, home_name, run_folders
+from toolformer_dag.resources.step_processes import PRELOADED
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from assets.running import Step
+from toolformer_dag.assets.running import Step
 
 
 @contextmanager
