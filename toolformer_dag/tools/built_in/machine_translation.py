@@ -71,6 +71,7 @@ class MachineTranslation(Tool):
 
     name = "MT"
     version = "3"
+    description = "Translates a text from any language into English."
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
     Options = TranslationOptions
     options: TranslationOptions
