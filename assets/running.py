@@ -93,6 +93,7 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
     if not context.instance.is_ephemeral:
         made.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
     token = _current.set(made)
+    made.write()
     try:
         yield made
     except Exception as error:
