@@ -64,9 +64,7 @@ def checkpoint(plan: Plan, name: str) -> Output:
         report = read_report(out)
         return report.fingerprint if report else None
 
-    def trained(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
-    ) -> dg.MaterializeResult:
+    def trained(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         from toolformer_dag.training.launch import train
 
         def measured(step: int, values: Mapping[str, float]) -> None:
@@ -129,9 +127,7 @@ def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame,
 def measurement(plan: Plan, name: str) -> Output:
     """Return the asset of one of MEASURES."""
 
-    def measured(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
-    ) -> dg.MaterializeResult:
+    def measured(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         compute.workers.close()  # finetuning and evaluation load models of their own
         stored, shown = plan.lake.table(name).part_version(WHOLE), last_metadata(context)
         if shown and stored is not None and not measurement_reasons(plan, name):
@@ -139,7 +135,7 @@ def measurement(plan: Plan, name: str) -> Output:
         for checkpoint in CHECKPOINTS:  # those of another machine too
             checkpoint_files(plan.settings, checkpoint).receive()
         began = time.monotonic()
-        found = MEASURES[name](plan, progress(context, "rounds of questions" if name == ACCURACY else "models"))
+        found = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
         note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens, found.calls))
         for checkpoint in CHECKPOINTS:
             files = checkpoint_files(plan.settings, checkpoint)

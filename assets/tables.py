@@ -40,9 +40,7 @@ def table(made: TableOutput) -> Output:
     if stage.name == "tool_results" and prepares(made.lane.tool):
         depends_on = (*depends_on, f"{made.lane.key}/prepared_tool")
 
-    def rows(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
-    ) -> dg.MaterializeResult:
+    def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         before = made.table.version()
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)

@@ -70,7 +70,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
         files = warehouse_files(plan.lake, database)
         return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
 
-    def file(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
+    def file(context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
         for name, damage in withdraw_damaged(lake).items():
             context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}
