@@ -112,7 +112,7 @@ def test_the_command_writes_each_form_and_says_what(exported_world: World, tmp_p
     ("arguments", "message"),
     [
         (("--warehouse", "--form", "chat"), "leave one of the two options out"),
-        (("--tokenizer", "gpt2"), "--tokenizer counts for --form masked alone"),
+        (("--tokenizer", "gpt2"), "--tokenizer counts for --form masked and chat alone"),
         (("--license", "My own!"), "export.license"),
         (
             ("--set", "tools.calculator.tau_f=0.4"),

@@ -1,9 +1,11 @@
 """Tokens, the characters at which they begin, and the text of what was sampled."""
 
 import copy
+import json
 import unicodedata
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from transformers import AutoTokenizer
 
 from tests.tiny_models import TOKENIZERS, tokenizer_of
 from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.model.loading import load_encoding
+from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.synthetic import MODEL
 
 
@@ -143,3 +147,8 @@ def test_a_body_ends_at_the_first_bracket_wherever_it_stands_in_a_token(gpt2: An
     assert encoding.body(tokens("Add(1 + 2)]")) == "Add(1 + 2)"
     assert encoding.body(tokens(" Add(1)] and [more]")) == " Add(1)"
     assert encoding.body(tokens("Add(中")) is None
+
+
+def test_a_saved_tokenizer_does_not_say_how_it_was_loaded(tmp_path: Path) -> None:
+    load_encoding(ModelSettings(name=str(MODEL))).tokenizer.save_pretrained(tmp_path)
+    assert not {"is_local", "local_files_only"} & json.loads((tmp_path / "tokenizer_config.json").read_text()).keys()
