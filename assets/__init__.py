@@ -1,21 +1,23 @@
 """The asset graph and its two jobs; the sensor that observes the shard files and starts the first job."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
-from assets.by_hand import BY_HAND, checkpoint, measurement
-from assets.declaration import Output, asset_key, asset_of
-from assets.staleness import observe, shard_list, stale_assets
-from assets.tables import prepared_tool, prepares, table
-from assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
-from resources.live_runs import UNFINISHED, free_slots_of_ended_runs
+from toolformer_dag.assets.by_hand import BY_HAND, checkpoint, measurement
+from toolformer_dag.assets.declaration import Output, asset_key, asset_of
+from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets
+from toolformer_dag.assets.tables import prepared_tool, prepares, table
+from toolformer_dag.assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
 from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
+from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
@@ -50,19 +52,25 @@ JOB = "bring_up_to_date"
 TRAINING_JOB = "finetune_and_evaluate"
 QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 
-SECOND, BOTH = (dg.AssetSelection.assets(*map(asset_key, names)) for names in (BY_HAND, IN_BOTH_JOBS))
-JOBS = (
-    dg.define_asset_job(
-        JOB,
-        dg.AssetSelection.all() - SECOND,
-        description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
-    ),
-    dg.define_asset_job(
-        TRAINING_JOB,
-        SECOND | BOTH,
-        description="Finetune on C* and on C, measure both against the base model, and show it: warehouse and tables.",
-    ),
-)
+
+def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
+    """Return both jobs, of this plan's assets alone: those of a project around it have jobs of their own."""
+    executor = executor_of(plan.settings.execution.steps_at_once)
+    first = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in BY_HAND)]
+    return [
+        dg.define_asset_job(
+            JOB,
+            list(map(asset_key, first)),
+            description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
+            executor_def=executor,
+        ),
+        dg.define_asset_job(
+            TRAINING_JOB,
+            list(map(asset_key, (*BY_HAND, *IN_BOTH_JOBS))),
+            description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
+            executor_def=executor,
+        ),
+    ]
 
 
 def shard_sensor(plan: Plan) -> dg.SensorDefinition:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 import dagster as dg
 import polars as pl
 
-from assets.declaration import Output, shared_reasons
-from assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
-from assets.plots import bars, loss_curve
-from assets.running import note_cost, progress
-from resources import Compute
+from toolformer_dag.assets.declaration import Output, shared_reasons
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
+from toolformer_dag.assets.plots import bars, loss_curve
+from toolformer_dag.assets.running import note_cost, progress
 from toolformer_dag.evaluation.measurements import (
     ACCURACY,
     HELDOUT_C,
@@ -33,6 +32,7 @@ from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import StepCost
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources import Compute
 from toolformer_dag.training.checkpoint_outputs import (
     CHECKPOINTS,
     checkpoint_reasons,
@@ -66,9 +66,7 @@ def checkpoint(plan: Plan, name: str) -> Output:
         report = read_report(out)
         return report.fingerprint if report else None
 
-    def trained(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
-    ) -> dg.MaterializeResult:
+    def trained(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         from toolformer_dag.training.launch import train
 
         def measured(step: int, values: Mapping[str, float]) -> None:
@@ -132,9 +130,7 @@ def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame,
 def measurement(plan: Plan, name: str) -> Output:
     """Return the asset of one of MEASURES."""
 
-    def measured(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
-    ) -> dg.MaterializeResult:
+    def measured(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         compute.workers.close()  # finetuning and evaluation load models of their own
         stored, shown = plan.lake.table(name).part_version(WHOLE), last_metadata(context)
         if shown and stored is not None and not measurement_reasons(plan, name):
@@ -142,7 +138,7 @@ def measurement(plan: Plan, name: str) -> Output:
         for checkpoint in CHECKPOINTS:  # those of another machine too
             checkpoint_files(plan.settings, checkpoint).receive()
         began = time.monotonic()
-        found = MEASURES[name](plan, progress(context, "rounds of questions" if name == ACCURACY else "models"))
+        found = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
         note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens, found.calls))
         for checkpoint in CHECKPOINTS:
             files = checkpoint_files(plan.settings, checkpoint)

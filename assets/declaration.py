@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from inspect import signature
 from typing import Any
 
 import dagster as dg
 
-from assets.running import note_failure, step
-from resources.step_processes import step_tags
+from toolformer_dag.assets.running import note_failure, step
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.chunks import end_with_parent
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources import RESOURCES
+from toolformer_dag.resources.step_processes import step_tags
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 OWNERS = ["team:data"]
@@ -30,7 +31,7 @@ class Output:
 
     - `reasons`: why what is stored is missing, damaged or out of date; `version`: the data version of what is stored,
       None where nothing is.
-    - `make`: takes the context and, by name, what it needs: for most that is resources.
+    - `make`: takes the context and, by name, the resources that it needs: `lake`, `compute`.
     - `checks`: names of its blocking checks.
     """
 
@@ -64,13 +65,15 @@ def asset_key(name: str) -> dg.AssetKey:
 def asset_of(output: Output) -> dg.AssetsDefinition:
     """Return the Dagster asset. Whoever watches its run is told how the step ended, also from a process of its own."""
 
-    @wraps(output.make)  # Dagster reads the parameters from it
-    def make(context: dg.AssetExecutionContext, *arguments: Any, **resources: Any) -> dg.MaterializeResult:
+    needs = _needed(output.make)
+
+    def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        resources = {name: getattr(context.resources, key) for name, key in needs.items()}
         if context.job_def.executor_def.name == dg.multiprocess_executor.name:  # this process runs this step alone
             end_with_parent()
         with step(context, output.name) as made, session():
             try:
-                result: dg.MaterializeResult = output.make(context, *arguments, **resources)
+                result: dg.MaterializeResult = output.make(context, **resources)
             except BaseException:
                 if "lake" in resources:
                     note_failure(context, resources["lake"], made)
@@ -88,10 +91,16 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
         owners=OWNERS,
         pool=output.pool,
         op_tags=step_tags(output.pool),
+        required_resource_keys=set(needs.values()),
         check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in output.checks],
         description=output.description,
         metadata={"explore": dg.MetadataValue.url(explored(output.name))},
     )(make)
+
+
+def _needed(make: Callable[..., Any]) -> dict[str, str]:
+    """Return the resources that a function takes by name, and the names by which Dagster knows them."""
+    return {name: RESOURCES[name] for name in signature(make).parameters if name in RESOURCES}
 
 
 def explored(name: str) -> str:

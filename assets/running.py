@@ -12,11 +12,11 @@ from typing import Any
 
 import dagster as dg
 
-from assets.metadata import ROWS, TOKENS, UNCHANGED
-from resources.live_runs import run_folder
+from toolformer_dag.assets.metadata import ROWS, TOKENS, UNCHANGED
 from toolformer_dag.files import UserError, WriteError, file_name, locked, write_whole
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.spending import Spent, StepCost, add_cost
+from toolformer_dag.resources.live_runs import run_folder
 
 LOG_EVERY_SECONDS, WRITE_EVERY_SECONDS = 15.0, 0.3
 CHANGED = "toolformer/changed"
@@ -93,6 +93,7 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
     if not context.instance.is_ephemeral:
         made.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
     token = _current.set(made)
+    made.write()
     try:
         yield made
     except Exception as error:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
-from assets.declaration import OWNERS, Output, asset_key
-from assets.metadata import ROWS, counts_table, last_materialization
+from toolformer_dag.assets.declaration import OWNERS, Output, asset_key
+from toolformer_dag.assets.metadata import ROWS, counts_table, last_materialization
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.update import Reasons

@@ -8,11 +8,10 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from assets.declaration import Output
-from assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
-from assets.plots import chance_curves, delta_histogram
-from assets.running import note_cost, progress, tag_changes
-from resources import Compute
+from toolformer_dag.assets.declaration import Output
+from toolformer_dag.assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
+from toolformer_dag.assets.plots import chance_curves, delta_histogram
+from toolformer_dag.assets.running import note_cost, progress, tag_changes
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
@@ -23,6 +22,7 @@ from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
+from toolformer_dag.resources import Compute
 from toolformer_dag.tools.tool import Tool
 
 
@@ -55,9 +55,7 @@ def table(made: TableOutput) -> Output:
     if stage.name == "tool_results" and prepares(made.lane.tool):
         depends_on = (*depends_on, f"{made.lane.key}/prepared_tool")
 
-    def rows(
-        context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake], compute: dg.ResourceParam[Compute]
-    ) -> dg.MaterializeResult:
+    def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         before = made.table.version()
         advance = progress(context, stage.unit, lambda: compute.workers.spent)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)

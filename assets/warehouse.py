@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.declaration import OWNERS, Output, asset_key, explored, shared_reasons
-from assets.metadata import (
+from toolformer_dag.assets.declaration import OWNERS, Output, asset_key, explored, shared_reasons
+from toolformer_dag.assets.metadata import (
     CALLS,
     ROWS,
     TOKENS,
@@ -17,8 +17,7 @@ from assets.metadata import (
     frame_table,
     last_metadata,
 )
-from assets.plots import PLOTTED, bars
-from resources.step_processes import step_tags
+from toolformer_dag.assets.plots import PLOTTED, bars
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, tools_called
 from toolformer_dag.exports.corpus_export import (
@@ -45,6 +44,7 @@ from toolformer_dag.lake.warehouse import (
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources.step_processes import step_tags
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection  # Dagster keeps annotations, and DuckDB reports what is left at the end
@@ -70,7 +70,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
         files = warehouse_files(plan.lake, database)
         return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
 
-    def file(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
+    def file(context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
         for name, damage in withdraw_damaged(lake).items():
             context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}

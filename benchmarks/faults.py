@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from assets.by_hand import BY_HAND
 from benchmarks.worlds import Ended, Tables, World, differing
+from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.files import StorageError
 from toolformer_dag.training.verify_project import verified
 

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Workers
+from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
+
+RESOURCES = {"lake": "toolformer_lake", "compute": "toolformer_compute"}
+"""The names by which Dagster knows them; another project may have a `lake` of its own."""
 
 
 class LakeResource(dg.ConfigurableResource[Lake]):
@@ -51,7 +54,7 @@ class Compute:
 
 
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
-    """Return the resource `compute`, whose workers live as long as a run."""
+    """Return the resource whose workers live as long as a run."""
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:

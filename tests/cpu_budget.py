@@ -1,4 +1,4 @@
-"""What keeps the suite quick: a test above 5 CPU-seconds that is not marked `long` fails.
+"""What keeps the suite quick: a test above 5 CPU-seconds that is marked neither `long` nor `installs` fails.
 
 Counted are this process and its children that were waited for; what fixtures spend is not, for the first test that
 asks for a shared world pays for all.
@@ -21,7 +21,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     before = _cpu_seconds()
     result = yield
     spent, budget = _cpu_seconds() - before, float(item.config.getini("cpu_seconds"))
-    if spent > budget and item.get_closest_marker("long") is None:
+    if spent > budget and not any(map(item.get_closest_marker, ("long", "installs"))):
         remedy = "make it cheaper, or mark it `long`: `make test-all` runs those"
         pytest.fail(f"{spent:.1f} CPU-seconds, and a test may take {budget:g}; {remedy}", pytrace=False)
     return result

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import redirect_stdout, suppress
 from html import escape
 from pathlib import Path
@@ -18,7 +19,9 @@ import polars as pl
 import pytest
 
 from tests.command_line import cli
+from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
+from toolformer_dag.cli.run_display import shown
 from toolformer_dag.synthetic import SMALL_MODEL
 
 SETTINGS = Path(__file__).parents[1] / "toolformer.toml"
@@ -307,3 +310,15 @@ def test_a_mistake_in_the_settings_is_told_before_anything_heavy_is_imported(tmp
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n" and "unknown key; did you mean" in done.stderr
+
+
+def test_a_long_step_has_a_line_every_half_minute_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    with shown() as watch:
+        for seconds, done in ((20, 5), (31, 6), (45, 8), (62, 10)):
+            watch(Step("evaluation/accuracy", "questions", done, total=40, began=began - seconds))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"evaluation/accuracy: {done} of 40 questions" for done in (6, 10)
+    ]
+    assert lines[1].endswith("0:03:06 left")

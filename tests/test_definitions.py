@@ -8,9 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets import outputs
+from toolformer_dag.assets import outputs
 from toolformer_dag.cli.explore_command import explore
-from toolformer_dag.definitions import definitions_of
+from toolformer_dag.definitions import definitions_of, definitions_to_merge
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -66,6 +66,25 @@ def test_the_two_jobs_make_every_asset_between_them_and_both_show_what_came_out(
         "evaluation/perplexity",
     }
     assert first | second == set(picture(definitions))
+
+
+def test_another_project_holds_the_assets_beside_resources_jobs_and_an_executor_of_its_own():
+    @dg.asset(deps=[dg.AssetKey(["training", "augmented_corpus"])])
+    def downstream(lake: dg.ResourceParam[str]) -> None: ...
+
+    own = dg.Definitions(
+        assets=[downstream],
+        jobs=[dg.define_asset_job("everything", executor_def=dg.in_process_executor)],
+        resources={"lake": "a lake", "compute": "a cluster", "warehouse": "a database"},
+        executor=dg.multiprocess_executor,
+    )
+    merged = dg.Definitions.merge(own, definitions_to_merge(REPOSITORY / "toolformer.toml"))
+    dg.Definitions.validate_loadable(merged)
+    reached = merged.resolve_job_def("everything").asset_layer.selected_asset_keys
+    ours = merged.resolve_job_def("bring_up_to_date")
+    assert downstream.key in reached and downstream.key not in ours.asset_layer.selected_asset_keys
+    assert ours.executor_def is dg.in_process_executor
+    assert merged.resolve_implicit_global_asset_job_def().executor_def is dg.multiprocess_executor
 
 
 def test_every_asset_links_to_its_view_of_the_explorer_on_the_usual_port(definitions):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from assets.metadata import PREVIEW_CHARACTERS, as_text, counts_table, frame_table
+from toolformer_dag.assets.metadata import PREVIEW_CHARACTERS, as_text, counts_table, frame_table
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 PIECES = [

@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.plots import (
+from toolformer_dag.assets.plots import (
     BLUE,
     GREY,
     HEIGHT,

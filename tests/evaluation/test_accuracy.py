@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.decoding.conftest import teach
+from toolformer_dag.evaluation import asking
 from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
@@ -70,7 +71,11 @@ def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
     """Asks the sums; what was written is kept from call to call."""
 
     def asked(
-        condition: Condition, *tools: Tool, benchmark: Benchmark | None = None, call_tokens: int = 64
+        condition: Condition,
+        *tools: Tool,
+        benchmark: Benchmark | None = None,
+        call_tokens: int = 64,
+        advance: Callable[[int], None] = lambda answered: None,
     ) -> list[QuestionOutcome]:
         settings = Settings(
             root=tmp_path,
@@ -80,9 +85,18 @@ def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
             decoding=DecodingSettings(max_new_tokens=8),
         )
         lines = lanes(*(tools or (CALCULATOR, CALENDAR)))
-        return benchmark_outcomes(settings, lines, adder, condition, benchmark or sums()).outcomes
+        return benchmark_outcomes(settings, lines, adder, condition, benchmark or sums(), advance).outcomes
 
     return asked
+
+
+def test_how_many_questions_are_answered_is_told(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "CHUNK", 4)
+    told: list[int] = []
+    ask(DISABLED, advance=told.append)
+    assert told == [0, 4]
+    ask(DISABLED, advance=told.append)
+    assert told == [0, 4], "nothing was left to ask"
 
 
 def figures(found: list[QuestionOutcome]) -> dict[str, Any]:

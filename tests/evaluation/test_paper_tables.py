@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from duckdb import DuckDBPyConnection
 
-from assets.plots import PLOTTED, bars
+from toolformer_dag.assets.plots import PLOTTED, bars
 from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right

@@ -13,7 +13,7 @@ from tests.command_line import cli
 from tests.runs.conftest import World, by_machine
 from toolformer_dag.exports.corpus_export import corpus_reasons, corpus_texts, export_corpus
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
-from toolformer_dag.exports.forms import chat_form, preference_form, text_form
+from toolformer_dag.exports.forms import preference_form, text_form
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import WarehouseError
 from toolformer_dag.pipeline.plan import Plan
@@ -112,7 +112,7 @@ def test_the_command_writes_each_form_and_says_what(exported_world: World, tmp_p
     ("arguments", "message"),
     [
         (("--warehouse", "--form", "chat"), "leave one of the two options out"),
-        (("--tokenizer", "gpt2"), "--tokenizer counts for --form masked alone"),
+        (("--tokenizer", "gpt2"), "--tokenizer counts for --form masked and chat alone"),
         (("--license", "My own!"), "export.license"),
         (
             ("--set", "tools.calculator.tau_f=0.4"),
@@ -174,7 +174,9 @@ def test_another_form_or_a_lost_file_is_out_of_date(plan: Plan, tmp_path: Path) 
     assert corpus_reasons(plan, tmp_path / "data", text_form()) == ["never made"]
     export_corpus(plan, tmp_path / "data", text_form())
     assert corpus_reasons(plan, tmp_path / "data", text_form()) == []
-    assert corpus_reasons(plan, tmp_path / "data", chat_form(plan.lanes))[0].startswith("settings.form: text -> chat")
+    assert corpus_reasons(plan, tmp_path / "data", preference_form({}))[0].startswith(
+        "settings.form: text -> preference"
+    )
     next((tmp_path / "data" / "data").glob("train*")).unlink()
     assert "train-00000.parquet is gone" in corpus_reasons(plan, tmp_path / "data", text_form())[0]
     (tmp_path / "data" / "export.json").write_text("{}")

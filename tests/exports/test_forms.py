@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_llama_tokenizer, make_tiny_tokenizer
 from tests.runs.conftest import World
+from tests.tiny_models import tokenizer_of
 from toolformer_dag.exports.corpus_export import corpus_texts, export_corpus
 from toolformer_dag.exports.forms import (
     INSTRUCTION,
@@ -26,7 +27,7 @@ from toolformer_dag.exports.forms import (
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
-from toolformer_dag.training.sequences import IGNORED
+from toolformer_dag.training.sequences import IGNORED, examples
 
 NAMES = ["Calculator", "QA"]
 PIECES = [" [", "]", "QA(", "->", " ", "\n", "é", "e\u0301", "😀", "\u202e", "東", "x", "\x00", "1", " 12", "ﬁ"]
@@ -74,6 +75,7 @@ ENCODINGS = [
     Encoding(make_tiny_tokenizer(one_token_start=True, bos=True)),
     Encoding(make_tiny_tokenizer(one_token_start=False, bos=False)),
     Encoding(make_llama_tokenizer("first")),
+    Encoding(tokenizer_of("bos")),  # as Gemma's: " [" merges with a name
 ]
 
 
@@ -82,12 +84,12 @@ def test_masked_tokens_are_those_of_the_text_and_labels_leave_out_results_alone(
     text: CorpusText, encoding: Encoding, length: int
 ) -> None:
     rows = list(masked_form(encoding, length, "tiny").rows(text))
-    [tokens] = encoding.texts([text.text])
+    [tokens] = encoding.with_calls([text.text])
     ids = rows[0]["input_ids"] + [token for row in rows[1:] for token in row["input_ids"][1:]]
     labels = rows[0]["labels"] + [label for row in rows[1:] for label in row["labels"][1:]]
     assert ids == [*encoding.bos, *tokens.ids, encoding.tokenizer.eos_token_id]
     assert all(label in (token, IGNORED) for token, label in zip(ids, labels, strict=True))
-    assert all(len(row["input_ids"]) == len(row["labels"]) <= length for row in rows)
+    assert all(len(row["input_ids"]) == len(row["labels"]) == sum(row["attention_mask"]) <= length for row in rows)
     starts = tokens.offsets.tolist()
     ends = [max(end, start + 1) for start, end in zip(starts, [*starts[1:], len(text.text)], strict=True)]
     held = {place for begin, end in result_spans(text) for place in range(begin, end)}
@@ -95,14 +97,19 @@ def test_masked_tokens_are_those_of_the_text_and_labels_leave_out_results_alone(
         assert (label == IGNORED) == bool(held & set(range(start, end)))  # character by character: the obvious way
 
 
-def test_the_paper_s_example_masked() -> None:
-    encoding = Encoding(make_tiny_tokenizer(one_token_start=True, bos=False))
-    text = text_of("there were 42 apples.", [scored(10, "Calculator", "17 + 25", "42")])
-    [row] = masked_form(encoding, 1024, "tiny").rows(text)
-    read = encoding.tokenizer.decode(
-        [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != IGNORED]
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_paper_s_example_masked_as_finetuning_cuts_it(encoding: Encoding) -> None:
+    text = text_of(
+        "there were 42 apples, so.", [scored(10, "Calculator", "17 + 25", "42"), scored(21, "QA", "so?", "7")]
     )
-    assert read == "there were [Calculator(17 + 25) -> ] 42 apples.<end>"  # the space is a token of its own
+    [row] = masked_form(encoding, 1024, "tiny").rows(text)
+    [[trained]] = examples(encoding, [text.text], 1024).sequences
+    assert row["input_ids"] == trained
+    begins = [at for at in range(len(trained)) if trained[at : at + len(encoding.start)] == encoding.start]
+    assert len(begins) == 2
+    pairs = zip(trained[len(encoding.bos) : -1], row["labels"][len(encoding.bos) : -1], strict=True)
+    read = encoding.tokenizer.decode([token for token, label in pairs if label != IGNORED])
+    assert "".join(read.split()) == "therewere[Calculator(17+25)->]42apples,[QA(so?)->]so."
 
 
 def test_pairs_are_a_kept_call_against_a_rejected_one_and_no_call_against_one_that_hurts() -> None:
@@ -153,11 +160,17 @@ def test_exported_pairs_are_those_that_sql_finds(exported_world: World, plan: Pl
 
 
 def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
-    export_corpus(plan, tmp_path / "chat", chat_form(plan.lanes))
+    made = export_corpus(plan, tmp_path / "chat", chat_form(plan.lanes, ENCODINGS[0]))
     assert "not filtered in this form" in (tmp_path / "chat" / "README.md").read_text("utf-8")
     names = {"calculator": "Calculator", "sums": "Search"}
     texts = {(text.digest, text.segment): text for text in corpus_texts(plan.settings.paths.warehouse, names)}
-    for row in load_dataset(str(tmp_path / "chat"), split="train"):
-        assert row["messages"] == json.loads(json.dumps(list(conversation(texts[row["digest"], row["segment"]]))))
+    rows = [row for split in load_dataset(str(tmp_path / "chat")).values() for row in split]
+    for row in rows:
+        messages = [{name: told for name, told in one.items() if told is not None} for one in row["messages"]]
+        assert messages == list(conversation(texts[row["digest"], row["segment"]]))
         assert [tool["function"]["name"] for tool in row["tools"]] == ["Calculator", "Search"]
-        assert "such as 1+2" in row["tools"][0]["function"]["parameters"]["properties"]["input"]["description"]
+        described = [tool["function"]["description"] for tool in row["tools"]]
+        assert described == ["Computes an arithmetic expression, such as 400 / 1400.", "Call."]
+    longest = max(len(ENCODINGS[0].tokenizer(json.dumps([row["tools"], messages])).input_ids) for row in rows)
+    assert 0.8 < made.made_from["longest"] / longest < 1.2
+    assert f"the longest has {made.made_from['longest']:,} tokens" in (tmp_path / "chat" / "README.md").read_text()

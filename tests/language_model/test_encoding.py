@@ -1,9 +1,11 @@
 """Tokens, the characters at which they begin, and the text of what was sampled."""
 
 import copy
+import json
 import unicodedata
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from transformers import AutoTokenizer
 
 from tests.tiny_models import TOKENIZERS, tokenizer_of
 from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.model.loading import load_encoding
+from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.synthetic import MODEL
 
 
@@ -42,7 +46,8 @@ def _encoding(kind: str) -> Encoding:
 def test_a_call_begins_with_the_tokens_of_its_start_everywhere(kind: str, before: str, after: str) -> None:
     encoding = _encoding(kind)
     text = f"{before}{CALL}{after}"
-    [ids], [call] = encoding.with_calls([text]), encoding.calls([CALL])
+    [tokens], [call] = encoding.with_calls([text]), encoding.calls([CALL])
+    ids = tokens.ids
     begins = [at for at in range(len(ids)) if ids[at : at + len(encoding.start)] == encoding.start]
     assert len(begins) == text.count(" [") and call[: len(encoding.start)] == encoding.start
     assert encoding.tokenizer.decode(ids) == encoding.tokenizer.decode(encoding.texts([text])[0].ids)
@@ -53,7 +58,7 @@ def test_a_call_begins_with_the_tokens_of_its_start_everywhere(kind: str, before
 @given(text=st.lists(st.sampled_from(["so", CALL, " [1]", " ", ".", "\n", "中"]), max_size=8).map("".join))
 def test_no_token_changes_where_calls_do_not_merge(kind: str, text: str) -> None:
     encoding = _encoding(kind)
-    assert encoding.with_calls([text])[0] == encoding.texts([text])[0].ids
+    assert encoding.with_calls([text])[0].ids == encoding.texts([text])[0].ids
 
 
 @settings(deadline=None, max_examples=50)
@@ -142,3 +147,8 @@ def test_a_body_ends_at_the_first_bracket_wherever_it_stands_in_a_token(gpt2: An
     assert encoding.body(tokens("Add(1 + 2)]")) == "Add(1 + 2)"
     assert encoding.body(tokens(" Add(1)] and [more]")) == " Add(1)"
     assert encoding.body(tokens("Add(中")) is None
+
+
+def test_a_saved_tokenizer_does_not_say_how_it_was_loaded(tmp_path: Path) -> None:
+    load_encoding(ModelSettings(name=str(MODEL))).tokenizer.save_pretrained(tmp_path)
+    assert not {"is_local", "local_files_only"} & json.loads((tmp_path / "tokenizer_config.json").read_text()).keys()

@@ -9,19 +9,27 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from resources import LakeResource, live_runs
-from resources.live_runs import HOME, alive, end_dead_runs, home_name, run_folder, run_folders, take_unfinished
 from toolformer_dag.cli.project import shared_instance
 from toolformer_dag.files import write_whole
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.spending import Spent
+from toolformer_dag.resources import LakeResource, live_runs
+from toolformer_dag.resources.live_runs import (
+    HOME,
+    alive,
+    end_dead_runs,
+    home_name,
+    run_folder,
+    run_folders,
+    take_unfinished,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import dagster as dg
-from resources import LakeResource
+from toolformer_dag.resources import LakeResource
 from toolformer_dag.cli.project import shared_instance
 from toolformer_dag.lake.table import Lake
 

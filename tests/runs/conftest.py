@@ -15,8 +15,8 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from assets.by_hand import BY_HAND
 from tests.worlds import WorldFolder, copy_world, lay_out
+from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.cli.project import Project, RunReport
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query

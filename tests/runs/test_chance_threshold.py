@@ -5,8 +5,8 @@ import re
 import pytest
 from dagster import AssetKey
 
-from assets.metadata import UNCHANGED
 from tests.command_line import cli
+from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline.chance import kept_nothing
 

@@ -5,8 +5,8 @@ import time
 import dagster as dg
 import pytest
 
-from assets import JOB
 from tests.runs.conftest import ALL_SPENT, assert_same, ended, spent
+from toolformer_dag.assets import JOB
 
 pytestmark = pytest.mark.long
 

@@ -3,8 +3,8 @@
 import base64
 from xml.etree import ElementTree
 
-from assets.warehouse import SHOWN
 from tests.runs.conftest import World
+from toolformer_dag.assets.warehouse import SHOWN
 from toolformer_dag.cli import app
 
 COUNT = "select count(*) from "

@@ -6,10 +6,10 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from assets import JOB, outputs, shard_sensor
-from assets.staleness import tell_dagster
 from tests.command_line import cli
 from tests.runs.conftest import by_machine
+from toolformer_dag.assets import JOB, outputs, shard_sensor
+from toolformer_dag.assets.staleness import tell_dagster
 from toolformer_dag.cli.project import NOT_RUN
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.pipeline.spending import COSTS

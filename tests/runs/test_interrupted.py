@@ -11,16 +11,16 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-import assets.running
-from assets.running import Step
-from resources.live_runs import run_folder
 from tests.runs.conftest import assert_same, ended, spent
+from toolformer_dag.assets import running
+from toolformer_dag.assets.running import Step
+from toolformer_dag.resources.live_runs import run_folder
 
 pytestmark = pytest.mark.long
 
 
 def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_later(world, made, monkeypatch):
-    monkeypatch.setattr(assets.running, "WRITE_EVERY_SECONDS", -1)
+    monkeypatch.setattr(running, "WRITE_EVERY_SECONDS", -1)
     change = ("tools.sums.k=3", "execution.chunk_texts=1")
     project, seen = world.project(*change), []
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from assets import TRAINING_JOB
-from assets.declaration import asset_key
-from assets.metadata import UNCHANGED
-from assets.warehouse import SHOWN
 from tests.object_store import S3, s3, s3_running
 from tests.runs.conftest import World, assert_same, ended
+from toolformer_dag.assets import TRAINING_JOB
+from toolformer_dag.assets.declaration import asset_key
+from toolformer_dag.assets.metadata import UNCHANGED
+from toolformer_dag.assets.warehouse import SHOWN
 from toolformer_dag.definitions import definitions_of
 
 __all__ = ["s3", "s3_running"]  # fixtures

@@ -1,11 +1,11 @@
 """A run computes what is stale and skips the rest, whoever starts it."""
 
-from assets import JOB
-from assets.by_hand import BY_HAND
-from assets.declaration import asset_key
-from assets.metadata import TOKENS
-from assets.running import CHANGED
 from tests.runs.conftest import assert_same, free
+from toolformer_dag.assets import JOB
+from toolformer_dag.assets.by_hand import BY_HAND
+from toolformer_dag.assets.declaration import asset_key
+from toolformer_dag.assets.metadata import TOKENS
+from toolformer_dag.assets.running import CHANGED
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline import filtered_calls
 

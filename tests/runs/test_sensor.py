@@ -5,9 +5,9 @@ import os
 import dagster as dg
 import pytest
 
-from assets import shard_sensor
-from assets.staleness import SHARDS
 from tests.worlds import write_shard
+from toolformer_dag.assets import shard_sensor
+from toolformer_dag.assets.staleness import SHARDS
 
 
 @pytest.fixture

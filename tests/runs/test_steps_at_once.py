@@ -9,10 +9,10 @@ import time
 import dagster as dg
 import pytest
 
-from assets import JOB
 from tests.processes import processes_with
 from tests.runs.conftest import ALL_SPENT, World, assert_same, ended, spent
 from tests.ui_server import launched, served
+from toolformer_dag.assets import JOB
 from toolformer_dag.definitions import definitions_of, job_of
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings

@@ -16,12 +16,12 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.schema import create_schema
 
-from assets import shard_sensor
-from assets.staleness import SHARD_LIST
 from tests.processes import processes_with
 from tests.runs.conftest import World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
+from toolformer_dag.assets import shard_sensor
+from toolformer_dag.assets.staleness import SHARD_LIST
 from toolformer_dag.cli.project import Project, shared_instance
 from toolformer_dag.settings.settings_file import load_settings
 

@@ -9,7 +9,7 @@ from toolformer_dag.cli.run import completed, opened_project
 from toolformer_dag.cli.terminal import Config, Set, harmless
 
 if TYPE_CHECKING:
-    from assets.running import Step
+    from toolformer_dag.assets.running import Step
     from toolformer_dag.pipeline.plan import Plan
 
 TABLES = {

@@ -21,7 +21,10 @@ def export(
     form: Annotated[FormName, typer.Option(help="text, masked, preference or chat.")] = DEFAULT_FORM,
     warehouse: Annotated[bool, typer.Option("--warehouse", help="Export the tables of the warehouse instead.")] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="For `masked`: folder, hub id or `embedded`; default: the settings' model.")
+        str | None,
+        typer.Option(
+            help="For `masked`, and to count in `chat`: folder, hub id or `embedded`; default: the settings' model."
+        ),
     ] = None,
     license: Annotated[
         str | None, typer.Option(help="Licence for the card, as the hub names it; default: `export.license`.")
@@ -55,14 +58,18 @@ def export(
         made = export_corpus(plan, folder, _form(plan, form, tokenizer))
     for name, rows in made.rows.items():
         typer.echo(f"{name}: {rows:,} rows")
+    if longest := made.made_from.get("longest"):
+        typer.echo(
+            f"the longest row has some {longest:,} tokens with its tools; a trainer cuts what is above its limit"
+        )
     typer.echo(f"{folder}: {sum(size for size, _ in made.files.values()):,} bytes in {len(made.files)} files")
 
 
 def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | None) -> None:
     if warehouse and form != DEFAULT_FORM:
         raise UserError(f"--warehouse writes tables, which have no form {form}; leave one of the two options out")
-    if tokenizer is not None and form != "masked":
-        raise UserError("--tokenizer counts for --form masked alone; leave it out, or add --form masked")
+    if tokenizer is not None and form not in ("masked", "chat"):
+        raise UserError("--tokenizer counts for --form masked and chat alone; leave it out, or add one of them")
 
 
 def _refuse_stale(plan: "Plan") -> None:
@@ -88,7 +95,7 @@ def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
     from toolformer_dag.exports.corpus_export import applied_thresholds
     from toolformer_dag.exports.forms import chat_form, masked_form, preference_form, text_form
 
-    if name == "masked":
+    if name in ("masked", "chat"):
         from toolformer_dag.model.loading import load_encoding
         from toolformer_dag.model.weights import folder_name
 
@@ -98,11 +105,8 @@ def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
             if tokenizer is None
             else model.model_copy(update={"name": tokenizer, "revision": None, "trust_remote_code": False})
         )
-        return masked_form(
-            load_encoding(named),
-            plan.settings.training.sequence_length,
-            folder_name(named.name),
-        )
-    if name == "preference":
-        return preference_form(applied_thresholds(plan))
-    return chat_form(plan.lanes) if name == "chat" else text_form()
+        encoding = load_encoding(named)
+        if name == "chat":
+            return chat_form(plan.lanes, encoding)
+        return masked_form(encoding, plan.settings.training.sequence_length, folder_name(named.name))
+    return preference_form(applied_thresholds(plan)) if name == "preference" else text_form()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,19 +16,19 @@ from uuid import uuid4
 
 import dagster as dg
 
-from assets.running import Step
-from resources.live_runs import FOLDER, HOME, alive, free_slots_of_ended_runs, home_name, run_folders
-from resources.step_processes import PRELOADED
+from toolformer_dag.assets.running import Step
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, free_slots_of_ended_runs, home_name, run_folders
+from toolformer_dag.resources.step_processes import PRELOADED
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
-LOOK_EVERY_SECONDS = 0.25
+LOOK_EVERY_SECONDS, REPEAT_EVERY_SECONDS = 0.25, 5.0
 Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
 Sink = Callable[[Step], None]
-"""Called whenever a step got on, and once when it has ended."""
+"""Called whenever a step got on, now and then while it does not, and once when it has ended."""
 
 
 @contextmanager
@@ -89,14 +90,17 @@ def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator
 
     Raises what the sink raised, when the block has ended.
     """
-    ended, seen = threading.Event(), dict[Path, bytes]()
+    ended, seen, told_at = threading.Event(), dict[Path, bytes](), dict[Path, float]()
 
     def look() -> None:
         with suppress(FileNotFoundError):  # replaced meanwhile: seen the next time
             for file in sorted(folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
-                if (told := file.read_bytes()) != seen.get(file):
-                    seen[file] = told
-                    sink(Step(**json.loads(told)))
+                told, now = file.read_bytes(), time.monotonic()
+                step = Step(**json.loads(told))
+                quiet = step.outcome is None and now - told_at.get(file, now) > REPEAT_EVERY_SECONDS
+                if told != seen.get(file) or quiet:
+                    seen[file], told_at[file] = told, now
+                    sink(step)
 
     def watch() -> None:
         over = cancelled = False

@@ -10,13 +10,12 @@ from typing import Any
 
 import dagster as dg
 
-from assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs
-from assets.by_hand import BY_HAND, TRAINED
-from assets.declaration import asset_key
-from assets.metadata import UNCHANGED
-from assets.staleness import SHARD_LIST, observe, stale_assets, tell_dagster, with_descendants
-from assets.warehouse import SHOWN, STEP
-from resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
+from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs
+from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
+from toolformer_dag.assets.declaration import asset_key
+from toolformer_dag.assets.metadata import UNCHANGED
+from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, tell_dagster, with_descendants
+from toolformer_dag.assets.warehouse import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.session import session
@@ -26,6 +25,7 @@ from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.update import Reasons
+from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.training.checkpoint_outputs import too_few_to_train

@@ -13,7 +13,7 @@ from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, checked_se
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
-    from assets.running import Step
+    from toolformer_dag.assets.running import Step
     from toolformer_dag.cli.project import Project, RunReport
 
 
@@ -149,9 +149,9 @@ def ui(
 
     Example: toolformer-dag ui --port 3000
     """
-    from resources.live_runs import end_dead_runs
     from toolformer_dag.cli.project import home, shared_instance
     from toolformer_dag.cli.web_server import serve
+    from toolformer_dag.resources.live_runs import end_dead_runs
     from toolformer_dag.settings.settings_file import settings_file
 
     root = settings_of(config, None, None).root

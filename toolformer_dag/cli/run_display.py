@@ -1,4 +1,7 @@
-"""The progress of a run: a live line per step on a terminal, and a line for every asset when it has ended."""
+"""The progress of a run: a live line per step on a terminal, and a line for every asset when it has ended.
+
+Elsewhere, as in a pipe or a log, a step that goes on has a line every SAY_EVERY_SECONDS.
+"""
 
 import os
 import sys
@@ -9,7 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from assets.running import Step
+from toolformer_dag.assets.running import Step
+
+SAY_EVERY_SECONDS = 30.0
 
 
 @contextmanager
@@ -19,6 +24,7 @@ def shown(told: Callable[[Step], str | None] = lambda step: None) -> Iterator[Ca
     `told`: what to print behind a step that has ended.
     """
     now: dict[str, Step] = {}
+    said: dict[str, float] = {}
 
     def lines() -> Text:
         told = [f"{step.name}  {step.under_way}".rstrip() for step in list(now.values())]
@@ -27,6 +33,9 @@ def shown(told: Callable[[Step], str | None] = lambda step: None) -> Iterator[Ca
     def watch(step: Step) -> None:
         if step.outcome is None:
             now[step.name] = step
+            if not console.is_terminal and step.seconds - said.get(step.name, 0.0) >= SAY_EVERY_SECONDS:
+                said[step.name] = step.seconds
+                console.print(Text(f"{step.name}: {step.under_way or 'goes on'}"), soft_wrap=True)
             return
         now.pop(step.name, None)
         for line in filter(None, (f"{step.name}: {step.outcome}", told(step))):

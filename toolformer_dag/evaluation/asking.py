@@ -132,17 +132,21 @@ ROW = pl.Schema(
 
 
 def generations(
-    store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion]
+    store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion], advance: Callable[[int], None]
 ) -> tuple[list[Generation], pl.DataFrame]:
     """Return a generation per question, in order, and the rows that were generated because `store` lacked them.
 
-    Generations with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
+    `advance` is called with the questions answered so far. Generations with a lost call (time limit, connection,
+    outage) are not stored, so that the next run retries them.
     Raises StorageError, WriteError.
     """
     pairs = [(question.prompt, question.context) for question in questions]
     requested = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
     missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
-    generated = [_generated(store, asking, missing[at : at + CHUNK]) for at in range(0, missing.height, CHUNK)]
+    generated = []
+    for at in range(0, missing.height, CHUNK):
+        advance(len(questions) - missing.height + at)
+        generated.append(_generated(store, asking, missing[at : at + CHUNK]))
     fresh = pl.concat([ROW.to_frame(), *generated])
     rows = pl.concat([fresh, store.stored(requested)]).iter_rows(named=True)
     found = {(row["prompt"], row["context"]): _generation(row) for row in rows}
@@ -184,7 +188,12 @@ class AskedBenchmark:
 
 
 def benchmark_outcomes(
-    settings: Settings, lanes: Sequence[Lane], model: LanguageModel, condition: Condition, benchmark: Benchmark
+    settings: Settings,
+    lanes: Sequence[Lane],
+    model: LanguageModel,
+    condition: Condition,
+    benchmark: Benchmark,
+    advance: Callable[[int], None] = lambda answered: None,
 ) -> AskedBenchmark:
     """Ask a model a benchmark's questions; it may call the tools of all `lanes` that are not withheld.
 
@@ -193,6 +202,6 @@ def benchmark_outcomes(
     asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld)
     store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
     lane_of = {lane.tool.name: lane.key for lane in lanes}
-    written, fresh = generations(store, asking, benchmark.questions)
+    written, fresh = generations(store, asking, benchmark.questions, advance)
     outcomes = [judge(benchmark, number, condition, text, lane_of) for number, text in enumerate(written, 1)]
     return AskedBenchmark(outcomes, store.name, int(fresh["tokens"].sum()), int(fresh["calls"].list.len().sum()))

@@ -66,7 +66,7 @@ def perplexity(
     """
     backend = backend or backend_of(language_model)
     encoding = language_model.encoding
-    rows = [encoding.bos + text.ids for text in encoding.texts(texts)]
+    rows = [encoding.bos + text.ids for text in encoding.with_calls(texts)]
     length = min(backend.context_length, PASS_TOKENS)
     pieces = [(piece, text) for text, ids in enumerate(rows) for piece in windows(ids, length)]
     pieces.sort(key=lambda one: len(one[0]))

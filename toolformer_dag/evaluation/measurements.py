@@ -229,19 +229,23 @@ def _ask(
     from toolformer_dag.evaluation.asking import benchmark_outcomes, compared, condition_count
 
     settings, lanes = plan.settings, plan.inference_lanes
+    total = condition_count(settings) * sum(len(benchmark.questions) for benchmark in benchmarks)
+    asked: list[AskedBenchmark] = []
+
+    def advance(answered: int) -> None:
+        progress(sum(len(group.outcomes) for group in asked) + answered, total)
 
     def ask(model: "LanguageModel", conditions: list[Condition]) -> "Iterator[AskedBenchmark]":
         for condition in conditions:
             named = settings.evaluation.models.get(condition.of_model, settings.model)
             weights[condition.of_model] = folder_name(named.name), model.parameters
             for benchmark in benchmarks:
-                yield benchmark_outcomes(settings, lanes, model, condition, benchmark)
+                yield benchmark_outcomes(settings, lanes, model, condition, benchmark, advance)
 
-    asked: list[AskedBenchmark] = []
     for group in compared(settings, ask):
         check_outage(group.outcomes)
         asked.append(group)
-        progress(len(asked), condition_count(settings) * len(benchmarks))
+        advance(0)
     return asked
 
 

@@ -61,6 +61,8 @@ FROM augmented_corpus JOIN (SELECT shard, digest, language FROM documents) USING
 WHERE language IS NOT NULL ORDER BY language
 """
 CARD_TEXT = Template(sql_text(__package__, "corpus_card.md"))
+LONGEST = ("longest", "")
+"""Of what is counted: the tokens of the longest row."""
 TITLE = "Toolformer C*: web text with tool calls"
 
 
@@ -81,6 +83,7 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
             counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
             for row in form.rows(text):
                 counts["kind", row.get("kind", "")] += 1
+                counts[LONGEST] = max(counts[LONGEST], form.length(row))
                 yield row
 
     if not of_the_lake:
@@ -90,7 +93,7 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
         (fresh / CARD).write_text(_card(plan, form, splits, counts), "utf-8")
-        return write_record(fresh, splits, made_from)
+        return write_record(fresh, splits, {**made_from, **_longest(counts)})
 
 
 def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
@@ -188,10 +191,15 @@ def _card(plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tup
     )
 
 
+def _longest(counts: Counter[tuple[str, str]]) -> dict[str, int]:
+    return {"longest": counts[LONGEST]} if counts[LONGEST] else {}
+
+
 def _sizes(splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
     sizes = ", ".join([f"{split} {rows:,}" for split, rows in splits.items()] or ["none"])
     kinds = [f"{kind} {count:,}" for (what, kind), count in sorted(counts.items()) if what == "kind" and kind]
-    return sizes + (f" (pairs: {', '.join(kinds)})" if kinds else "")
+    longest = f"; the longest has {counts[LONGEST]:,} tokens, tools and marks included" if counts[LONGEST] else ""
+    return sizes + (f" (pairs: {', '.join(kinds)})" if kinds else "") + longest
 
 
 def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:

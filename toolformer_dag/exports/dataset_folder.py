@@ -79,17 +79,15 @@ class ParquetFiles:
 
 
 def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Write rows to `data/` by their column `split`; return split -> rows. JSON columns take their values as text.
+    """Write rows to `data/` by their column `split`; return split -> rows.
 
     A split without rows has no file: `load_dataset` cannot read an empty one.
     """
-    json = pa.list_(pa.json_())  # pyarrow makes no list of JSON from Python's values, but casts text to one
-    plain = pa.schema([field.with_type(pa.list_(pa.string())) if field.type == json else field for field in schema])
     files: dict[str, ParquetFiles] = {}
     remaining = iter(rows)
     while some := list(islice(remaining, GROUP_ROWS)):
         for split in sorted({row["split"] for row in some}):
-            found = pa.Table.from_pylist([row for row in some if row["split"] == split], plain)
+            found = pa.Table.from_pylist([row for row in some if row["split"] == split], schema)
             files.setdefault(split, ParquetFiles(folder / DATA, split, schema)).write(found)
     for one in files.values():
         one.close()

@@ -75,7 +75,7 @@ class Form:
     """`schema`: the columns, each with its `comment`; `rows`: the rows of a text; `card`: what the card says of it.
 
     `settings`: what determines the rows beside the texts; `join`: a query from rows to loss_deltas; `preferences`:
-    whether `rows` reads `least_helpful`.
+    whether `rows` reads `least_helpful`; `length`: the tokens of a row where a trainer encodes it, else 0.
     """
 
     name: FormName
@@ -85,6 +85,7 @@ class Form:
     settings: Mapping[str, Any] = field(default_factory=dict)
     join: str = JOIN_CALLS
     preferences: bool = False
+    length: Callable[[Mapping[str, Any]], int] = lambda row: 0
 
 
 def _column(name: str, kind: pa.DataType, comment: str) -> pa.Field:
@@ -160,21 +161,21 @@ def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> F
     from toolformer_dag.training.sequences import IGNORED, windows
 
     identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
-    eos = encoding.tokenizer.eos_token_id
-    ends = [] if eos is None else [int(eos)]
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        [tokens] = encoding.texts([text.text])
+        [tokens] = encoding.with_calls([text.text])
         labels = np.where(_within(tokens.offsets, len(text.text), result_spans(text)), IGNORED, tokens.ids)
-        ids = windows([*encoding.bos, *tokens.ids, *ends], sequence_length)
-        targets = windows([*encoding.bos, *labels.tolist(), *ends], sequence_length)
+        ids = windows([*encoding.bos, *tokens.ids, *encoding.eos], sequence_length)
+        targets = windows([*encoding.bos, *labels.tolist(), *encoding.eos], sequence_length)
         for number, (window, target) in enumerate(zip(ids, targets, strict=True)):
-            yield {"input_ids": window, "labels": target, "window": number, **_own(text)}
+            told = {"input_ids": window, "labels": target, "attention_mask": [1] * len(window), "window": number}
+            yield {**told, **_own(text)}
 
     schema = pa.schema(
         [
             _column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer}"),
             _column("labels", pa.list_(pa.int32()), "the same, with -100 for tokens of results"),
+            _column("attention_mask", pa.list_(pa.int8()), "1 for each token: nothing is padded"),
             _column("window", pa.int32(), "number of the row within its text"),
             CALLS,
             *ORIGIN,
@@ -272,25 +273,39 @@ def _pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None) -> Map
     return {"prompt": prompt, "rejected": rejected, "rejected_call": asdict(rival), **pair, **_own(text)}
 
 
+TEXT = pa.string()
+ASKED = pa.struct({"name": TEXT, "arguments": pa.struct({"input": TEXT})})
+TOOL_CALL = pa.struct({"id": TEXT, "type": TEXT, "function": ASKED})
+MESSAGE = pa.struct(
+    {"role": TEXT, "content": TEXT, "tool_calls": pa.list_(TOOL_CALL), "tool_call_id": TEXT, "name": TEXT}
+)
+"""Plain types: JSON as an extension type is read by `datasets` 4.7 and later alone."""
+INPUT = pa.struct({"input": pa.struct({"type": TEXT})})
+PARAMETERS = pa.struct({"type": TEXT, "properties": INPUT, "required": pa.list_(TEXT)})
+TOOL = pa.struct({"type": TEXT, "function": pa.struct({"name": TEXT, "description": TEXT, "parameters": PARAMETERS})})
 INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"
 
 
-def chat_form(lanes: Sequence[Lane]) -> Form:
+def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
     """Return each text as a conversation with structured calls: `messages` and `tools`, as chat templates take them.
 
     A web text has no user, so the user's message is made up: an instruction and the text before the first call. Delta
-    was measured on the text with inline calls and says nothing of this form.
+    was measured on the text with inline calls and says nothing of this form. `encoding` counts tokens of messages and
+    tools written as JSON, in place of a chat template.
     """
-    tools = [json.dumps(_function(lane)) for lane in lanes]
+    tools = [_function(lane) for lane in lanes]
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        messages = [json.dumps(message, ensure_ascii=False) for message in conversation(text)]
-        yield {"messages": messages, "tools": tools, **_own(text)}
+        yield {"messages": list(conversation(text)), "tools": tools, **_own(text)}
+
+    def length(row: Mapping[str, Any]) -> int:
+        parts = [json.dumps(part, ensure_ascii=False) for part in (*row["tools"], *row["messages"])]
+        return sum(encoding.lengths(parts))
 
     schema = pa.schema(
         [
-            _column("messages", pa.list_(pa.json_()), "user, assistant with tool_calls, tool, ..., assistant"),
-            _column("tools", pa.list_(pa.json_()), "the tools as JSON schema"),
+            _column("messages", pa.list_(MESSAGE), "user, assistant with tool_calls, tool, ..., assistant"),
+            _column("tools", pa.list_(TOOL), "the tools in the form of a JSON schema; all take `input`"),
             CALLS,
             *ORIGIN,
         ]
@@ -300,7 +315,7 @@ def chat_form(lanes: Sequence[Lane]) -> Form:
         "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
         "about a conversation. The contents of the messages, without the instruction, are `plain`."
     )
-    return Form("chat", schema, rows, told, {"tools": tools})
+    return Form("chat", schema, rows, told, {"tools": tools}, length=length)
 
 
 def conversation(text: CorpusText) -> Iterator[dict[str, Any]]:
@@ -317,14 +332,11 @@ def conversation(text: CorpusText) -> Iterator[dict[str, Any]]:
 
 
 def _function(lane: Lane) -> dict[str, Any]:
-    """A tool as JSON schema; its one argument is the text between the parentheses, with an example of its prompt."""
-    found = re.search(rf"\[{re.escape(lane.tool.name)}\((.*?)\)\]", lane.tool.prompt.partition("Output:")[2])
-    shown = f", such as {found[1]}" if found and found[1] else ""
-    given = {"type": "string", "description": f"the text between the parentheses of a call{shown}"}
+    """A tool as JSON schema: the model reads all of them before each text, so nothing stands there twice."""
     function = {
         "name": _function_name(lane.tool.name),
-        "description": f"The tool {lane.tool.name} of this data set: takes a text and returns a text.",
-        "parameters": {"type": "object", "properties": {"input": given}, "required": ["input"]},
+        "description": lane.tool.about,
+        "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
     }
     return {"type": "function", "function": function}
 

@@ -56,13 +56,14 @@ class Encoding:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.bos = _leading_special_tokens(tokenizer)
+        self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.anchor = "" if self._appends_start(self._ids(ANCHOR), self._ids(API_START)) else ANCHOR
         self._cut = self._ids(ANCHOR) if self.anchor else []
         self.start, self.output = self._inside([API_START, OUTPUT])
 
     def head(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: ", with BOS first where the tokenizer adds it."""
-        return self.bos + self.with_calls([f"{prompt}Input: "])[0]
+        return self.bos + self.with_calls([f"{prompt}Input: "])[0].ids
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize texts unchanged and return their offsets.
@@ -87,14 +88,19 @@ class Encoding:
         if not calls:
             return []
         pairs = zip(calls, self._inside(calls), strict=True)
-        return [self._apart(call, ids) if self._is_merged(call, ids) else ids for call, ids in pairs]
-
-    def with_calls(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize texts that hold calls: prompts, and texts of C*."""
-        found = self.texts(texts)
         return [
-            tokens.ids if _are_apart(text, tokens) else self._apart(text, tokens.ids)
-            for text, tokens in zip(texts, found, strict=True)
+            apart.ids if self._is_merged(call, ids) and (apart := self._apart(call, ids)) else ids
+            for call, ids in pairs
+        ]
+
+    def with_calls(self, texts: Sequence[str]) -> list[TextTokens]:
+        """Tokenize texts that may hold calls: prompts, texts of C* in training and exports, held-out texts.
+
+        Without a call the tokens are those of `texts`.
+        """
+        return [
+            tokens if _are_apart(text, tokens) else self._apart(text, tokens.ids) or tokens
+            for text, tokens in zip(texts, self.texts(texts), strict=True)
         ]
 
     def keeps_text_tokens(self) -> bool:
@@ -129,21 +135,32 @@ class Encoding:
     def _is_merged(self, call: str, ids: list[int]) -> bool:
         return CALL_START.match(call) is not None and ids[: len(self.start)] != self.start
 
-    def _apart(self, text: str, whole: list[int]) -> list[int]:
-        """Tokenize the pieces between the beginnings of calls apart; return `whole` where that gives another text."""
-        first, *bodies = CALL_START.split(text)
-        pieces = [self._ids(first) if first else [], *map(self._after_start, bodies)]
-        ids = [token for at, piece in enumerate(pieces) for token in ((self.start if at else []) + piece)]
-        return ids if self._text(ids) == self._text(whole) else whole
+    def _apart(self, text: str, whole: list[int]) -> TextTokens | None:
+        """Tokenize the pieces between the beginnings of calls apart; None where that gives another text than `whole`.
 
-    def _after_start(self, body: str) -> list[int]:
-        if not self.anchor:
-            return self._ids(body)
-        for anchor in NAME_ANCHORS:
-            cut, ids = self._ids(anchor), self._ids(anchor + body)
-            if ids[: len(cut)] == cut:
-                return ids[len(cut) :]
-        return self._ids(body)
+        All tokens of ` [` begin where it begins.
+        """
+        first, *bodies = CALL_START.split(text)
+        start = np.zeros(len(self.start), np.int32)
+        [before] = self.texts([first])
+        parts = [before]
+        for found, body in zip(CALL_START.finditer(text), bodies, strict=True):
+            after = self._after_start(body)
+            parts.append(TextTokens(self.start, start + found.start(), start > 0))
+            parts.append(TextTokens(after.ids, after.offsets + found.end(), after.inside))
+        ids = [token for part in parts for token in part.ids]
+        if self._text(ids) != self._text(whole):
+            return None
+        offsets, inside = ([getattr(part, name) for part in parts] for name in ("offsets", "inside"))
+        return TextTokens(ids, np.concatenate(offsets), np.concatenate(inside))
+
+    def _after_start(self, body: str) -> TextTokens:
+        [found] = self.texts([body])
+        for anchor in NAME_ANCHORS if self.anchor else ():
+            cut, [behind] = len(self._ids(anchor)), self.texts([anchor + body])
+            if behind.ids[:cut] == self._ids(anchor):
+                return TextTokens(behind.ids[cut:], behind.offsets[cut:] - len(anchor), behind.inside[cut:])
+        return found
 
     def _appends_start(self, before: list[int], start: list[int]) -> bool:
         return self._text(before + start) == self._text(before) + API_START

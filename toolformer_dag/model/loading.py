@@ -271,6 +271,10 @@ def _device(device: str) -> torch.device:
         raise ModelError(f"device {device!r} cannot be used: {_one_line(error)}; use auto, cpu or cuda") from error
 
 
+OF_THIS_MACHINE = ("is_local", "local_files_only")
+"""What transformers notes about how a tokenizer was loaded, and would write into the files of a published one."""
+
+
 def load_encoding(model: ModelSettings) -> Encoding:
     """Load the tokenizer of the settings' model. Raises ModelError."""
     name = model_name(model)
@@ -278,6 +282,8 @@ def load_encoding(model: ModelSettings) -> Encoding:
     tokenizer = from_hub(AutoTokenizer, name, _source(model))
     check_sentencepiece(name, tokenizer, model.revision)
     check_tokenizer(name, tokenizer)
+    for key in OF_THIS_MACHINE:
+        tokenizer.init_kwargs.pop(key, None)
     return Encoding(tokenizer)
 
 

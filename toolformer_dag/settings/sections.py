@@ -116,7 +116,10 @@ class CorpusSettings(SettingsTable):
         description="Format of the records; `auto` recognizes it by the first records of each shard, `plain` is any "
         "record with a `text`.",
     )
-    fields: FieldSettings = Field(FieldSettings(), description="Where the records differ from the format.")
+    fields: FieldSettings = Field(
+        FieldSettings(),
+        description="Where the records differ from the format; of all shards alike, whatever the pattern.",
+    )
     hub: Unfingerprinted[str | None] = Field(
         None,
         min_length=1,

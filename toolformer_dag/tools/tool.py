@@ -108,6 +108,8 @@ class Tool(ABC):
     defaults: ToolDefaults
     prompt: str
     """Instruction and examples of P(x) (appendix A.2), without the last `Input: x / Output:`."""
+    description: str = ""
+    """What the tool does, in a sentence, for models that are told their tools; see `about`."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The keys that the tool's section may hold besides thresholds and limits."""
     asks_language: ClassVar[bool] = False
@@ -124,6 +126,16 @@ class Tool(ABC):
         self.key = key
         self.options = options
         self.prompt = prompt
+
+    @property
+    def about(self) -> str:
+        """Return what the tool does: a sentence of `description`, else of the class's docstring, else of the prompt.
+
+        That is the first one, or the one that writes a call.
+        """
+        told = " ".join((self.description or type(self).__doc__ or self.prompt).split())
+        sentences = re.split(r"(?<=[.!?]) ", told.partition(" Input: ")[0])
+        return next((sentence for sentence in sentences if f"[{self.name}(" in sentence), sentences[0])
 
     def wants_document(self, document: Document) -> str | None:
         """Return why the document is selected, or None to skip it; must be cheap. Raises OverBudget."""

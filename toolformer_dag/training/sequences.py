@@ -34,8 +34,7 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
     token of the sequence before, so that every token is predicted exactly once. `packing` puts several of these into
     a sequence; `collate` keeps them apart.
     """
-    ends = [] if encoding.tokenizer.eos_token_id is None else [int(encoding.tokenizer.eos_token_id)]
-    whole = [encoding.bos + ids + ends for ids in encoding.with_calls(texts) if ids]
+    whole = [encoding.bos + tokens.ids + encoding.eos for tokens in encoding.with_calls(texts) if tokens.ids]
     parts = [window for ids in whole for window in windows(ids, sequence_length)]
     return Examples(
         tuple(packed(parts, sequence_length) if packing else ((part,) for part in parts)),

@@ -125,6 +125,7 @@ class Calculator(Tool):
     name = "Calculator"
     looks_for = "numbers of which one may follow from others"
     version = "6"
+    description = "Computes an arithmetic expression, such as 400 / 1400."
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
 
     def wants_document(self, document: Document) -> str | None:

@@ -72,6 +72,7 @@ class MachineTranslation(Tool):
     name = "MT"
     looks_for = "another language between English"
     version = "3"
+    description = "Translates a text from any language into English."
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
     Options = TranslationOptions
     options: TranslationOptions

@@ -56,6 +56,7 @@ class McpTool(Tool):
         super().__init__(key, options, prompt)
         self.name = options.name
         self.version = options.version
+        self.description = prompt
         self._session: Session | None = None
         self._lock = threading.Lock()
 

@@ -18,6 +18,7 @@ class QuestionAnswering(Tool):
 
     name = "QA"
     version = "6"
+    description = "Answers a question about a fact in a few words."
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
     Options = QuestionAnsweringOptions
     options: QuestionAnsweringOptions

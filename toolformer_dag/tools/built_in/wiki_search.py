@@ -26,6 +26,7 @@ class WikiSearch(Tool):
 
     name = "WikiSearch"
     version = "2"
+    description = "Searches Wikipedia and returns a passage."
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
     Options = WikiSearchOptions
     options: WikiSearchOptions
