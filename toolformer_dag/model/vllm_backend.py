@@ -133,20 +133,22 @@ class VllmBackend:
             ([*head, *text.ids[: text.before]], [*text.ids[text.before : text.before + text.asked - 1], start[0]])
             for text in texts
         ]
-        found = [
-            np.array([scores[start[0]] for scores in steps])
-            for steps in self.walk_scores("positions", walks, [start[0]])
-        ]
-        for so_far in range(1, len(start)):
-            rest = [
-                ([*head, *text.ids[: text.before + i], *start[:so_far]], [start[so_far]])
-                for text in texts
-                for i in range(text.asked)
-            ]
-            values = [steps[0][start[so_far]] for steps in self.walk_scores("positions", rest, [start[so_far]])]
-            sizes = np.cumsum([text.asked for text in texts])[:-1]
-            found = [one + more for one, more in zip(found, np.split(np.array(values), sizes), strict=True)]
+        first = self.walk_scores("positions", walks, [start[0]])
+        found = [np.array([scores[start[0]] for scores in steps]) for steps in first]
+        for written in range(1, len(start)):
+            later = self._later_scores(head, texts, start[:written], start[written])
+            found = [before + more for before, more in zip(found, later, strict=True)]
         return [np.exp(values).astype(np.float32) for values in found]
+
+    def _later_scores(
+        self, head: Sequence[int], texts: Sequence[TokenText], written: Sequence[int], token: int
+    ) -> list[NDArray[np.float64]]:
+        """Return, by text, log p of `token` behind `written` at each place: a request per place."""
+        walks = [
+            ([*head, *text.ids[: text.before + i], *written], [token]) for text in texts for i in range(text.asked)
+        ]
+        values = np.array([steps[0][token] for steps in self.walk_scores("positions", walks, [token])])
+        return np.split(values, np.cumsum([text.asked for text in texts])[:-1])
 
     def walk_scores(
         self, kind: str, walks: Sequence[tuple[Sequence[int], Sequence[int]]], tokens: Sequence[int]
