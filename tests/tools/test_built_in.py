@@ -1,7 +1,11 @@
 """What all built-in tools have in common: the paper's names, thresholds and valid prompts."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.tools.registry import ToolError, built_in_tools, load_tool
 from toolformer_dag.tools.tool import ToolDefaults
 
@@ -15,6 +19,8 @@ PAPER = {  # appendix A, "API Call Sampling" and Table 2
     "question_answering": ("QA", RARE),
     "wiki_search": ("WikiSearch", RARE),
 }
+CHANGED_TEXTS = {"calculator": ["example 3"], "machine_translation": ["example 3"]}
+"""Examples of appendix A.2 whose Output is another text than the Input."""
 PROMPTS = {
     "calculator": (5, 7),
     "calendar": (5, 6),
@@ -32,6 +38,27 @@ def test_names_thresholds_and_prompts_are_the_paper_s(key: str) -> None:
     examples, calls = PROMPTS[key]
     assert tool.prompt.count("Input:") == tool.prompt.count("Output:") == examples
     assert tool.prompt.count(f"[{tool.name}(") == calls
+
+
+@pytest.fixture(scope="module")
+def appendix(shared: Path) -> list[str]:
+    """The prompts of appendix A.2 without white space, in the order of the paper; where lines broke, none is known."""
+    text = re.sub(r"--- PAGE \d+ ---", "", (shared / "paper" / "toolformer.txt").read_text("utf-8"))
+    appendix = text[text.index("A.2 Prompts") : text.index("B Toolformer Training")]
+    prompts = re.findall(r"Your task is to .*?(?=Input: x\s)", appendix, flags=re.DOTALL)
+    return ["".join(prompt.split()) for prompt in prompts]
+
+
+@pytest.mark.parametrize("profile", ["gptj", "gpt2"])
+def test_the_papers_profiles_have_every_word_of_its_prompts(
+    appendix: list[str], profile: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sections = load_settings(profile=profile, environment={}).tools
+    loaded = {key: load_tool(key, section.options()) for key, section in sections.items()}
+    order = ("question_answering", "calculator", "wiki_search", "machine_translation", "calendar")
+    assert ["".join(loaded[key].prompt.split()) for key in order] == appendix
+    warned = [re.findall(r"\[tools\.(\w+)\].*(example \d)", message)[0] for message in caplog.messages]
+    assert warned == [(key, example) for key in sections for example in CHANGED_TEXTS.get(key, [])]
 
 
 @pytest.mark.parametrize("key", TOOLS)

@@ -50,14 +50,25 @@ def test_inputs_and_outputs() -> None:
         (prompt(BIDEN, ("a b", "a [Search(x)] b")), "example 2: .*calls 'Search'.*name is 'QA'; rename"),
         (prompt(("a b", "a [QA(x -> y)] b")), "example 1: .*is not a call.*arrow_in_input"),
         (prompt(("a b", "a [QA(x]) b")), "example 1: .*is not a call"),
-        (prompt(("a b", "a [QA(x)] c")), "example 1: without its calls the Output reads 'a c', not the Input 'a b'"),
-        (prompt(("a b", "a[QA(x)] b")), "a single space before each call"),
-        (prompt(("a b", "a [QA x] b")), "without its calls"),
     ],
 )
 def test_what_cannot_teach_is_refused_with_its_place_and_the_remedy(text: str, message: str) -> None:
     with pytest.raises(ToolError, match=rf"(?s)prompts/qa\.txt: .*{message}"):
         check_prompt(text, "QA", SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("output", "reads", "other"),
+    [("a [QA(x)] c", "c", "b"), ("a[QA(x)] b", "[QA(x)] b", " b"), ("[QA(x)] a [QA x] b", "[QA x] b", "b")],
+)
+def test_an_output_that_is_another_text_is_warned_of(
+    caplog: pytest.LogCaptureFixture, output: str, reads: str, other: str
+) -> None:
+    check_prompt(prompt(BIDEN, ("a b", output)), "QA", SOURCE)
+    [told] = caplog.messages
+    difference = f"the Output reads {reads!r} where the Input reads {other!r}"
+    assert told.startswith(f"prompts/qa.txt: example 2: without its calls {difference}")
+    assert told.endswith("make both equal, with a single space before each call")
 
 
 WORDS = st.lists(st.from_regex(r"[a-zäß,.\d]{1,8}", fullmatch=True), min_size=1, max_size=6)

@@ -2,9 +2,11 @@
 
 import importlib
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
@@ -20,6 +22,9 @@ from toolformer_dag.tools.options import explain_options
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
 EMBEDDED = "embedded"
+SHOWN = 40
+"""Characters of an example that a warning shows, from where Input and Output begin to differ."""
+_log = logging.getLogger(__name__)
 _CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
 
 
@@ -49,8 +54,8 @@ def check_prompt(text: str, name: str, source: object) -> list[tuple[str, str]]:
     """Check a prompt and return its examples, (Input, Output), which begin with these words and may span several lines.
 
     Raises ToolError where an Input has no Output, the instruction or all examples are missing, or a call does not
-    parse or is not one to `name`, or an Output without its calls is not the Input. Not covered: whether the tool
-    accepts the inputs of the calls.
+    parse or is not one to `name`. Warns of an Output that is not the Input without its calls, as two of the paper's
+    are not. Not covered: whether the tool accepts the inputs of the calls.
     """
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
@@ -78,9 +83,13 @@ def _example(block: str, name: str, where: str) -> tuple[str, str]:
             raise ToolError(f"{where}: [{body}] calls {called!r}, but this tool's name is {name!r}; rename the call")
     left = take_out(" " + output, {name}).strip()  # a call may stand before the first word
     if left != given:
-        raise ToolError(
-            f"{where}: without its calls the Output reads {left!r}, not the Input {given!r}; "
-            "make both texts equal, and put a single space before each call"
+        alike = next(at for at, pair in enumerate(zip_longest(left, given)) if pair[0] != pair[1])
+        _log.warning(
+            "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
+            "texts; make both equal, with a single space before each call",
+            where,
+            left[alike : alike + SHOWN],
+            given[alike : alike + SHOWN],
         )
     return given, output
 
