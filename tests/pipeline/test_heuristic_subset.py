@@ -46,6 +46,19 @@ def test_a_text_stands_at_its_offset_in_the_document(new_line: NewLine) -> None:
     assert all(text[at:].startswith(piece) for at, piece in rows.select("offset", "text").iter_rows())
 
 
+def test_a_tool_by_paragraph_is_asked_about_paragraphs_and_gets_them_alone(
+    new_line: NewLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "no sum\n 1 + 1 = 2 \n\nno sum either\n2 + 2 = 4"
+    line = line_over(new_line, {"d": text})
+    line.update("raw_shards", SUBSET)
+    assert line.read(SUBSET)["text"].to_list() == ["no sum\n 1 + 1 = 2", "no sum either\n2 + 2 = 4"]
+    monkeypatch.setattr(type(line.plan().lanes[0].tool), "by_paragraph", True)
+    assert line.update(SUBSET)[SUBSET].rejections == {"text_not_wanted": 2}
+    rows = line.read(SUBSET).select("segment", "offset", "text").rows()
+    assert rows == [(1, text.index("1 + 1"), "1 + 1 = 2"), (3, text.index("2 + 2"), "2 + 2 = 4")]
+
+
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
     budget = text_budget(segment_tokens=100, context_length=512, prompt_tokens=300, max_call_tokens=32)
     assert budget == (512 - 300 - 36) // 2

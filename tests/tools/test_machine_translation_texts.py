@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.document import Document
+from toolformer_dag.texts.segments import Segment, paragraphs
 from toolformer_dag.tools.foreign_text import COMMON, Identifier, chunk_text, foreign_chunks, paragraph_chunks
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
@@ -60,6 +62,16 @@ def wanted(tool: Tool, text: str) -> bool:
 )
 def test_a_foreign_chunk_with_english_before_and_after_is_wanted(tool: Tool, text: str, expected: bool) -> None:
     assert wanted(tool, text) is expected
+
+
+def test_in_the_papers_profiles_english_stands_around_it_in_its_paragraph() -> None:
+    section = load_settings(profile="gptj", environment={}).tools["machine_translation"]
+    paper, wide = (load_tool("machine_translation", options) for options in (section.options(), {}))
+    assert (paper.by_paragraph, wide.by_paragraph) == (True, False)
+    for text, expected in [(f"{BEFORE} {GERMAN} {AFTER}", 1), (f"{BEFORE}\n{GERMAN}\n{AFTER}", 0)]:
+        found = [one.text for one in paragraphs([Segment(0, 0, text)]) if paper.wants(one.text, document(text))]
+        assert found == [text] * expected and wanted(wide, text)
+    assert load_tool("machine_translation", {"english_around": "text"}).selection() == wide.selection()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segments import Segment, text_digest
+from toolformer_dag.texts.segments import Segment, paragraphs, text_digest
 from toolformer_dag.tools.foreign_text import Identifier
 from toolformer_dag.tools.tool import OverBudget, blamed
 
@@ -48,6 +48,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
         **({"language": Identifier(None).identity()} if lane.tool.asks_language else {}),
+        **({"by_paragraph": True} if lane.tool.by_paragraph else {}),
     }
 
 
@@ -131,7 +132,7 @@ class _Choice:
     def _of(self, document: Document, pieces: Sequence[Segment], unfit: int) -> Iterator[Row]:
         self.rejected[document.shard, "word_too_long"] += unfit
         context = self._asked("context", document) or ""
-        for piece in pieces:
+        for piece in paragraphs(pieces) if self._tool.by_paragraph else pieces:
             if holds_call(piece.text, [self._tool.name]):
                 self.rejected[document.shard, "holds_call"] += 1
             elif wanted := self._ruled("wants", document, "text_not_wanted", piece.text, document):

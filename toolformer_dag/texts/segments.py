@@ -59,6 +59,17 @@ def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
     return [Segment(index, offset, text[offset : offset + length]) for index, (offset, length) in enumerate(places)]
 
 
+def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
+    """Cut segments of a document at the ends of their paragraphs; `index` counts anew."""
+    places = [
+        (text.offset + start, text.text[start:end])
+        for text in texts
+        for start, end in _cut(text.text, 0, len(text.text), CUTS[0])
+        if start < end
+    ]
+    return [Segment(index, *place) for index, place in enumerate(places)]
+
+
 def _fitting(
     text: str, spans: Sequence[tuple[int, int]], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
 ) -> Iterator[Piece]:

@@ -119,6 +119,8 @@ class Tool(ABC):
     """
     looks_for: ClassVar[str] = "a text that the tool's rule wants"
     """What `wants_document` and `wants` look for in a document, for the message where no document has it."""
+    by_paragraph: bool = False
+    """Whether a text of the lane is one paragraph: `wants` is then asked about each of a segment's paragraphs."""
     batch_size: int = 32
     """The most calls that `run` gets; 1 for a backend without batches."""
 

@@ -5,14 +5,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.sentencepieces import sentencepiece_file
 from toolformer_dag.model.weights import ModelError
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.setting_types import AsBefore, determining
 from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, foreign_chunks
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
 from toolformer_dag.tools.tool import ToolResult
@@ -23,6 +23,8 @@ class TranslationOptions(PretrainedOptions):
 
     - backend: `nllb` (transformers), `ctranslate2` (int8) or `embedded` (the synthetic world's dictionary). For
       `ctranslate2`, `model` is a folder of CTranslate2's converter that also holds the tokenizer's files.
+    - english_around: where English stands before and after a foreign chunk: in the same `paragraph`, which is then all
+      that is annotated (appendix A), or anywhere in the same `text`.
     - identifier: a fastText language identification model, by default the installed lid.176.ftz.
     - max_input_tokens: longer inputs have no result.
     - max_output_tokens: the length to which a translation is cut.
@@ -30,6 +32,7 @@ class TranslationOptions(PretrainedOptions):
 
     backend: Literal["nllb", "ctranslate2", "embedded"] = "nllb"
     model: PretrainedName = "facebook/nllb-200-distilled-600M"
+    english_around: Annotated[Literal["paragraph", "text"], AsBefore("text")] = "text"
     identifier: OptionPath | None = None
     max_input_tokens: int = Field(128, ge=1)
     max_output_tokens: int = Field(128, ge=1)

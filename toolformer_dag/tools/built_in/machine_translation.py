@@ -79,6 +79,7 @@ class MachineTranslation(Tool):
 
     def __init__(self, key: str, options: TranslationOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
+        self.by_paragraph = options.english_around == "paragraph"
         embedded = options.backend == "embedded"
         self._translator = EmbeddedTranslator(options.identifier) if embedded else NeuralTranslator(options)
 
