@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from math import sqrt
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -240,16 +241,21 @@ def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> 
     assert len(ours) == 3 * 5
     for row in ours:
         averaged = [
-            sum(one.correct for one in questions) / len(questions)
+            (sum(one.correct for one in questions), len(questions))
             for number, name in names.items()
             for (benchmark, condition), questions in asked(number).items()
             if (name, row["condition"]) == (row["benchmarks"], condition)
             and benchmark != "All"
             and "(" not in benchmark
         ]
-        assert row["averaged"] == len(averaged)
-        assert row["accuracy"] == percent(sum(averaged) / len(averaged))
-        assert row["low"] <= row["accuracy"] <= row["high"]
+        count, shares = len(averaged), [right / n for right, n in averaged]
+        assert row["averaged"] == count
+        assert row["accuracy"] == percent(sum(shares) / count)
+        below, above = (
+            sqrt(sum((share - end) ** 2 for share, end in zip(shares, ends, strict=True))) / count
+            for ends in zip(*(wilson(right, n) for right, n in averaged), strict=True)
+        )
+        assert (row["low"], row["high"]) == (percent(sum(shares) / count - below), percent(sum(shares) / count + above))
         assert row["parameters"] == sizes[row["condition"]]
         assert row["tools"] == (row["condition"] == "Toolformer")
     [lama] = rows(
@@ -257,6 +263,39 @@ def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> 
         "select accuracy from figure_4 where condition = 'Toolformer' and averaged = 3 and benchmarks = 'LAMA'",
     )
     assert lama["accuracy"] == pytest.approx((33.8 + 11.5 + 53.5) / 3)
+
+
+def test_one_benchmark_has_one_interval_in_figure_4_and_its_table(database: Path) -> None:
+    shared = "figure_4.figures_of = 'ours' and table_4.figures_of = 'ours' and condition = model"
+    joined = f"figure_4 join table_4 on {shared} where benchmarks = 'Math' and published and benchmark = 'SVAMP'"
+    found = rows(database, f"select figure_4.low, figure_4.high, table_4.low as l, table_4.high as h from {joined}")
+    assert len(found) == 5 and min(row["l"] for row in found) == 0
+    assert all((row["low"], row["high"]) == (pytest.approx(row["l"]), pytest.approx(row["h"])) for row in found)
+
+
+def test_where_too_few_were_swapped_table_2_tells_no_number() -> None:
+    row = {
+        "tool": "t",
+        "tau_f": 2.0,
+        "examples": 8,
+        "calls": 8,
+        "by_chance": 0,
+        "by_chance_low": 0,
+        "by_chance_high": 4,
+    }
+    told = pl.DataFrame([{**row, "too_few_swaps": few, "paper": 138} for few in (True, False, None)])
+    measured = pl.when(pl.col("too_few_swaps").is_not_null()).then("by_chance").alias("by_chance")
+    shown = paper_table("2").wide(told.with_columns(measured))
+    assert shown["kept by chance"].to_list() == ["?", "0 (0-4)", "–"]
+
+
+def test_a_printed_row_of_table_10_shows_its_call_and_what_the_paper_judged(warehouse: DuckDBPyConnection) -> None:
+    found = paper_table("10").wide(paper_table("10").rows(warehouse))
+    assert found["judged useful"].to_list() == [*["yes"] * 4, "no", "yes", "yes", "no", "no", "no"]
+    assert found["example"][3] == "her than 735 K which is [Calculator(735 / 499) -> 1.47] 1.47 (735 / 499) times h"
+    assert (
+        found["example"].str.contains(r"\[\w+\(").all() and found["example"].str.len_chars().max() <= 110
+    )  # as printed
 
 
 def test_questions_won_and_lost_are_those_that_tools_change(database: Path) -> None:

@@ -1,6 +1,7 @@
 """What was measured, what it cost and the paper's tables follow a run to the warehouse, to Dagster and the terminal."""
 
 import base64
+import re
 from xml.etree import ElementTree
 
 from tests.runs.conftest import World
@@ -54,6 +55,10 @@ def test_the_tables_are_printed_with_whose_figures_they_are(made: World, monkeyp
         assert app(arguments, standalone_mode=False) in (None, 0)
         out = capsys.readouterr().out
         assert [word for word in words if word not in out] == []
+    printed = [line for line in out.splitlines() if line.startswith("|")]
+    assert len(printed) > 100 and all(line.endswith("|") for line in printed)  # a line per row, also of wide tables
+    with_calls = [line for line in printed if re.match(r"\|.*\| kept .*\[\w+\(", line)]
+    assert made.sql(COUNT + "table_10 where kept") == [(len(with_calls),)]
 
 
 def test_table_10_has_the_calls_nearest_to_the_threshold_with_their_text(made: World) -> None:

@@ -1,6 +1,7 @@
 """Saved queries, and rows as people read or keep them: as a table, CSV, JSON, Markdown or Parquet."""
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -82,9 +83,13 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
 
 
 def drawn(rows: "pl.DataFrame", longest: int, width: int, **looks: Any) -> str:
-    """Return all rows as a table for the terminal. `longest`: characters of a cell; `width`: of a line."""
+    """Return all rows as a table. `longest`: characters of a cell; `width`: of a line on a terminal.
+
+    What is piped or redirected has a line per row, however long.
+    """
     import polars as pl
 
+    width = width if sys.stdout.isatty() else -1
     sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
     with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
         return harmless(str(rows))

@@ -43,7 +43,10 @@ COLUMN_COMMENTS = {
     },
     "paper_examples": {
         "tool": "name of the tool in the paper",
+        "before": "the text before the call",
         "call": "the call with its result",
+        "after": "the text after the call",
+        "useful": "whether the paper's authors found the call useful",
         "delta": "L- - L+, nats",
     },
 } | {f"table_{number}": BENCHMARK_COLUMNS for number in range(3, 8)}
@@ -65,7 +68,8 @@ def paper_figures() -> Iterator[tuple[int, str, str, str, float | None, float, i
 def _views() -> str:
     """Return the statements that make paper_figures and paper_examples, then those of paper_tables.sql."""
     figures = ", ".join(map(_row, paper_figures()))
-    examples = ", ".join(_row((one["tool"], one["call"], one["delta"])) for one in FIGURES["example"])
+    example = COLUMN_COMMENTS["paper_examples"]
+    examples = ", ".join(_row(tuple(one[column] for column in example)) for one in FIGURES["example"])
     comments = [
         f'COMMENT ON COLUMN {view}."{column}" IS {quoted(comment)};'
         for view, columns in COLUMN_COMMENTS.items()
@@ -76,8 +80,9 @@ CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
 FROM (VALUES {figures}) AS figures(paper_table, measure, model, item, "at", figure, place);
 COMMENT ON VIEW paper_figures IS 'What the paper prints, by table: measure of a model on an item (benchmark, tool or corpus), at a tau_f (Table 2) or a k of decoding (Table 9); shares in per cent.';
-CREATE VIEW paper_examples AS SELECT tool, call, delta::DOUBLE AS delta FROM (VALUES {examples}) AS examples(tool, call, delta);
-COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper with L- - L+, in nats.';
+CREATE VIEW paper_examples AS
+SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(example)});
+COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
 {sql_text(__package__, "paper_tables.sql")}
 {"".join(comments)}"""  # noqa: E501, a comment of the warehouse is one line
 
@@ -154,7 +159,10 @@ def _examples(rows: pl.DataFrame) -> pl.DataFrame:
         "tau_f",
         "examples",
         "calls",
-        pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH)).alias("kept by chance"),
+        pl.when("too_few_swaps")
+        .then(pl.lit("?"))
+        .otherwise(pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH)))
+        .alias("kept by chance"),
         _count("paper").alias("paper: GPT-J"),
     )
 
@@ -174,15 +182,21 @@ def _over_k(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+SHOWN_BESIDE, SHOWN_CALL = 24, 58
+"""Characters of the text on either side of a call, and of the call, in a row for people: the call is in sight."""
+
+
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
-    text = pl.format("{}[{}] {}", pl.col("before").fill_null(""), "call", pl.col("after").fill_null(""))
+    before, call, after = (pl.col(name).str.replace_all(r"\s+", " ") for name in ("before", "call", "after"))
+    short = pl.when(call.str.len_chars() > SHOWN_CALL).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
     whose = pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).when("kept").then(pl.lit("kept"))
     return rows.select(
         pl.col("delta").round(2).alias("L- - L+"),
-        pl.col("tau_f").round(3),
+        pl.col("tau_f").round(3).cast(pl.String).fill_null(DASH),
         whose.otherwise(pl.lit("rejected")).alias("kept"),
         "tool",
-        text.str.replace_all(r"\s+", " ").str.strip_chars().alias("example"),
+        pl.format("{}[{}] {}", before.str.tail(SHOWN_BESIDE), short, after.str.head(SHOWN_BESIDE)).alias("example"),
+        pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no")).alias("judged useful"),
     )
 
 
@@ -230,9 +244,11 @@ SELECT shard || ': ' || string_agg(format('{:,} {}', count, reason), ', ' ORDER 
 FROM rejections WHERE stage = 'outcomes' AND paper_table_of(shard) = {number} GROUP BY shard ORDER BY shard
 """
 COMPARABLE = {
-    "2": "The paper's examples are of CCNet with GPT-J 6.7B and its five tools.",
+    "2": "?: none of the swapped results was kept, and there are too few to tell. The paper's examples are of CCNet "
+    "with GPT-J 6.7B and its five tools.",
     "8": "Perplexities of two tokenizers do not compare, nor does the paper's CCNet with another corpus.",
-    "10": "The paper's calls are of GPT-J 6.7B; its tau_f are 0.5 for Calculator and MT, else 1.0.",
+    "10": "`judged useful` is for a person to say; of its own calls the paper says it. "
+    "The paper's calls are of GPT-J 6.7B; its tau_f are 0.5 for Calculator and MT, else 1.0.",
     "figure_4": "The paper's averages are those of its Tables 3 to 5; it prints no numbers for its GPT-2 models.",
 }
 """What stands in the way of a comparison, by table."""

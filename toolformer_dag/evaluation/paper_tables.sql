@@ -114,7 +114,7 @@ COMMENT ON COLUMN tool_shares.high IS 'upper end of its 95 % interval, per cent'
 CREATE VIEW table_2 AS
 SELECT filter_statistics.tool, filter_statistics.tau_f, filter_statistics.examples, filter_statistics.calls,
        swapped_statistics.by_chance, swapped_statistics.by_chance_low, swapped_statistics.by_chance_high,
-       figure::BIGINT AS paper
+       swapped_statistics.too_few_swaps, figure::BIGINT AS paper
 FROM filter_statistics
 LEFT JOIN swapped_statistics ON swapped_statistics.tool = filter_statistics.tool AND swapped_statistics.tau_f = filter_statistics.tau_f
 LEFT JOIN paper_figures ON paper_table = 2 AND item = filter_statistics.tool AND "at" = filter_statistics.tau_f
@@ -126,6 +126,7 @@ COMMENT ON COLUMN table_2.calls IS 'calls kept: one per position';
 COMMENT ON COLUMN table_2.by_chance IS 'places that would be kept by chance: share_swapped of all places';
 COMMENT ON COLUMN table_2.by_chance_low IS 'lower end of its 95 % interval';
 COMMENT ON COLUMN table_2.by_chance_high IS 'upper end of its 95 % interval';
+COMMENT ON COLUMN table_2.too_few_swaps IS 'whether no swap was kept and too few were made to tell 5 % from more';
 COMMENT ON COLUMN table_2.paper IS 'the paper''s examples; null where it has no such tool or threshold';
 
 CREATE VIEW table_3 AS SELECT * EXCLUDE (place) FROM paper_table(3);
@@ -179,8 +180,8 @@ SELECT 'the paper' AS figures_of, item AS benchmark, model, "at"::BIGINT AS k,
        max(figure) FILTER (measure = 'accuracy') AS accuracy, max(figure) FILTER (measure = 'with a call') AS with_call,
        max(figure) FILTER (measure = 'without a call') AS without_call, max(figure) FILTER (measure = 'calls') AS calls
 FROM paper_figures WHERE paper_table = 9 GROUP BY ALL
-ORDER BY figures_of, benchmark, model, k;
-COMMENT ON VIEW table_9 IS 'Right answers over k of decoding: of all questions (accuracy), of those with a call and without one, each with n and its 95 % interval, and the share of questions with a call; in per cent.';
+ORDER BY benchmark, k, figures_of, model;
+COMMENT ON VIEW table_9 IS 'Right answers over k of decoding: of all questions (accuracy), of those with a call and without one, each with n and its 95 % interval, and the share of questions with a call, in per cent; the paper''s row stands beside ours.';
 COMMENT ON COLUMN table_9.figures_of IS '`ours` or `the paper`';
 COMMENT ON COLUMN table_9.model IS 'the model that was asked; in the paper''s rows its name there';
 COMMENT ON COLUMN table_9.n IS 'questions';
@@ -217,12 +218,13 @@ WITH below AS (
 SELECT 'ours' AS figures_of, tool, kept, near.delta, tau_f, near.delta - tau_f AS distance,
        right(left(documents.text, char_offset), 120) AS before,
        format('{}({}) -> {}', tool, input, result) AS call, substr(documents.text, char_offset + 1, 80) AS after,
+       NULL::BOOLEAN AS useful,
        shard, digest, char_offset
 FROM near
 JOIN loss_deltas USING (tool, shard, digest, segment, position, sample) JOIN lanes USING (tool)
 JOIN documents USING (shard, digest)
 UNION ALL BY NAME
-SELECT 'the paper' AS figures_of, tool, call, delta FROM paper_examples
+SELECT 'the paper' AS figures_of, * FROM paper_examples
 ORDER BY figures_of, delta DESC, tool, digest, char_offset, shard, call;
 COMMENT ON VIEW table_10 IS 'Of each tool the five kept and the five rejected calls that are nearest to tau_f, with the text around them; then the calls of the paper''s Table 10.';
 COMMENT ON COLUMN table_10.figures_of IS '`ours` or `the paper`';
@@ -230,7 +232,9 @@ COMMENT ON COLUMN table_10.kept IS 'whether the call was kept; null in the paper
 COMMENT ON COLUMN table_10.before IS 'up to 120 characters of the document before the call';
 COMMENT ON COLUMN table_10.call IS 'the call with its result';
 COMMENT ON COLUMN table_10.after IS 'up to 80 characters of the document after the call';
+COMMENT ON COLUMN table_10.useful IS 'whether a person finds the call useful, as the paper judged its own; null in ours, to be filled in';
 
+-- The interval of an average follows from those of its shares (Zou & Donner 2008): of one benchmark it is the same, Wilson's.
 CREATE VIEW figure_4 AS
 WITH grouped AS (
     SELECT CASE paper_table WHEN 3 THEN 'LAMA' WHEN 4 THEN 'Math' WHEN 5 THEN 'QA' END AS benchmarks, *
@@ -238,13 +242,14 @@ WITH grouped AS (
       AND NOT only_in_table_9(condition)
 ), averaged AS (
     SELECT benchmarks, published, model, condition, k > 0 AS tools, count(*) AS averaged, sum(n)::BIGINT AS n, avg(accuracy ORDER BY benchmark, k) AS accuracy,
-           1.959963984540054 * sqrt(sum(accuracy * (100 - accuracy) / n ORDER BY benchmark, k)) / count(*) AS half
+           sqrt(sum((accuracy - low) ** 2 ORDER BY benchmark, k)) / count(*) AS below,
+           sqrt(sum((high - accuracy) ** 2 ORDER BY benchmark, k)) / count(*) AS above
     FROM grouped GROUP BY ALL
 )
 SELECT 'ours' AS figures_of, benchmarks, published, condition, tools,
        CASE WHEN tools THEN 'with tools' WHEN model IN (SELECT model FROM averaged WHERE tools) THEN 'disabled' ELSE 'other' END AS curve,
        parameters, averaged, n, averaged.accuracy,
-       greatest(0, averaged.accuracy - half) AS low, least(100, averaged.accuracy + half) AS high
+       averaged.accuracy - below AS low, averaged.accuracy + above AS high
 FROM averaged JOIN (SELECT DISTINCT model, parameters FROM accuracy WHERE parameters IS NOT NULL) USING (model)
 UNION ALL BY NAME
 SELECT 'the paper' AS figures_of, CASE paper_table WHEN 3 THEN 'LAMA' WHEN 4 THEN 'Math' WHEN 5 THEN 'QA' END AS benchmarks,
@@ -254,7 +259,7 @@ SELECT 'the paper' AS figures_of, CASE paper_table WHEN 3 THEN 'LAMA' WHEN 4 THE
        count(*) AS averaged, avg(figure ORDER BY item, model) AS accuracy
 FROM paper_figures WHERE paper_table IN (3, 4, 5) AND measure = 'accuracy' GROUP BY paper_table, model
 ORDER BY benchmarks, figures_of, published DESC, parameters, condition;
-COMMENT ON VIEW figure_4 IS 'Average of the benchmarks of Tables 3 to 5 over the size of the model, in per cent with 95 % intervals (normal). curve: the same model with tools and disabled, or another one. The paper''s averages are of its tables: it prints no numbers for its smaller models.';
+COMMENT ON VIEW figure_4 IS 'Average of the benchmarks of Tables 3 to 5 over the size of the model, in per cent with 95 % intervals (from Wilson''s of its benchmarks). curve: the same model with tools and disabled, or another one. The paper''s averages are of its tables: it prints no numbers for its smaller models.';
 COMMENT ON COLUMN figure_4.figures_of IS '`ours` or `the paper`';
 COMMENT ON COLUMN figure_4.benchmarks IS 'whose average it is: LAMA (Table 3), Math (4), QA (5)';
 COMMENT ON COLUMN figure_4.published IS 'whether these are benchmarks of the paper; else those of the synthetic world';
@@ -263,8 +268,8 @@ COMMENT ON COLUMN figure_4.curve IS '`with tools`, `disabled` for the same model
 COMMENT ON COLUMN figure_4.averaged IS 'number of benchmarks';
 COMMENT ON COLUMN figure_4.n IS 'number of their questions';
 COMMENT ON COLUMN figure_4.accuracy IS 'mean of the benchmarks'' right answers, per cent';
-COMMENT ON COLUMN figure_4.low IS 'lower end of its 95 % interval (normal), per cent';
-COMMENT ON COLUMN figure_4.high IS 'upper end of its 95 % interval (normal), per cent';
+COMMENT ON COLUMN figure_4.low IS 'lower end of its 95 % interval, per cent';
+COMMENT ON COLUMN figure_4.high IS 'upper end of its 95 % interval, per cent';
 
 CREATE VIEW won_and_lost AS
 SELECT benchmark, question, model, tool.k, CASE WHEN tool.correct THEN 'won' ELSE 'lost' END AS outcome,
