@@ -7,7 +7,13 @@ import pytest
 
 from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one
 from toolformer_dag.lake.table import MissingPart
-from toolformer_dag.pipeline.heldout_texts import HeldoutTexts, heldout_texts, too_few
+from toolformer_dag.pipeline.heldout_texts import (
+    HeldoutTexts,
+    document_texts,
+    heldout_documents,
+    heldout_texts,
+    too_few,
+)
 from toolformer_dag.pipeline.merging import HELDOUT, split_of
 from toolformer_dag.texts.segments import text_digest
 
@@ -85,6 +91,22 @@ def test_a_long_document_is_cut_as_c_star_is(tmp_path: Path, model: Path) -> Non
     assert rows.height > 1 and rows["digest"].n_unique() == 1
     assert all(long[offset:].startswith(text) for offset, text in rows.select("offset", "text").iter_rows())
     assert rows.select(pl.col("text").str.replace_all("\n", "").str.join("")).item() == long.replace("\n", "")
+
+
+def test_whole_documents_measure_none_of_whose_texts_chooses_or_is_trained_on(tmp_path: Path, model: Path) -> None:
+    long = ["\n".join(f"{n} and {page} make {n + page}." for n in range(200)) for page in range(200)]
+    held = [page for page in long if split_of(page) == HELDOUT]
+    tables = tables_of(tmp_path, model, {"a": long[:120], "b": [*long[120:], held[0]]}, choose=2, measure=4)
+    plan, rows = tables[TEXTS].plan, pl.concat([tables[TEXTS].table.read(shard) for shard in "ab"])
+    trained = rows.row(0, named=True)
+    publish(tables[CORPUS], "one", [{**trained, "text_with_calls": "", "tools": [], "calls": 1, "split": "train"}])
+    choosing = [text_digest(text) for text in heldout_texts(plan).choosing]
+    barred = rows.filter(pl.col("text_digest").is_in([*choosing, trained["text_digest"]]))["digest"].to_list()
+    found = heldout_documents(plan)
+    texts = document_texts(plan, found)
+    assert len(texts) == len(set(texts)) == 4 and set(texts) <= set(held)
+    assert not {text_digest(text) for text in texts} & set(barred)
+    assert [found.row(0), found.row(-1)] == sorted([found.row(0), found.row(-1)], key=lambda row: row[2])
 
 
 def test_fewer_than_the_minimum_are_warned_of() -> None:

@@ -35,7 +35,7 @@ from toolformer_dag.lake.record import STORES, changes, record
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.weights import folder_name, model_identity
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.heldout_texts import heldout_texts
+from toolformer_dag.pipeline.heldout_texts import document_texts, heldout_documents, heldout_texts
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stage import REJECTIONS, encoded
 from toolformer_dag.pipeline.tool_results import result_settings
@@ -113,6 +113,7 @@ def perplexity_settings(plan: Plan) -> dict[str, Any]:
         "columns": list(PERPLEXITY_COLUMNS),
         "models": _models(plan),
         "texts": plan.settings.evaluation.perplexity_texts,
+        **determining(plan.settings.evaluation, "perplexity_on"),
         "model": dict(plan.model),
         "wikitext": [content(file), READING] if file else None,
     }
@@ -154,10 +155,19 @@ def _texts_version(plan: Plan, name: str) -> dict[str, str]:
     if name != PERPLEXITY:
         return {}
     try:
-        return {MEASURED_ON: fingerprint(heldout_texts(plan).measuring)}
+        return {MEASURED_ON: _measured_on(plan)[0]}
     except StorageError:  # their own reasons say so
         inputs = plan.lake.table(name).record(WHOLE)["inputs"]
         return {MEASURED_ON: inputs[MEASURED_ON]} if MEASURED_ON in inputs else {}
+
+
+def _measured_on(plan: Plan) -> tuple[str, Callable[[], list[str]]]:
+    """Return the fingerprint of the held-out texts or documents that perplexity is measured on, and what reads them."""
+    if plan.settings.evaluation.perplexity_on == "documents":
+        documents = heldout_documents(plan)
+        return fingerprint(documents.rows()), lambda: document_texts(plan, documents)
+    measuring = heldout_texts(plan).measuring
+    return fingerprint(measuring), lambda: measuring
 
 
 def publish(
@@ -259,8 +269,8 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
 
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     file = plan.settings.evaluation.wikitext
-    measuring = heldout_texts(plan).measuring
-    sources = {HELDOUT_C: measuring}
+    measured_on, read = _measured_on(plan)
+    sources = {HELDOUT_C: read()}
     sources |= {"WikiText": wikitext(file)} if file else {}
 
     def rows(model: "LanguageModel", conditions: list[Condition]) -> Iterator[tuple[object, ...]]:
@@ -276,7 +286,7 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
         measured.append(row)
         progress(len(measured), (3 + len(plan.settings.evaluation.models)) * len(sources))
     table = pl.DataFrame(measured, schema=PERPLEXITY_COLUMNS, orient="row")
-    inputs = {**versions, MEASURED_ON: fingerprint(measuring)}
+    inputs = {**versions, MEASURED_ON: measured_on}
     version = publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), inputs)
     return Measurement(version, table, table, {}, int(table["tokens"].sum()), 0)
 

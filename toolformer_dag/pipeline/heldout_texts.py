@@ -79,20 +79,58 @@ def heldout_texts(plan: Plan) -> HeldoutTexts:
     document, are left out. Memory: hashes, a file of C* at a time, and the texts that are drawn. Raises MissingPart,
     DamagedPart.
     """
-    table = plan.lake.table(NAME)
-    if not table.parts():
-        raise MissingPart(NAME, WHOLE)
-    corpus = corpus_batches(plan.lake)
-    trained = {text_digest(text) for batch in corpus for text in batch.filter(pl.col("split") == TRAIN)["text"]}
-    texts = table.scan()
-    found = texts.select("text_digest").unique().collect()["text_digest"].sort()
-    order = found.filter(~found.is_in(trained)).to_list()
-    half = len(order) // 2
-    choosing = order[: min(plan.settings.training.heldout_texts, max(half, 1))]  # one text alone does both
-    measuring = order[-min(plan.settings.evaluation.perplexity_texts, len(order) - half) :]
+    texts = _texts(plan)
+    order, choosing = _drawn(plan, texts)
+    measuring = order[-min(plan.settings.evaluation.perplexity_texts, len(order) - len(order) // 2) :]
     wanted = texts.filter(pl.col("text_digest").is_in([*choosing, *measuring])).select("text_digest", "text")
     by_digest = dict(wanted.collect().iter_rows())
     return HeldoutTexts([by_digest[one] for one in choosing], [by_digest[one] for one in measuring])
+
+
+def _texts(plan: Plan) -> pl.LazyFrame:
+    table = plan.lake.table(NAME)
+    if not table.parts():
+        raise MissingPart(NAME, WHOLE)
+    return table.scan()
+
+
+def _drawn(plan: Plan, texts: pl.LazyFrame) -> tuple[list[str], list[str]]:
+    """Return the hashes of the texts that are not trained on, in order, and those of them that choose."""
+    corpus = corpus_batches(plan.lake)
+    trained = {text_digest(text) for batch in corpus for text in batch.filter(pl.col("split") == TRAIN)["text"]}
+    found = texts.select("text_digest").unique().collect()["text_digest"].sort()
+    order = found.filter(~found.is_in(trained)).to_list()
+    return order, order[: min(plan.settings.training.heldout_texts, max(len(order) // 2, 1))]  # one alone does both
+
+
+def heldout_documents(plan: Plan) -> pl.DataFrame:
+    """Draw `evaluation.perplexity_texts` distinct held-out documents: (shard, digest, text_digests).
+
+    No text of theirs chooses the checkpoint, unless each document has one that does, or stands in C*'s training texts.
+    Memory: hashes. Raises MissingPart, DamagedPart.
+    """
+    texts = _texts(plan)
+    order, choosing = _drawn(plan, texts)
+    hashed = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
+    grouped = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
+    distinct = grouped.sort("text_digests", "shard", "digest").unique("text_digests", keep="first", maintain_order=True)
+
+    def of_texts(allowed: set[str]) -> pl.DataFrame:
+        whole = [allowed.issuperset(digests.split()) for digests in distinct["text_digests"]]
+        return distinct.filter(pl.Series(whole, dtype=pl.Boolean))
+
+    left = of_texts({*order} - {*choosing})
+    return (of_texts({*order}) if left.is_empty() else left).tail(plan.settings.evaluation.perplexity_texts)
+
+
+def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
+    """Read the whole texts of `documents` (shard, digest). Raises MissingPart, DamagedPart."""
+    return [
+        text
+        for (shard,), some in documents.group_by("shard", maintain_order=True)
+        for batch in raw_shards.documents(plan, str(shard))
+        for text in batch.join(some, on="digest", how="semi", maintain_order="left")["text"]
+    ]
 
 
 def too_few(texts: int, purpose: str) -> str | None:

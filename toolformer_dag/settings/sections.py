@@ -391,7 +391,13 @@ class EvaluationSettings(SettingsTable):
     perplexity_texts: int = Field(
         10_000,
         ge=1,
-        description="Maximum held-out texts of C that perplexity is measured on; none chooses the checkpoint.",
+        description="Maximum held-out texts, or documents, of C that perplexity is measured on; none chooses the "
+        "checkpoint.",
+    )
+    perplexity_on: Annotated[Literal["texts", "documents"], AsBefore("texts")] = Field(
+        "texts",
+        description="Whether perplexity is measured on held-out texts, cut as C* is, or on whole documents, as in the "
+        "paper.",
     )
     wikitext: LocalPath | None = Field(
         None, description="Text file on which perplexity is measured too; relative to the folder of toolformer.toml."
