@@ -29,6 +29,7 @@ max_steps = 8
 min_texts = 1
 [evaluation]
 questions = 1
+benchmark_questions = 1
 [model]
 device = "cpu"
 [execution]

@@ -1,6 +1,7 @@
 """The readers, on small files in the sources' own form and on the real ones where they are at hand."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ from toolformer_dag.evaluation.benchmark import (
     number_is_right,
 )
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, wikitext
-from toolformer_dag.evaluation.catalogue import READERS, benchmark_identity, read_benchmark
+from toolformer_dag.evaluation.catalogue import (
+    READERS,
+    benchmark_identity,
+    chosen_benchmarks,
+    chosen_identity,
+    read_benchmark,
+)
+from toolformer_dag.settings.sections import EvaluationSettings
 
 LAMA = "Please complete the following text so that it is factually correct: "
 ASK = "Answer the following question: "
@@ -411,6 +419,19 @@ def test_real_files(shared: Path, name: str) -> None:
             assert question.answers and question.prompt == question.prompt.strip()
         first = benchmark.questions[0]
         assert benchmark.correct(f" {first.answers[0]}", first.answers) or benchmark.name == "TempLAMA"
+
+
+def test_a_part_of_a_benchmark_is_spread_over_its_kinds_and_is_another_measurement() -> None:
+    def section(limit: int | None) -> EvaluationSettings:
+        return EvaluationSettings(questions=0, benchmarks={"dateset": Path("made")}, benchmark_questions=limit)
+
+    [whole], [part], [more] = (chosen_benchmarks(section(limit), ()) for limit in (None, 60, 10**5))
+    places = [whole.questions.index(question) for question in part.questions]
+    assert more.questions == whole.questions and len(places) == 60
+    assert {later - earlier for earlier, later in pairwise(places)} == {156, 157}
+    assert {question.wording for question in part.questions} == {question.wording for question in whole.questions}
+    assert chosen_identity(section(60)) != chosen_identity(section(None))
+    assert "benchmark_questions" not in chosen_identity(section(None))
 
 
 def test_real_wikitext(shared: Path) -> None:

@@ -319,6 +319,14 @@ def test_what_a_reader_left_out_is_counted_and_told(database: Path, warehouse: D
     assert "Left out by the reader: SVAMP: 3 answer_is_no_number." in notes(warehouse, paper_table("4"))
 
 
+def test_an_empty_cell_names_the_line_that_fills_it(warehouse: DuckDBPyConnection) -> None:
+    told = {number: notes(warehouse, paper_table(number)) for number in ("5", "6", "7")}
+    lines = 'add nq = "PATH", triviaqa = "PATH" under [evaluation.benchmarks].'
+    assert f"Not asked: Natural Questions, TriviaQA; {lines}" in told["5"]
+    assert 'Not asked: MLQA (es), MLQA (hi), MLQA (vi), MLQA (zh), MLQA (ar); add mlqa = "PATH"' in "".join(told["6"])
+    assert not any("Not asked" in line for line in told["7"])
+
+
 def test_costs_are_rows_of_steps_and_runs(database: Path) -> None:
     found = rows(database, "select run, stage, tool, tokens, computed from costs order by ended")
     assert [tuple(row.values()) for row in found] == [

@@ -59,6 +59,7 @@ def test_results(expression: str, result: str) -> None:
     ("expression", "reason"),
     [
         ("", "empty"), (" \n", "empty"), ("two plus two", "unknown_symbol"), ("1e5", "unknown_symbol"),
+        ("5.97e24 * 1000", "unknown_symbol"),
         ("2 ^ 3", "unknown_symbol"), ("1 + 1 = 2", "unknown_symbol"), ("$5 + $3", "unknown_symbol"),
         ("٣ + 1", "unknown_symbol"), ("\x00", "unknown_symbol"), ("__import__('os')", "unknown_symbol"),
         ("2 ** 3", "syntax"), ("2 // 3", "syntax"), ("1 +", "syntax"), ("* 1", "syntax"), ("x", "syntax"),

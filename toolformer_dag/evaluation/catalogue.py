@@ -1,6 +1,7 @@
 """The known benchmarks, and the benchmarks that the settings choose besides the synthetic world's questions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -71,11 +72,18 @@ def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list
             raise BenchmarkError(
                 f"{each.name} has no questions ({dict(each.left_out)}); give the benchmark's own files"
             )
-    return synthetic + chosen
+    return synthetic + [_sampled(each, section.benchmark_questions) for each in chosen]
+
+
+def _sampled(benchmark: Benchmark, limit: int | None) -> Benchmark:
+    """Take at most `limit` questions at equal distances: benchmarks are sorted by kinds of questions."""
+    questions = benchmark.questions
+    taken = len(questions) if limit is None else min(limit, len(questions))
+    return replace(benchmark, questions=tuple(questions[at * len(questions) // taken] for at in range(taken)))
 
 
 def chosen_identity(section: EvaluationSettings) -> Mapping[str, object]:
     """Return what determines the questions. Raises BenchmarkError for an unknown benchmark or missing files."""
     files = {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()}
-    synthetic = determining(section, "questions", "seed")
-    return {**synthetic, "world": VERSION, "benchmarks": files, "reading": READING}
+    counted = determining(section, "questions", "seed", "benchmark_questions")
+    return {**counted, "world": VERSION, "benchmarks": files, "reading": READING}

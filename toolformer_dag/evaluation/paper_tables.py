@@ -243,10 +243,13 @@ LEFT_OUT = """
 SELECT shard || ': ' || string_agg(format('{:,} {}', count, reason), ', ' ORDER BY reason)
 FROM rejections WHERE stage = 'outcomes' AND paper_table_of(shard) = {number} GROUP BY shard ORDER BY shard
 """
+BENCHMARK_KEYS = {"Natural Questions": "nq"}
+"""Keys of [evaluation.benchmarks], where these are not the first word of the benchmark's name in small letters."""
 COMPARABLE = {
     "2": "?: none of the swapped results was kept, and there are too few to tell. The paper's examples are of CCNet "
     "with GPT-J 6.7B and its five tools.",
-    "8": "Perplexities of two tokenizers do not compare, nor does the paper's CCNet with another corpus.",
+    "8": 'WikiText is measured where [evaluation] has wikitext = "FILE". '
+    "Perplexities of two tokenizers do not compare, nor does the paper's CCNet with another corpus.",
     "10": "`judged useful` is for a person to say; of its own calls the paper says it. "
     "The paper's calls are of GPT-J 6.7B; its tau_f are 0.5 for Calculator and MT, else 1.0.",
     "figure_4": "The paper's averages are those of its Tables 3 to 5; it prints no numbers for its GPT-2 models.",
@@ -263,9 +266,19 @@ def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     )
     found.append(COMPARABLE.get(table.number, OF_THE_PAPER))
     if table.is_of_benchmarks:
+        asked = table.rows(warehouse).filter(pl.col("figures_of") != PAPER)["benchmark"]
+        found += _lines_that_fill(table, {"All", *asked})
         left_out = rows(warehouse, LEFT_OUT.replace("{number}", table.number)).iter_rows()
         found += [f"Left out by the reader: {line}." for [line] in left_out]
     return found
+
+
+def _lines_that_fill(table: PaperTable, asked: set[str]) -> list[str]:
+    """Name the benchmarks of a table of the paper that were not asked, and the settings that would."""
+    of_table = (item for number, _, _, item, *_ in paper_figures() if str(number) == table.number)
+    names = [name for name in dict.fromkeys(of_table) if name not in asked]
+    lines = dict.fromkeys(f'{BENCHMARK_KEYS.get(name, name.split()[0].lower())} = "PATH"' for name in names)
+    return [f"Not asked: {', '.join(names)}; add {', '.join(lines)} under [evaluation.benchmarks]."] if names else []
 
 
 def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:

@@ -388,6 +388,9 @@ class EvaluationSettings(SettingsTable):
         default_factory=dict,
         description="Benchmarks of the paper: name and file or folder, relative to the folder of toolformer.toml.",
     )
+    benchmark_questions: Annotated[int | None, AsBefore(None)] = Field(
+        None, ge=1, description="Maximum questions of each named benchmark, spread evenly over it; all when left out."
+    )
     perplexity_texts: int = Field(
         10_000,
         ge=1,

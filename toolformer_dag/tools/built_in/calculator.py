@@ -26,7 +26,8 @@ def evaluate(expression: str) -> str:
     - Trailing zeros are removed. This is a choice of the project: the paper's table 10 has `85 / 23 -> 3.70`, here the
       result is `3.7`.
     - `%` divides by a hundred.
-    - Not covered: powers, currencies, words, equations, multiplication without a sign (`2(3)`).
+    - Not covered: powers, also of ten (`5.97e24`), currencies, words, equations, multiplication without a sign
+      (`2(3)`).
 
     Raises only NoResult, with a reason: empty, too_long (over 200 characters), too_deep (over 50 parentheses),
     unknown_symbol, bad_number (`1,23`, `0,125`, `1.2.3`), unbalanced, syntax, division_by_zero, too_large (beyond
