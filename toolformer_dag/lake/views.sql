@@ -75,6 +75,23 @@ COMMENT ON COLUMN funnel.stage IS 'the stage that left them';
 COMMENT ON COLUMN funnel.what IS 'what is counted';
 COMMENT ON COLUMN funnel.count IS 'how many';
 
+CREATE VIEW candidate_sources AS
+SELECT tool, CASE WHEN sample >= 1_000_000 THEN 'file' ELSE 'sampled' END AS source, count(*) AS candidates,
+       count(loss_deltas.sample) AS scored, count(filtered_calls.sample) AS kept, count(filtered_calls.sample) / count(*) AS share
+FROM candidates
+LEFT JOIN (SELECT tool, shard, digest, segment, position, sample FROM loss_deltas) AS loss_deltas
+    USING (tool, shard, digest, segment, position, sample)
+LEFT JOIN (SELECT tool, shard, digest, segment, position, sample FROM filtered_calls) AS filtered_calls
+    USING (tool, shard, digest, segment, position, sample)
+GROUP BY ALL
+ORDER BY tool, source;
+COMMENT ON VIEW candidate_sources IS 'What the calls of a file ([tools.NAME] candidates) and the sampled ones yield: how many were scored and kept of each.';
+COMMENT ON COLUMN candidate_sources.source IS 'file or sampled';
+COMMENT ON COLUMN candidate_sources.candidates IS 'calls, and samples that were discarded';
+COMMENT ON COLUMN candidate_sources.scored IS 'those that have a result';
+COMMENT ON COLUMN candidate_sources.kept IS 'those that the filter keeps: one per position';
+COMMENT ON COLUMN candidate_sources.share IS 'kept / candidates';
+
 CREATE VIEW offset_statistics AS
 WITH placed AS (
     SELECT tool, delta, least(600, text_offset // 100 * 100) AS from_character FROM decisions WHERE best

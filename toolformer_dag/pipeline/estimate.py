@@ -47,8 +47,8 @@ class LaneForecast(NamedTuple):
     """What annotating a lane will cost. `texts`: distinct texts of its stale `shards`; `sampled` of them are annotated.
 
     `tokens` will go through the model, `bytes` be added to the lane's tables and row stores, and `seconds` pass on one
-    worker, for the texts that are not sampled. `spent`: tokens of the sample. Of four texts or fewer there is no
-    sample, and everything but `texts` and `shards` is 0.
+    worker, for the texts that are not sampled. `spent`: tokens of the sample. Of four texts or fewer, and of a lane with
+    calls of a file, there is no sample, and everything but `texts` and `shards` is 0.
     """
 
     lane: str
@@ -84,7 +84,7 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     placed = pl.concat([subset.stage.schema.to_frame(), *map(subset.table.read, stale)])
     texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
     texts = texts.sample(fraction=1, shuffle=True, seed=seed)
-    if texts.height <= GROUPS:
+    if texts.height <= GROUPS or subset.lane.candidates is not None:
         return LaneForecast(subset.lane.key, texts.height, shards=len(stale))
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]

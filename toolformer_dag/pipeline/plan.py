@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from toolformer_dag.files import UserError
@@ -22,7 +23,7 @@ class Lane:
     """A tool with tau_s, k, m and tau_f (paper, section 2): the settings' values, else the tool's own (the paper's).
 
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
-    rejected before they are scored.
+    rejected before they are scored. `candidates`: a file of calls; `sampling`: whether others are sampled too.
     """
 
     tool: Tool
@@ -32,6 +33,8 @@ class Lane:
     tau_f: float | ChanceThreshold
     limits: ToolLimits
     look_ahead: bool = True
+    candidates: Path | None = None
+    sampling: bool = True
 
     @property
     def key(self) -> str:
@@ -56,7 +59,7 @@ class Lane:
 
 def lanes(settings: Settings) -> list[Lane]:
     """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError, SettingsError."""
-    found = [_lane(tool, settings.tools[key]) for key, tool in enabled_tools(settings).items()]
+    found = [_lane(tool, settings.tools[key], settings.root) for key, tool in enabled_tools(settings).items()]
     floor = settings.filtering.loss_floor
     for lane in found:
         if floor is None:
@@ -86,8 +89,8 @@ def lane_named(settings: Settings, name: str) -> Lane:
     raise UserError(f"there is no tool {name!r}; the settings have {names}")
 
 
-def _lane(tool: Tool, section: ToolSettings) -> Lane:
-    paper = tool.defaults
+def _lane(tool: Tool, section: ToolSettings, root: Path) -> Lane:
+    paper, file = tool.defaults, section.candidates
     return Lane(
         tool=tool,
         tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
@@ -96,6 +99,8 @@ def _lane(tool: Tool, section: ToolSettings) -> Lane:
         tau_f=paper.tau_f if section.tau_f is None else section.tau_f,
         limits=section.limits,
         look_ahead=section.look_ahead,
+        candidates=file and root / file,
+        sampling=section.sampling or file is None,
     )
 
 

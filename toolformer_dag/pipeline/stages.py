@@ -9,13 +9,14 @@ from toolformer_dag.pipeline import (
     heldout_texts,
     heuristic_subset,
     loss_deltas,
+    own_candidates,
     raw_shards,
     removed_documents,
     scored_candidates,
     swapped_results,
     tool_results,
 )
-from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import Stage, TableOutput
 
 LANE_STAGES: tuple[Stage, ...] = (
@@ -31,9 +32,16 @@ REMOVING: tuple[Stage, ...] = (removed_documents.SCREENED, removed_documents.STA
 STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *LANE_STAGES, augmented_corpus.STAGE)
 
 
+def lane_stages(lane: Lane) -> tuple[Stage, ...]:
+    """Return the stages of a lane: candidates are sampled, or a file's, or both."""
+    own = own_candidates.STAGE if lane.sampling else own_candidates.FILE_ALONE
+    swapped = scored_candidates.STAGE if lane.candidates is None else own
+    return tuple(swapped if stage is scored_candidates.STAGE else stage for stage in LANE_STAGES)
+
+
 def table_outputs(plan: Plan) -> list[TableOutput]:
     """Return every table of a plan: shards, a lane per tool, the corpus; each after what it reads."""
-    lanes = [TableOutput(stage, plan, lane) for lane in plan.lanes for stage in LANE_STAGES]
+    lanes = [TableOutput(stage, plan, lane) for lane in plan.lanes for stage in lane_stages(lane)]
     removing = REMOVING if removed_documents.chosen(plan) else ()
     corpus = [TableOutput(stage, plan) for stage in (raw_shards.STAGE, *removing, heldout_texts.STAGE)]
     return [*corpus, *lanes, TableOutput(augmented_corpus.STAGE, plan)]

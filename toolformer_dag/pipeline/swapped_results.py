@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
+from toolformer_dag.pipeline.own_candidates import FIRST_SAMPLE
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL,
@@ -43,10 +44,10 @@ def exchange(
     """`calls` (ASKED, sample, p_api, result, ...) with results of other documents; null, with a `swap_reason`, without.
 
     Of the distinct `texts` (TEXT_KEY, text_digest) of a shard, whether they have calls or not, the calls of the `limit`
-    with the smallest hashes are taken (not_sampled). Results are given by the first samples at the `likeliest` place
-    (PLACE) of each text: they are there for every k and m. A call is told those of places at least as likely as its
-    own, which are there for every tau_s under which the call is. All calls stand in a circle in the order of another
-    hash of their texts, and a call gets the next such results that differ from its own and come from documents with
+    with the smallest hashes are taken (not_sampled). Results are given by the first samples, or calls of a file, at the
+    `likeliest` place (PLACE) of each text: they are there for every k and m. A call is told those of places at least as
+    likely as its own, which are there for every tau_s under which the call is. All calls stand in a circle in the order
+    of another hash of their texts, and a call gets the next such results that differ from its own and come from documents with
     another digest (no_other_result); equal calls at a position get the same ones. A result that is right all the same,
     or of a near-duplicate, is not noticed.
 
@@ -54,7 +55,7 @@ def exchange(
     """
     sampled = calls.join(_sampled(texts, limit), on=TEXT_KEY, maintain_order="left")
     giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
-    gives = pl.col("likeliest").fill_null(False) & (pl.col("sample") == 0)
+    gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in((0, FIRST_SAMPLE))
     told = _exchanged(giving.with_columns(gives=gives), swaps)
     found = sampled.join(told, on=ASKED, how="left", maintain_order="left").with_columns(pl.col("swap").fill_null(0))
     absent = pl.when(pl.col("told").is_null()).then(pl.lit("no_other_result"))
@@ -137,9 +138,10 @@ def _swapped(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFram
     lake, lane = output.plan.lake, output.lane.key
     texts = lake.table(f"{lane}/heuristic_subset").read(shard)
     told = (*CALL_KEY, "char_offset", "input", "result", "p_api", "reason")
-    calls = lake.table(f"{lane}/loss_deltas").read(shard).select(told)
+    chance = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
+    calls = lake.table(f"{lane}/loss_deltas").read(shard).select(told).with_columns(chance)
     # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
-    likeliest = likeliest_places(lake.table(f"{lane}/scored_candidates").read(shard))
+    likeliest = likeliest_places(lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance))
     limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
     swapped = exchange(calls.filter(pl.col("reason").is_null()), texts, likeliest, limit, swaps)
     left_out = counted(calls) + counted(swapped, "swap_reason")

@@ -6,6 +6,8 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.pipeline import own_candidates
+from toolformer_dag.pipeline.own_candidates import given_results
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.stage import (
     INPUT,
@@ -57,7 +59,9 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     """Plan the calls that no run and no shard has made under the same tool. Counts distinct calls."""
     calls, store = _calls(output, shard).select(KEY).unique().sort(KEY), _store(worker, output.lane)
     # whole rows are read: damage beside the key columns has to show before the tool runs
-    known = pl.concat([store.stored(calls), *worker.lost_calls])  # lost calls wait for the next run
+    given = given_results(output).select(KEY)
+    # lost calls wait for the next run
+    known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls, given)])
     missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
     size = worker.plan.settings.execution.chunk_calls
     payloads = [missing[at : at + size] for at in range(0, missing.height, size)]
@@ -89,7 +93,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls]).unique(KEY)
     if not lost.is_empty():
         store.refresh()
-    stored = store.stored(calls)
+    given = given_results(output).join(calls, on=KEY, how="semi").with_columns(pl.lit(0.0).alias("seconds"))
+    others = store.stored(calls).join(given, on=KEY, how="anti")
+    stored = pl.concat([RESULTS.to_frame(), others, given], how="diagonal")
     # what is stored wins: another process may have had an answer to a call that was lost here
     found = pl.concat([stored, lost.join(calls, on=KEY, how="semi").join(stored, on=KEY, how="anti")])
     require_whole(output, "results", calls.height - found.height)
@@ -127,7 +133,7 @@ STAGE = Stage(
         "tool_version": Column(pl.String(), "version of the tool that answered"),
     },
     key=("tool", *KEY),
-    settings=lambda plan, lane: result_settings(lane),
+    settings=lambda plan, lane: {**result_settings(lane), **own_candidates.identity(lane)},
     reads=("scored_candidates", "heuristic_subset"),
     pool="tools",
     volatile=MEASURED,

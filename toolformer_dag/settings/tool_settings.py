@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted
+from toolformer_dag.settings.setting_types import LocalPath, SettingsTable, Unfingerprinted
 
 
 class ToolLimits(SettingsTable):
@@ -67,6 +67,12 @@ class ToolSettings(SettingsTable):
     model_config = ConfigDict(extra="allow")
 
     enabled: bool = Field(True, description="Whether the tool has a lane.")
+    candidates: LocalPath | None = Field(
+        None,
+        description="File of calls, Parquet or JSON lines, that takes the place of sampling: `digest` (the document's "
+        "id) or `text` (the document's), `char_offset`, `input`, and where known `result` and `p_api`.",
+    )
+    sampling: bool = Field(False, description="Whether calls are sampled beside those of `candidates`.")
     tau_s: float | None = Field(
         None, ge=0, le=1, description="Sampling threshold: probability of `[` above which a position may get calls."
     )

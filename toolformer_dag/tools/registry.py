@@ -81,7 +81,11 @@ def _example(block: str, name: str, where: str) -> tuple[str, str]:
             raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
         if called != name:
             raise ToolError(f"{where}: [{body}] calls {called!r}, but this tool's name is {name!r}; rename the call")
-    left = take_out(" " + output, {name}).strip()  # a call may stand before the first word
+    _warn_of_another_text(given, take_out(" " + output, {name}).strip(), where)  # a call may begin the text
+    return given, output
+
+
+def _warn_of_another_text(given: str, left: str, where: str) -> None:
     if left != given:
         alike = next(at for at, pair in enumerate(zip_longest(left, given)) if pair[0] != pair[1])
         _log.warning(
@@ -91,7 +95,6 @@ def _example(block: str, name: str, where: str) -> tuple[str, str]:
             left[alike : alike + SHOWN],
             given[alike : alike + SHOWN],
         )
-    return given, output
 
 
 BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
