@@ -90,9 +90,8 @@ def _fields(record: object) -> Fields | None:
     """Return what a row says of its call; None where a field is missing or of another type."""
     if not isinstance(record, dict):
         return None
-    digest, text, at, asked, result, p_api = map(
-        record.get, ("digest", "text", "char_offset", "input", "result", "p_api")
-    )
+    values: list[Any] = list(map(record.get, ("digest", "text", "char_offset", "input", "result", "p_api")))
+    digest, text, at, asked, result, p_api = values
     typed = isinstance(digest or text, str) and type(at) is int and 0 <= at < 2**62 and isinstance(asked, str)
     if not (typed and isinstance(result, str | None) and isinstance(p_api, int | float | None)):
         return None
