@@ -47,8 +47,8 @@ class LaneForecast(NamedTuple):
     """What annotating a lane will cost. `texts`: distinct texts of its stale `shards`; `sampled` of them are annotated.
 
     `tokens` will go through the model, `bytes` be added to the lane's tables and row stores, and `seconds` pass on one
-    worker, for the texts that are not sampled. `spent`: tokens of the sample. Of four texts or fewer, and of a lane with
-    calls of a file, there is no sample, and everything but `texts` and `shards` is 0.
+    worker, for the texts that are not sampled. `spent`: tokens of the sample. Of four texts or fewer, and of a lane
+    with calls of a file, there is no sample, and everything but `texts` and `shards` is 0.
     """
 
     lane: str
