@@ -1,7 +1,7 @@
 # make demo      install and run everything on the small web; running it again computes nothing twice
 # make test      lint, types and what the software promises, in some six minutes on two cores
 # make test-all  the long tests: architectures in pairs, browsers, variants of runs
-# make soak      kills, damage, full disks and moved clocks, compared with an undisturbed run; 20 minutes
+# make soak      kills, damage, rot, limits, full disks and moved clocks, compared with an undisturbed run; 20 minutes
 # make test-vllm  vLLM beside transformers, in an environment of its own (.venv-vllm); some five minutes
 # make environments  what is imported lazily, in environments that pip and uv make anew; some ten minutes
 # make ui        the Dagster UI over the same runs

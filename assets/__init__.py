@@ -50,7 +50,7 @@ def graph(plan: Plan) -> list[dg.AssetsDefinition]:
 JOB = "bring_up_to_date"
 """Computes what is out of date and skips the rest: the UI's button, `run` and `stale --run`."""
 TRAINING_JOB = "finetune_and_evaluate"
-QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
+QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 
 
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type

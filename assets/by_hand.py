@@ -21,6 +21,7 @@ from toolformer_dag.evaluation.measurements import (
     Measurement,
     measured_on,
     measurement_reasons,
+    stored_measurement,
 )
 from toolformer_dag.evaluation.question_overlap import overlap_counts
 from toolformer_dag.exports.model_card import add_evaluation, write_model_card
@@ -133,8 +134,9 @@ def measurement(plan: Plan, name: str) -> Output:
     def measured(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         compute.workers.close()  # finetuning and evaluation load models of their own
         stored, shown = plan.lake.table(name).part_version(WHOLE), last_metadata(context)
-        if shown and stored is not None and not measurement_reasons(plan, name):
-            return dg.MaterializeResult(data_version=dg.DataVersion(stored), metadata={**shown, UNCHANGED: True})
+        if stored is not None and not measurement_reasons(plan, name):
+            known = shown or _shown(context, lake, name, stored_measurement(lake, name))  # another home has measured it
+            return dg.MaterializeResult(data_version=dg.DataVersion(stored), metadata={**known, UNCHANGED: True})
         for checkpoint in CHECKPOINTS:  # those of another machine too
             checkpoint_files(plan.settings, checkpoint).receive()
         began = time.monotonic()
@@ -145,9 +147,8 @@ def measurement(plan: Plan, name: str) -> Output:
             files.receive()  # one that was trained elsewhere meanwhile stays
             add_evaluation(checkpoint_folder(plan.settings, checkpoint), *measured_on(plan, checkpoint))
             files.send()
-        more = _of_accuracy(lake, found) if name == ACCURACY else _of_perplexity(context, found)
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(found.version), metadata={**_metadata(name, found), **more}
+            data_version=dg.DataVersion(found.version), metadata=_shown(context, lake, name, found)
         )
 
     return Output(
@@ -161,6 +162,13 @@ def measurement(plan: Plan, name: str) -> Output:
         version=lambda: plan.lake.table(name).part_version(WHOLE),
         make=measured,
     )
+
+
+def _shown(
+    context: dg.AssetExecutionContext, lake: Lake, name: str, found: Measurement
+) -> Mapping[str, dg.MetadataValue]:
+    more = _of_accuracy(lake, found) if name == ACCURACY else _of_perplexity(context, found)
+    return {**_metadata(name, found), **more}
 
 
 def _metadata(name: str, found: Measurement) -> Mapping[str, dg.MetadataValue]:

@@ -1,17 +1,19 @@
 """What an asset is: what determines it, why it is out of date, what makes it; and the Dagster asset of that."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.running import note_failure, step
+from toolformer_dag.assets.running import Running, note_failure, step
+from toolformer_dag.files import UserError, limit_met
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.chunks import end_with_parent
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources import RESOURCES
@@ -71,12 +73,14 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
         resources = {name: getattr(context.resources, key) for name, key in needs.items()}
         if context.job_def.executor_def.name == dg.multiprocess_executor.name:  # this process runs this step alone
             end_with_parent()
-        with step(context, output.name) as made, session():
+        with step(context, output.name) as made, _claimed(made, output.pool, resources.get("lake")), session():
             try:
                 result: dg.MaterializeResult = output.make(context, **resources)
-            except BaseException:
+            except BaseException as error:
                 if "lake" in resources:
                     note_failure(context, resources["lake"], made)
+                if not isinstance(error, UserError) and (limit := limit_met(error)):
+                    raise UserError(f"{error}: {limit}; what was committed is kept") from error
                 raise
             made.end(result.metadata or {})
             return result
@@ -101,6 +105,11 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
 def _needed(make: Callable[..., Any]) -> dict[str, str]:
     """Return the resources that a function takes by name, and the names by which Dagster knows them."""
     return {name: RESOURCES[name] for name in signature(make).parameters if name in RESOURCES}
+
+
+def _claimed(made: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
+    """Let runs over one lake take turns, of other instances too: Dagster's pools know those of its own."""
+    return nullcontext() if lake is None else lake.storage.claimed(pool, made.wait)
 
 
 def explored(name: str) -> str:

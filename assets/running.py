@@ -27,7 +27,8 @@ CHANGED = "toolformer/changed"
 class Step:
     """An asset that is being made. `done` of `total` units; a total of 0 is unknown.
 
-    `tokens`, `calls`: what was spent so far; `outcome`: what came of it, once it has ended.
+    `tokens`, `calls`: what was spent so far; `waits`: for which process of another run it waited; `outcome`: what came
+    of it, once it has ended.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Step:
     total: int = 0
     tokens: int = 0
     calls: int = 0
+    waits: str = ""
     outcome: str | None = None
     began: float = field(default_factory=time.monotonic)
 
@@ -73,6 +75,11 @@ class Running(Step):
 
     file: Path | None = None
     spent: Callable[[], Spent] = Spent
+
+    def wait(self, holder: str) -> None:
+        """Tell for which process of another run over the lake this step waits."""
+        self.waits = holder
+        self.write()
 
     def write(self) -> None:
         """Tell how the step gets on."""

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,10 @@ from datetime import timedelta
 from pathlib import Path
 
 from benchmarks.worlds import Ended, Tables, World, differing
+from toolformer_dag import identity
 from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.files import StorageError
+from toolformer_dag.lake.verification import VERIFIED
 from toolformer_dag.training.verify_project import verified
 
 
@@ -178,7 +181,10 @@ KINDS = {
     "checkpoints": "disk/lake/training/*/model/*",
     "warehouse": "disk/lake/toolformer.duckdb",
     "indexes": "disk/indexes/*-v?/*",
+    "data set": "disk/lake/dataset/**/*",
 }
+LIMITS = ("-v 4000000", "-v 6000000", "-v 14000000", "-n 64", "-n 96")
+"""Limits of the shell under which a run ends well, or with a sentence that names the limit."""
 READ_AGAIN = "tools.calculator.tau_f=0.01"
 """A change after which a run reads what it would otherwise leave alone."""
 
@@ -193,6 +199,64 @@ def flip(file: Path, draw: random.Random) -> None:
 def files_of(world: World, kind: str) -> list[Path]:
     """Return the files of a kind that hold something."""
     return sorted(path for path in world.folder.glob(KINDS[kind]) if path.is_file() and path.stat().st_size)
+
+
+def rot(file: Path, draw: random.Random) -> None:
+    """Flip one bit as a disk does that gives back other bits: what was remembered of the file stays."""
+    status, known = file.stat(), identity.remembered_hashes(file)
+    flip(file, draw)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    identity.remember(file, known)
+
+
+def rotten_bits(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
+    """Let every eighth file of each kind rot unseen, change a threshold, ask `verify`, and run as before."""
+    identity.LARGE = 0  # small files are remembered too
+    found = [files_of(world, kind) for kind in KINDS]
+    files = [file for kind in found for file in draw.sample(kind, -(-len(kind) // 8))]
+    for file in files:
+        rot(file, draw)
+    (world.folder / "disk/lake" / VERIFIED).write_text(str(time.time_ns()))
+    ended = world.run(READ_AGAIN)
+    wrong, spent = [ended.error] if ended.error else [], ended.tokens
+    world.named()
+    ended = world.run(training=True)
+    wrong += [ended.error] if ended.error else []
+    wrong += [f"{name} differs" for name in differing(whole.tables, world.tables())]
+    wrong += [f"{path} is still damaged" for path in world.named()]
+    return Trial(len(files), tuple(wrong), (spent + ended.tokens) / whole.tokens)
+
+
+def two_homes(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
+    """Run two projects at once over one lake, each with its own Dagster instance; now and then kill one of them."""
+    other = world.copy(world.folder.with_name(f"{world.folder.name}-other"))
+    disk = world.folder / "disk"
+    shared = (f"paths.lake={disk}/lake", f"paths.warehouse={disk}/lake/toolformer.duckdb")
+    runs = [(world, world.start()), (other, other.start(*shared, f"tools.wiki_search.index_folder={disk}/indexes"))]
+    killed = draw.choice((None, *runs))
+    if killed and (process := killed[1]).pid:
+        process.join(draw.uniform(0.2, 0.9) * whole.seconds)
+        if process.is_alive():
+            os.killpg(process.pid or 0, signal.SIGKILL)
+    for _, process in runs:
+        process.join()
+    told = [one.ended() for one, process in runs if not process.exitcode]
+    wrong = tuple(one.error for one in told if one.error)
+    ended = world.finish()
+    trial = _judged(whole, world, 1, ended, ended.tokens + sum(one.tokens for one in told))
+    return Trial(1, (*wrong, *trial.wrong), trial.extra)
+
+
+def limits(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
+    """Run the command line under a limit of the shell, then without."""
+    limit = draw.choice(LIMITS)
+    command = f"ulimit {limit}; exec {sys.executable} -m toolformer_dag.cli stale --run"
+    environment = os.environ | {"DAGSTER_HOME": str(world.folder / ".dagster"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", command], cwd=world.folder, env=environment, capture_output=True, text=True)
+    well = done.returncode == 0 or (done.returncode == 1 and "ulimit" in done.stderr and "Traceback" not in done.stderr)
+    wrong = () if well else (f"ulimit {limit}: {done.returncode}, {done.stderr[-300:]}",)
+    trial = _judged(whole, world, 1, world.finish(), whole.tokens)
+    return Trial(1, (*wrong, *trial.wrong))
 
 
 def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, tuple[int, int]]:

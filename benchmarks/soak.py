@@ -1,4 +1,4 @@
-"""Kills, damage, full disks and moved clocks: every run has to end with the tables of an undisturbed one.
+"""Kills, damage, rot, two homes, limits, full disks and moved clocks: runs end with the tables of an undisturbed one.
 
 python -m benchmarks.soak [--minutes 20] [--flips 2000] [--documents 14] [--seed 0] [--work FOLDER]
 
@@ -21,20 +21,26 @@ from benchmarks.faults import (
     full_disks,
     killed_groups,
     killed_workers,
+    limits,
     mended_flips,
     moved_clocks,
     named_flips,
+    rotten_bits,
     seconds_of,
+    two_homes,
 )
 from benchmarks.worlds import World
 
 Fault = Callable[[Undisturbed, World, random.Random], Trial]
 FAULTS: dict[str, tuple[Fault, bool, float]] = {
-    "flipped bits mended": (mended_flips, True, 0.2),
-    "process groups killed": (killed_groups, False, 0.3),
-    "single workers killed": (killed_workers, False, 0.25),
+    "flipped bits mended": (mended_flips, True, 0.15),
+    "bits that rot unseen": (rotten_bits, True, 0.15),
+    "process groups killed": (killed_groups, False, 0.2),
+    "single workers killed": (killed_workers, False, 0.15),
+    "two homes over one lake": (two_homes, False, 0.1),
+    "limits of the shell": (limits, False, 0.1),
     "disks filled": (full_disks, False, 0.1),
-    "clocks moved": (moved_clocks, False, 0.15),
+    "clocks moved": (moved_clocks, False, 0.05),
 }
 """What is tried, whether on a world in which everything ran, and its share of the time."""
 

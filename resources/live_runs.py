@@ -24,7 +24,8 @@ import dagster as dg
 from toolformer_dag.files import beside, locked, write_whole
 from toolformer_dag.pipeline.spending import Spent
 
-UNFINISHED = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+BEGINNING = (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
+UNFINISHED = [*BEGINNING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 HOME, FOLDER = ".dagster/toolformer_home", ".dagster/toolformer_folder"
 """Tags of a run, which the UI does not show: the DAGSTER_HOME that looks after it, and the name of its folder where it
 is not the run's id: a command locks the folder before Dagster has named the run."""
@@ -61,7 +62,7 @@ def home_name(instance: dg.DagsterInstance) -> str:
     with locked(file.with_suffix(".lock")):
         if not file.exists():
             write_whole(file, uuid4().hex.encode())
-    return file.read_text("ascii")
+    return file.read_text("utf-8", "backslashreplace")
 
 
 def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
@@ -126,7 +127,7 @@ def _without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool
     processes = [int(str(one["pid"].value)) for one in metadata if "pid" in one]
     if processes:
         return not any(map(_exists, processes))
-    starting = record.dagster_run.status is dg.DagsterRunStatus.STARTING
+    starting = record.dagster_run.status in BEGINNING
     return starting and datetime.now(UTC) - record.update_timestamp.astimezone(UTC) > NEVER_BEGUN
 
 

@@ -1,6 +1,7 @@
 """The command line as a person meets it: what is printed, where, and the exit code."""
 
 import csv
+import errno
 import json
 import os
 import pty
@@ -22,6 +23,8 @@ from tests.command_line import cli
 from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
 from toolformer_dag.cli.run_display import shown
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
 
 SETTINGS = Path(__file__).parents[1] / "toolformer.toml"
@@ -119,7 +122,7 @@ def test_sql_writes_its_rows_to_a_file_whose_ending_is_the_format(tmp_path, data
     query = f"select 1 as n, '{hostile}' as text, [1.5::double, null] as l, null as e from range(2)"
     for ending in ("csv", "json", "jsonl", "md", "parquet"):
         (tmp_path / f"rows.{ending}").write_text("what was there before")
-        done = cli("sql", query, "--output", f"rows.{ending}")
+        done = cli("sql", query, "--output", f"rows.{ending}", "--force")
         assert (done.returncode, done.stdout) == (0, "") and f"2 rows in rows.{ending}" in done.stderr
     row = {"n": 1, "text": hostile, "l": [1.5, None], "e": None}
     assert json.loads((tmp_path / "rows.json").read_text()) == [row, row]
@@ -140,7 +143,7 @@ def test_sql_prints_rows_in_every_format_and_writes_them_whatever_the_ending(tmp
     assert cli("sql", query, "--format", "md").stdout == "| n | text |\n| ---: | --- |\n| 1 | a\\|b |\n"
     assert json.loads(cli("sql", query, "--format", "json").stdout) == {"n": 1, "text": "a|b"}
     for format in ("csv", "json", "md", "table"):
-        assert cli("sql", query, "--format", format, "--output", "rows.txt").returncode == 0
+        assert cli("sql", query, "--format", format, "--output", "rows.txt", "--force").returncode == 0
         assert (tmp_path / "rows.txt").read_text() == cli("sql", query, "--format", format).stdout
     piped = subprocess.run(
         [sys.executable, "-m", "toolformer_dag.cli", "sql", query, "--format", "parquet"],
@@ -195,6 +198,62 @@ def test_a_warehouse_that_would_replace_another_file_is_refused_before_anything_
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "paths.warehouse: " in done.stderr and "toolformer.toml is no DuckDB file" in done.stderr
     assert (tmp_path / "toolformer.toml").read_bytes() == before and not (tmp_path / "lake").exists()
+
+
+def test_a_database_of_a_persons_own_is_no_warehouse_and_stays(tmp_path):
+    with duckdb.connect(tmp_path / "mine.duckdb") as mine:
+        mine.execute("create table letters (text varchar)")
+    before = (tmp_path / "mine.duckdb").read_bytes()
+    done = cli("stale", "--run", "--set", "paths.warehouse=mine.duckdb")
+    assert done.returncode == 1 and "a database with the table letters, which was not built here" in done.stderr
+    assert (tmp_path / "mine.duckdb").read_bytes() == before
+
+
+def test_what_sql_writes_replaces_a_file_only_by_force_and_goes_through_what_is_none(tmp_path, database):
+    (tmp_path / "rows.csv").write_text("mine")
+    link = tmp_path / "link.csv"
+    link.symlink_to("rows.csv")
+    write = ("sql", "select 1 as n", "--output")
+    for name in ("rows.csv", "link.csv"):
+        done = cli(*write, name)
+        assert done.returncode == 1 and f"--output {name}: there is such a file" in done.stderr
+    assert (tmp_path / "rows.csv").read_text() == "mine"
+    assert cli(*write, "link.csv", "--force").returncode == 0
+    assert link.is_symlink() and (tmp_path / "rows.csv").read_text() == "n\n1\n"
+    (tmp_path / "null.csv").symlink_to(os.devnull)
+    assert cli(*write, "null.csv").returncode == 0 and (tmp_path / "null.csv").is_char_device()
+
+
+OWN_MODULE = '\n[tools.strange]\nuse = "strange:Tool"\nprompt = "strange.txt"\n'
+
+
+def test_commands_that_only_read_do_not_import_the_module_that_a_settings_file_names(tmp_path):
+    (tmp_path / "strange.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    with (tmp_path / "toolformer.toml").open("a") as settings:
+        settings.write(OWN_MODULE)
+    for command in ("verify", "clean", "tables", "sql"):
+        done = cli(command, *(["select 1"] if command == "sql" else []))
+        assert "Traceback" not in done.stderr and "strange" not in done.stderr, command
+    assert not (tmp_path / "imported").exists()
+    assert cli("stale").returncode == 1 and (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), r"not enough open files \(ulimit -n: \d+\)"),
+        (RuntimeError("can't start new thread"), r"not enough processes and threads \(ulimit -u: \w+\)"),
+        (MemoryError(), r"not enough memory \(ulimit -v: \w+\)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), r"not enough memory \(ulimit -v: \w+\)"),
+    ],
+)
+def test_a_limit_of_the_shell_is_named(error, told, monkeypatch):
+    def reached(_: Settings) -> Plan:
+        raise error
+
+    monkeypatch.setattr(Plan, "to_read", reached)
+    done = cli("verify")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and re.search(told, done.stderr)
 
 
 def test_score_prints_the_losses_and_names_bad_lines():

@@ -1,19 +1,21 @@
 """Files that are complete or absent, locks between processes, and the errors of writing and reading them."""
 
+import errno
 import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-from toolformer_dag.identity import content_hash, file_hash
+from toolformer_dag.identity import content_hash, file_hash, remembered_hashes, stream_hash
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
 """The name of an unfinished file; `clean` removes those that a killed process left."""
@@ -30,13 +32,43 @@ class StorageError(UserError):
     """Base of every error about files and the lake. The message names the file, the reason and the remedy."""
 
 
+LIMITS = (
+    ("ulimit -n", resource.RLIMIT_NOFILE, (errno.EMFILE, errno.ENFILE), "open files"),
+    ("ulimit -u", resource.RLIMIT_NPROC, (errno.EAGAIN,), "processes and threads"),
+    ("ulimit -v", resource.RLIMIT_AS, (errno.ENOMEM,), "memory"),
+)
+"""How the shell sets a limit, its number, the errors of whoever meets it, and what it limits."""
+LIMIT_WORDS = {
+    "Too many open files": errno.EMFILE,
+    "can't start new thread": errno.EAGAIN,
+    "can't allocate memory": errno.ENOMEM,
+    "Cannot allocate memory": errno.ENOMEM,
+    "not enough memory": errno.ENOMEM,
+    "could not allocate": errno.ENOMEM,
+}
+"""What libraries say where they tell no number: torch, DuckDB, Rust, Python's threads."""
+
+
+def limit_met(error: BaseException) -> str | None:
+    """Name the limit of this process that an error tells of; None for any other error."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    words = (found for word, found in LIMIT_WORDS.items() if word in str(error))
+    number = next(words, None) if number is None else number
+    for name, limit, numbers, what in LIMITS:
+        if number in numbers:
+            soft, _ = resource.getrlimit(limit)
+            size = "none" if soft == resource.RLIM_INFINITY else soft // (1024 if limit == resource.RLIMIT_AS else 1)
+            return f"there are not enough {what} ({name}: {size}); raise that limit"
+    return None
+
+
 class WriteError(StorageError):
     """A write that failed; what was committed before is still there."""
 
     def __init__(self, path: Path, error: OSError) -> None:
+        remedy = limit_met(error) or "free space or correct the rights"
         super().__init__(
-            f"cannot write {path}: {error.strerror or error}; free space or correct the rights and run again, "
-            "what was committed before stays"
+            f"cannot write {path}: {error.strerror or error}; {remedy} and run again, what was committed before stays"
         )
 
 
@@ -44,9 +76,9 @@ class ReadError(StorageError):
     """A file that exists and could not be read this time; it is left where it is."""
 
     def __init__(self, path: Path, error: OSError) -> None:
+        remedy = limit_met(error) or "correct the rights or the disk"
         super().__init__(
-            f"cannot read {path}: {error.strerror or error}; correct the rights or the disk and run again, "
-            "the file was left as it is"
+            f"cannot read {path}: {error.strerror or error}; {remedy} and run again, the file was left as it is"
         )
 
 
@@ -79,6 +111,23 @@ def write_whole(path: Path, content: bytes) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
+    """Write a file that a person named by `option`; an existing one is replaced with `force` alone.
+
+    What is no regular file, such as a pipe or /dev/stdout, is written through, and a link is followed. Raises
+    UserError, WriteError.
+    """
+    if irregular(path) not in (None, "folder"):
+        with path.open("wb") as stream:
+            stream.write(content)
+        return
+    if path.exists() and not force:
+        raise UserError(
+            f"{option} {path}: there is such a file, and it stays; name another, or replace it with --force"
+        )
+    write_whole(path.resolve(), content)
 
 
 def beside(path: Path, suffix: str = "") -> Path:
@@ -200,7 +249,8 @@ def _seal_line(seal: object) -> bytes:
 
 
 FILES = "files"
-"""The field of a sealed record that holds the hashes of the files beside it."""
+"""The field of a sealed record that holds the hashes of the files beside it: of each `file_hash`, or its bytes and
+`content_hash`."""
 
 
 def hashes_beside(record: Path) -> dict[str, str]:
@@ -208,34 +258,65 @@ def hashes_beside(record: Path) -> dict[str, str]:
     return {path.name: file_hash(path) for path in sorted(record.parent.iterdir()) if path != record}
 
 
-def damaged_beside(record: Path, again: bool = False) -> list[Path]:
-    """Return the files that the sealed `record` names and that are missing, or hold something else than was written.
+def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool]]:
+    """Yield the files that the sealed `record` names, and whether each holds what was written.
 
     A file whose size and times did not change since it was hashed is read again only with `again`. The record itself
-    is the only file named where it is damaged.
+    is the only file yielded where it is damaged.
     """
     try:
         hashes = unsealed(record.read_bytes())[FILES]
     except (OSError, ValueError, KeyError):
-        return [record]
-    return [path for name, found in hashes.items() if _hash(path := record.with_name(name), again) != found]
+        yield record, False
+        return
+    for name, wanted in hashes.items():
+        yield record.parent / name, _holds(record.parent / name, wanted, again)
 
 
-def _hash(file: Path, again: bool) -> str | None:
+def damaged_beside(record: Path, again: bool = False) -> list[Path]:
+    """Return the files of `files_beside` that are missing or damaged."""
+    return [path for path, whole in files_beside(record, again) if not whole]
+
+
+def _holds(file: Path, wanted: str | list[Any], again: bool) -> bool:
     try:
-        return file_hash(file, again)
+        if isinstance(wanted, str):
+            return file_hash(file, again) == wanted
+        return bool((stream_hash(file) if again else remembered_hashes(file).content) == wanted[1])
     except OSError:
-        return None
+        return False
+
+
+def changed_unseen(files: Iterable[Path]) -> Path | None:
+    """Read files that are about to be used; return the first that is not what its hash was taken from.
+
+    Identities hold hashes that may have been taken long ago (`file_hash`). What is read here stays in the system's
+    memory, so that loading reads it from there. Raises OSError.
+    """
+    return next((file for file in files if file_hash(file) != file_hash(file, again=True)), None)
+
+
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file `path` inside the block; yield False at once if another process has it and `wait` is false.
 
-    The kernel releases the lock when its holder dies, however it ends.
+    The kernel releases the lock when its holder dies, however it ends. Where nothing can be written, as in a snapshot,
+    an existing lock file is held and a missing one is not needed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as stream:
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream: IO[bytes] = stack.enter_context(path.open("ab"))
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            if not path.is_file():
+                yield True
+                return
+            stream = stack.enter_context(path.open("rb"))
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

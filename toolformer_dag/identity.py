@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime
 from functools import lru_cache
-from hashlib import blake2b, file_digest
+from hashlib import blake2b, file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from platformdirs import user_cache_path
 from pydantic import BaseModel
@@ -79,20 +79,35 @@ def content_hash(content: bytes) -> str:
 
 
 LARGE = 2**20
-"""Bytes from which on a file's hash is remembered across processes."""
+"""Bytes from which on a file's hashes are remembered across processes."""
+BLOCK = 2**20
+
+
+class Hashes(NamedTuple):
+    """What a file's content was when it was read. `sha`: 16 hexadecimal characters; `content`: as `content_hash`."""
+
+    sha: str
+    content: str
 
 
 def file_hash(file: Path, again: bool = False) -> str:
-    """Return 16 hexadecimal characters of SHA-256; read again where size, inode or times differ, or with `again`.
+    """Return 16 hexadecimal characters of SHA-256, which tell whether what was made from a file is stale.
+
+    Read again where size, inode or times differ from when it was hashed, or with `again`: only that tells whether the
+    file is whole, since a disk may give other bits under the same times. It costs a read at the speed of XXH3: SHA-256
+    is computed anew only where that differs. Raises OSError.
 
     Hashes of files of a megabyte and more are remembered in the user's cache folder, so that loading the definitions
-    does not read gigabytes of weights again. Raises OSError.
+    does not read gigabytes of weights again.
     """
+    known = remembered_hashes(file)
+    return known.sha if not again or stream_hash(file) == known.content else _read(file).sha
+
+
+def remembered_hashes(file: Path) -> Hashes:
+    """Return the hashes of a file as they were when it last had this size, inode and these times. Raises OSError."""
     status = file.stat()
-    if again or not settled(status):
-        return _sha256(file)
-    stamp = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    return _hashed(file.absolute(), stamp)
+    return _hashed(file.absolute(), _stamp(status)) if settled(status) else _read(file)
 
 
 TICK = 20_000_000
@@ -104,28 +119,48 @@ def settled(status: os.stat_result) -> bool:
     return abs(time.time_ns() - status.st_ctime_ns) > TICK
 
 
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
 @lru_cache(maxsize=4096)
-def _hashed(file: Path, stamp: tuple[int, ...]) -> str:
+def _hashed(file: Path, stamp: tuple[int, ...]) -> Hashes:
     if stamp[0] < LARGE:
-        return _sha256(file)
-    name = blake2b(os.fsencode(file), digest_size=16).hexdigest()
-    remembered = user_cache_path("toolformer-dag") / "hashes" / f"{name}.json"
+        return _read(file)
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = json.loads(remembered.read_text("utf-8"))
-        if found["stamp"] == list(stamp):
-            return str(found["hash"])
-    digest = _sha256(file)
+        found = json.loads(_remembered(file).read_text("utf-8"))
+        if found["stamp"] == list(stamp) and found["seal"] == fingerprint([*stamp, found["hash"], found["content"]]):
+            return Hashes(found["hash"], found["content"])
+    hashes = _read(file)
+    remember(file, hashes, stamp)
+    return hashes
+
+
+def remember(file: Path, hashes: Hashes, stamp: tuple[int, ...] | None = None) -> None:
+    """Remember the hashes of a file with this stamp, or as it is now, across processes. Raises OSError."""
+    stamp = stamp or _stamp(file.stat())
+    told = {"file": str(file), "stamp": stamp, "hash": hashes.sha, "content": hashes.content}
+    remembered = _remembered(file.absolute())
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         remembered.parent.mkdir(parents=True, exist_ok=True)
         fresh = remembered.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({"file": str(file), "stamp": stamp, "hash": digest}), "utf-8")
+        fresh.write_text(json.dumps({**told, "seal": fingerprint([*stamp, *hashes])}), "utf-8")
         fresh.replace(remembered)
-    return digest
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()[:16]
+def _remembered(file: Path) -> Path:
+    """Where the hashes of a file are kept."""
+    name = blake2b(os.fsencode(file), digest_size=16).hexdigest()
+    return user_cache_path("toolformer-dag") / "hashes" / f"{name}.json"
+
+
+def _read(file: Path) -> Hashes:
+    sha, content = sha256(), xxh3_128()
+    with file.open("rb", buffering=0) as stream:
+        while block := stream.read(BLOCK):
+            sha.update(block)
+            content.update(block)
+    return Hashes(sha.hexdigest()[:16], content.hexdigest())
 
 
 def stream_hash(file: Path) -> str:

@@ -178,7 +178,7 @@ def test_another_form_or_a_lost_file_is_out_of_date(plan: Plan, tmp_path: Path) 
         "settings.form: text -> preference"
     )
     next((tmp_path / "data" / "data").glob("train*")).unlink()
-    assert "train-00000.parquet is gone" in corpus_reasons(plan, tmp_path / "data", text_form())[0]
+    assert "train-00000.parquet is missing" in corpus_reasons(plan, tmp_path / "data", text_form())[0]
     (tmp_path / "data" / "export.json").write_text("{}")
     assert "no record" in corpus_reasons(plan, tmp_path / "data", text_form())[0]
 
@@ -218,5 +218,5 @@ def test_the_asset_follows_the_warehouse_and_skips_itself(own_world: World) -> N
     assert own_world.run().ran == ["warehouse/dataset"] and files(dataset) == before
     assert own_world.run().ran == []
     (dataset / "README.md").write_text("damaged")
-    assert "README.md has 7 bytes" in own_world.reasons()["warehouse/dataset"][0]
+    assert "README.md is missing, or its content is not what was written" in own_world.reasons()["warehouse/dataset"][0]
     assert own_world.run().ran == ["warehouse/dataset"] and files(dataset) == before

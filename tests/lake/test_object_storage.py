@@ -1,5 +1,6 @@
 """A lake in an object store: what is published is read on every machine, one of two writers wins, damage heals."""
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.lake.earlier_release import turn_back
 from tests.object_store import S3, s3, s3_running
 from toolformer_dag.files import StorageError
+from toolformer_dag.lake import object_storage
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.object_storage import ObjectStorage, ObjectStoreError
@@ -24,7 +26,7 @@ from toolformer_dag.lake.row_store import MERGE_AT, RowStore
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.storage import ABSENT, Overtaken, Version
 from toolformer_dag.lake.table import DamagedPart, Lake, LostRace, MissingPart
-from toolformer_dag.lake.verification import damaged_files
+from toolformer_dag.lake.verification import checked_files
 from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
 
 __all__ = ["s3", "s3_running"]  # fixtures
@@ -100,6 +102,25 @@ def test_two_writers_of_the_same_rows_need_not_know_of_each_other(machine):
     assert made == other.table(NAME).pointer("x") and one.table(NAME).read("x").equals(ROWS)
 
 
+def test_a_claim_on_the_lake_is_held_by_one_machine_and_expires_with_it(machine, monkeypatch):
+    monkeypatch.setattr(object_storage, "LEASE_SECONDS", 0.6)
+    one, other, waited = machine("one").storage, machine("other").storage, list[str]()
+    with one.claimed("gpu", waited.append):
+        with other.claimed("tools/calculator", waited.append):
+            pass
+        taking = threading.Thread(target=lambda: other.claimed("gpu", waited.append).__enter__())
+        taking.start()
+        taking.join(1.5)
+        assert taking.is_alive(), "a claim that is renewed does not expire"
+        assert len(waited) == 1 and f"process {os.getpid()} on " in waited[0]
+    taking.join()
+    monkeypatch.setattr(ObjectStorage, "_renew", lambda *_: None)  # as of a machine that was lost
+    with one.claimed("lake", waited.append):
+        pass
+    with other.claimed("lake", waited.append):
+        assert len(waited) == 2
+
+
 def test_writers_of_one_table_of_costs_keep_the_rows_of_each(machine):
     lakes = [machine(name) for name in ("one", "two", "three")]
 
@@ -152,7 +173,7 @@ def test_a_damaged_object_is_named_and_set_aside(machine, s3):
     copies = list(lake.root.rglob("*.parquet"))
     for copy in copies:
         s3.overwrite(lake, copy, flip(copy))
-    assert {one.path for one in damaged_files(lake)} == set(copies)
+    assert {one.path for one in checked_files(lake) if one.reason} == set(copies)
     assert all(lake.shown(copy).startswith("s3://bucket/lake-") for copy in copies)
     with pytest.raises(DamagedPart, match="its content is not what was written"):
         table.read("x")

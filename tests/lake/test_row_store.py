@@ -1,6 +1,7 @@
 """Rows that are computed once, found by key, and found again after damage."""
 
 import errno
+import shutil
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
@@ -16,6 +17,7 @@ from toolformer_dag.lake import parquet, row_store
 from toolformer_dag.lake.row_store import MERGE_AT, RowStore
 from toolformer_dag.lake.storage import Storage
 from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.verification import checked_files
 
 SCHEMA = pl.Schema({"text": pl.String, "position": pl.Int32, "value": pl.List(pl.Float32)})
 KEY = ("text", "position")
@@ -70,6 +72,25 @@ def test_another_identity_shares_nothing_and_the_same_one_shares_all(tmp_path: P
     store_at(tmp_path, model="a", prompt="p").append(rows(("x", 1)))
     assert store_at(tmp_path, prompt="p", model="a").stored(keys(("x", 1))).height == 1
     assert store_at(tmp_path, prompt="q", model="a").stored(keys(("x", 1))).is_empty()
+
+
+def test_a_file_that_a_restore_put_into_another_identitys_folder_is_not_used(tmp_path: Path) -> None:
+    own, other = store_at(tmp_path, dtype="float32"), store_at(tmp_path, dtype="bfloat16")
+    other.append(rows(("x", 1)))
+    [file] = other.files()
+    copy = Path(shutil.copy(other.folder / file.name, own.folder))
+    assert [one.path for one in checked_files(Lake(tmp_path)) if one.reason] == [copy]
+    assert own.stored(keys(("x", 1))).is_empty() and "was written for calculator/samples/" in own.damaged[0]
+    assert other.stored(keys(("x", 1))).height == 1
+
+
+def test_a_store_without_its_identity_is_verified_all_the_same(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    store.append(rows(("x", 1)))
+    (store.folder / "identity.json").unlink()
+    file = store.folder / store.files()[0].name
+    file.write_bytes(b"other rows")
+    assert {one.path.name for one in checked_files(Lake(tmp_path)) if one.reason} == {file.name}
 
 
 def test_rows_of_another_writer_are_found_without_opening_again(tmp_path: Path) -> None:

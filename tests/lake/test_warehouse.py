@@ -74,10 +74,20 @@ def test_a_file_that_was_built_here_is_replaced_however_damaged(
     assert out_of_date(lake, tables, LANES, database) == []
 
 
-def test_a_duckdb_file_of_another_hand_is_replaced(tmp_path: Path, lake: Lake, tables: list[WarehouseTable]) -> None:
-    duckdb.connect(tmp_path / "mine.duckdb").close()
-    build(lake, tables, LANES, tmp_path / "mine.duckdb")
-    assert out_of_date(lake, tables, LANES, tmp_path / "mine.duckdb") == []
+def test_a_duckdb_file_of_another_hand_is_replaced_where_it_is_empty_or_its_seal_is_lost(
+    tmp_path: Path, lake: Lake, tables: list[WarehouseTable]
+) -> None:
+    database = tmp_path / "mine.duckdb"
+    duckdb.connect(database).close()
+    build(lake, tables, LANES, database)
+    database.with_name(".mine.duckdb.seal").unlink()
+    build(lake, tables, LANES, database)
+    assert out_of_date(lake, tables, LANES, database) == []
+    database.unlink()
+    with duckdb.connect(database) as mine:  # in the place of a warehouse, whose seal is still there
+        mine.execute("create table letters (text varchar)")
+    with pytest.raises(WarehouseError, match="a database with the table letters, which was not built here"):
+        build(lake, tables, LANES, database)
 
 
 def test_an_error_that_is_no_matter_of_space_is_not_told_as_one(

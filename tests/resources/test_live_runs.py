@@ -82,6 +82,18 @@ def status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunSta
     return found.status
 
 
+def test_a_run_that_was_killed_before_it_began_is_ended(instance):
+    killed = started(instance, {live_runs.FOLDER: "killed"}, dg.DagsterRunStatus.NOT_STARTED)
+    living = started(instance, {live_runs.FOLDER: "living"}, dg.DagsterRunStatus.NOT_STARTED)
+    for folder in ("killed", "living"):
+        (run_folders(instance) / folder).mkdir(parents=True)
+    (run_folders(instance) / "killed" / "lock").touch()
+    with alive(run_folders(instance) / "living"):
+        assert end_dead_runs(instance) == [killed.run_id]
+    assert status(instance, killed) is dg.DagsterRunStatus.FAILURE
+    assert status(instance, living) is dg.DagsterRunStatus.NOT_STARTED
+
+
 def test_a_killed_run_is_ended_and_the_next_one_gets_its_slot_while_its_retry_lives(instance, tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY, capture_output=True)
     assert done.returncode == -9

@@ -35,3 +35,13 @@ def test_a_second_run_says_that_it_waits_and_together_they_spend_what_one_does_a
     assert {run.status for run in instance.get_runs()} == {dg.DagsterRunStatus.SUCCESS}
     assert_same(fresh.tables(), made.tables())
     assert fresh.stale() == []
+
+
+def test_two_homes_over_one_lake_take_turns_and_compute_no_row_twice(fresh, made, tmp_path):
+    """As of two clones, or two users: neither Dagster instance knows of the other."""
+    runs = [fresh.start("run", DAGSTER_HOME=str(tmp_path / home)) for home in ("one", "other")]
+    (one, beside), (other, told) = map(ended, runs)
+    assert "waits for another run over this lake (process " in beside + told
+    [undisturbed] = made.sql(ALL_SPENT)
+    assert tuple(map(sum, zip(spent(one), spent(other), strict=True))) == undisturbed
+    assert_same(fresh.tables(), made.tables())

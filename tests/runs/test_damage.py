@@ -1,19 +1,31 @@
 """A flipped bit is named by `verify`, never used, and mended by the next run."""
 
+import errno
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 
 import pytest
+from polars.testing import assert_frame_equal
 
 from tests.command_line import cli
 from tests.runs.conftest import World, assert_same, by_machine, free
+from toolformer_dag import identity
 from toolformer_dag.cli.project import REPAIRS
+from toolformer_dag.files import UserError
 from toolformer_dag.lake import storage
 from toolformer_dag.lake.verification import VERIFIED
 from toolformer_dag.training.verify_project import verified
 
+SMALL_WEB = """
+profile = "embedded"
+[corpus.small_web]
+documents = 12
+shards = 2
+[tools.calculator]
+"""
 KINDS = {
     "published rows": "lake/*/*/files/*/*.parquet",
     "manifests": "lake/table-manifests/*/*.jsonl",
@@ -21,6 +33,8 @@ KINDS = {
     "identities": "lake/*/*/*/identity.json",
     "checkpoints": "lake/training/*/model/*",
     "warehouse": "lake/toolformer.duckdb",
+    "data set": "lake/dataset/**/*",
+    "rejected lines": "lake/ccnet/rejected_lines/files/*/*.parquet",
 }
 
 
@@ -29,6 +43,13 @@ def flip(file: Path, random: random.Random) -> None:
     content = bytearray(file.read_bytes())
     content[random.randrange(len(content))] ^= 1 << random.randrange(8)
     file.write_bytes(content)
+
+
+def rot(file: Path, random: random.Random) -> None:
+    """Flip one bit as a disk does that gives back other bits under the same times: what was hashed stays remembered."""
+    known = identity.remembered_hashes(file)
+    flip(file, random)
+    identity.remember(file, known)
 
 
 def named(world: World) -> set[Path]:
@@ -59,7 +80,7 @@ def test_a_run_mends_what_was_flipped_though_nothing_else_changed_at_the_cost_of
     flipped = files[:: max(1, len(files) // 5)]
     for file in flipped:
         flip(file, draw)
-    assert named(world) >= {file for file in flipped if "/model/" not in str(file)} and named(world)
+    assert named(world) >= {file for file in flipped if not {"model", "dataset"} & set(file.parts)} and named(world)
     report = world.run(training=True)
     assert free(report) or (kind == "checkpoints" and report.spent.calls == 0)  # finetuning is paid again
     assert named(world) == set() and world.stale() == []
@@ -101,6 +122,112 @@ def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(
     monkeypatch.setattr(storage, "write_whole", write)
     world.run()
     assert named(world) == set() and by_machine(world.stale()) == []
+
+
+@pytest.mark.long
+def test_weights_that_rot_are_not_used_and_a_checkpoint_is_made_again(world: World, made: World, monkeypatch) -> None:
+    """The disk gives other bits under the same size and times."""
+    monkeypatch.setattr(identity, "LARGE", 0)
+    checkpoint = world.folder / "lake/training/finetuned_checkpoint/model/model.safetensors"
+    world.project()  # the hashes are remembered
+    rot(checkpoint, random.Random(1))
+    time.sleep(0.05)
+    assert world.stale() == []  # a remembered hash tells that nothing changed
+    done = cli("generate", "1 and 2 make", "--config", str(world.folder / "toolformer.toml"))
+    assert done.returncode == 1 and f"{checkpoint} is damaged" in done.stderr and not done.stdout
+    rot(checkpoint, random.Random(1))  # it is whole again
+    rot(checkpoint, random.Random(1))
+    time.sleep(0.05)
+    world.run("evaluation.questions=2", training=True)
+    world.run(training=True)
+    assert_frame_equal(
+        world.lake.table("evaluation/accuracy").read("all"), made.lake.table("evaluation/accuracy").read("all")
+    )
+
+
+@pytest.mark.long
+def test_a_base_model_that_rots_makes_no_row(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(identity, "LARGE", 0)
+    weights = world.folder / "model/model.safetensors"
+    world.project()
+    rot(weights, random.Random(2))
+    time.sleep(0.05)
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged: .* no row is made with it"):
+        world.run("tools.calculator.k=3")
+    rot(weights, random.Random(2))
+    time.sleep(0.05)
+    world.run("tools.calculator.k=3")
+
+
+@pytest.mark.long
+def test_a_shard_that_was_whole_stops_the_run_until_a_person_chooses(world: World) -> None:
+    shard = world.folder / "web/one.json.gz"
+    whole, before = shard.read_bytes(), world.tables()
+    shard.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    assert named(world) == {shard}
+    with pytest.raises(
+        UserError, match=r"one\.json\.gz was whole when .* restore the file .* `toolformer-dag run --again one`"
+    ):
+        world.run()
+    assert_same(world.tables(), before)
+    done = cli("stale", "--run", "--again", "one", "--config", str(world.folder / "toolformer.toml"))
+    assert done.returncode == 0 and "tokens went through the model" in done.stdout
+    assert world.lake.table("ccnet/raw_shards").read("one").is_empty()
+
+
+@pytest.mark.long
+def test_the_small_web_is_written_again_where_it_is_damaged(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / ".dagster"))
+    (tmp_path / "toolformer.toml").write_text(SMALL_WEB)
+    config = ("--config", str(tmp_path / "toolformer.toml"))
+    assert cli("stale", "--run", *config).returncode == 0
+    shard = next(tmp_path.glob("lake/small_web/*/en_head_0000.json.gz"))
+    whole = shard.read_bytes()
+    flip(shard, random.Random(4))
+    assert f"{shard}: " in cli("verify", *config).stdout
+    done = cli("stale", "--run", *config)
+    assert done.returncode == 0 and shard.read_bytes() == whole and "0 damaged" in cli("verify", *config).stderr
+
+
+@pytest.mark.long
+def test_damage_of_what_is_beside_a_table_is_mended(world: World) -> None:
+    [file, *_] = world.folder.glob(KINDS["rejected lines"])
+    flip(file, random.Random(5))
+    assert named(world) == {file}
+    world.run()
+    assert named(world) == set() and world.lake.table("ccnet/rejected_lines").parts() == ["one", "two"]
+
+
+def test_verify_tells_the_bytes_that_it_read_of_a_lake_that_may_only_be_read_and_no_pipe_holds_it_up(
+    world: World, monkeypatch
+) -> None:
+    lake, config = world.folder / "lake", ("--config", str(world.folder / "toolformer.toml"))
+    (lake / "notes.txt").write_text("mine" * 10_000)
+    (lake / "round").symlink_to(lake)
+    told = cli("verify", *config)
+    assert told.returncode == 0 and told.stderr.startswith("0 damaged; ")
+    os.mkfifo(lake / "table-manifests/sums/pipe.jsonl")
+    for lock in lake.rglob("*.lock"):
+        lock.unlink()
+
+    def read_only(path: Path, mode: str = "r", *arguments: object, **options: object) -> object:
+        if "r" not in mode and path.is_relative_to(lake):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, mode, *arguments, **options)
+
+    opened = Path.open
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", read_only)
+        assert cli("verify", *config).stderr == told.stderr
+        assert cli("stale", *config).stdout == "Nothing is stale.\n"
+
+
+def test_an_export_is_verified_wherever_it_lies_and_a_lake_that_may_only_be_read(world: World, tmp_path: Path) -> None:
+    config = ("--config", str(world.folder / "toolformer.toml"))
+    copy = shutil.copytree(world.folder / "lake/dataset", tmp_path / "copy")
+    assert cli("verify", str(copy), *config).returncode == 0
+    flip(copy / "README.md", random.Random(3))
+    assert f"{copy / 'README.md'}: " in cli("verify", str(copy), *config).stdout
 
 
 def test_a_shard_that_changed_under_the_same_size_and_time_is_named(world: World) -> None:

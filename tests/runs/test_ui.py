@@ -16,7 +16,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.schema import create_schema
 
-from tests.processes import processes_with
+from tests.processes import processes_with, wait_until_ended
 from tests.runs.conftest import World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
@@ -122,11 +122,14 @@ def test_a_port_in_use_is_named_and_nothing_is_left_running(tmp_path: Path, monk
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_ui_that_is_stopped_leaves_nothing_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     with served(tmp_path, stop=stop):
-        assert processes_with(str(tmp_path))
+        running = processes_with(str(tmp_path))
+        assert running
+    if stop is signal.SIGKILL:  # nobody was left to end them
+        wait_until_ended(running)
     assert not processes_with(str(tmp_path))

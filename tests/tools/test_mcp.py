@@ -138,6 +138,11 @@ CASES: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
         ["-32602", "-32042", "-32600", "-32601", "-32700", "-32603", "Rome"],
         ["refused", "refused", *["lost:unavailable"] * 4, "sunny in Rome"],
     ),
+    "an answer that is too long, over stdio": (
+        {"command": PLAIN},
+        ["El Dorado", "Rome"],
+        ["malformed_response", "sunny in Rome"],
+    ),
     "in linear time": ({"command": PLAIN, "fields": "(a+)+b"}, ["a" * 400], ["does_not_match_fields"]),
 }
 

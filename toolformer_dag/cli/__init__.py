@@ -18,7 +18,8 @@ from toolformer_dag.cli.run import run, stale, ui
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import sql
 from toolformer_dag.cli.tables_command import tables
-from toolformer_dag.files import UserError
+from toolformer_dag.cli.terminal import damaged_history
+from toolformer_dag.files import UserError, limit_met
 
 NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the file system says of a folder that this user may not use, or of a file in its place."""
@@ -49,11 +50,10 @@ def _remedied(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in NOT_OURS | FULL:
         remedy = "free space" if error.errno in FULL else "name a folder that can be written, or make this one so"
         return f"{error.filename or 'a file'}: {error.strerror}; {remedy}"
+    if limit := limit_met(error):
+        return f"{str(error) or type(error).__name__}: {limit} and run again; what was committed is kept"
     if isinstance(error.__cause__, sqlite3.Error):  # of Dagster's storage, the only one here that is SQLite
-        return (
-            f"Dagster's history cannot be used ({error.__cause__}); free space or correct the rights; or, if damaged, "
-            "move .dagster or $DAGSTER_HOME away and run again: the lake keeps every row, the list of runs begins anew"
-        )
+        return damaged_history(error.__cause__)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.cli.terminal import Config, Force, Profile, Set, settings_of
 from toolformer_dag.files import UserError
 
 
@@ -19,6 +19,7 @@ def explore(
     ] = 3001,
     export: Annotated[Path | None, typer.Option(help="Write the page to this .html file instead.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    force: Force = False,
     config: Config = None,
     profile: Profile = None,
     set: Set = None,
@@ -45,7 +46,7 @@ def explore(
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
             raise UserError(f"--export {export}: end the name with .html")
-        typer.echo(f"{export_page(reader, export):,} calls in {export}")
+        typer.echo(f"{export_page(reader, export, force):,} calls in {export}")
         return
     with bound(port, "explore") as listening:
         taken = listening.getsockname()[1]

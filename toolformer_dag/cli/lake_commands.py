@@ -1,6 +1,7 @@
 """The lake from outside: `verify` reads everything, `clean` removes files that nothing needs."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,20 +12,28 @@ from toolformer_dag.files import UserError
 CENTURY = 876_600.0  # hours; much more has no date
 
 
-def verify(config: Config = None, profile: Profile = None, set: Set = None) -> None:
-    """Read everything that runs rely on and name each damaged file. Exit code 1 where there is one.
+def verify(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Read this export or checkpoint alone, wherever it lies.")
+    ] = None,
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Read everything that runs rely on and people take away; name each damaged file. Exit code 1 where there is one.
 
-    `run` makes again what is damaged, at the cost of what was lost.
+    `run` makes again what is damaged, at the cost of what was lost. A lake that may only be read is verified too.
 
-    Example: toolformer-dag verify
+    Example: toolformer-dag verify; toolformer-dag verify my_export
     """
+    from toolformer_dag.lake.table import Lake
     from toolformer_dag.pipeline.plan import Plan
-    from toolformer_dag.training.verify_project import verified
+    from toolformer_dag.training.verify_project import verified, verified_folder
 
-    plan = Plan.of(settings_of(config, profile, set))
-    report = verified(plan)
+    settings = settings_of(config, profile, set)
+    report = verified(Plan.to_read(settings)) if folder is None else verified_folder(folder)
     for damaged in report.damaged:
-        typer.echo(f"{plan.lake.shown(damaged.path)}: {damaged.reason}")
+        typer.echo(f"{Lake.of(settings.paths).shown(damaged.path)}: {damaged.reason}")
     typer.echo(f"{len(report.damaged)} damaged; {report.bytes:,} bytes verified", err=True)
     if report.damaged:
         raise typer.Exit(1)

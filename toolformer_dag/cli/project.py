@@ -5,6 +5,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, tell_dagster, with_descendants
 from toolformer_dag.assets.warehouse import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
+from toolformer_dag.cli.terminal import damaged_history
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.session import session
+from toolformer_dag.lake.storage import CheckedFile
 from toolformer_dag.lake.table import DamagedPart
-from toolformer_dag.lake.verification import DamagedFile
+from toolformer_dag.model.weights import DamagedCheckpoint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.spending import Spent
@@ -46,6 +49,8 @@ code_servers:
 """
 CRASHED = "ChildProcessCrashException"
 NOT_RUN = "not run: an asset before it failed"
+MENDED = (DamagedPart.__name__, DamagedCheckpoint.__name__)
+"""Errors of damaged files that the next attempt makes again."""
 REPAIRS = 10
 """How often the job starts again because it met a damaged file, which is set aside then."""
 
@@ -63,7 +68,7 @@ class RunReport:
     failed: dict[str, str] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
     unfinished: Spent = field(default_factory=Spent)
-    set_aside: list[DamagedFile] = field(default_factory=list)
+    set_aside: Sequence[CheckedFile] = ()
     damaged: bool = False
     untrained: str | None = None
 
@@ -114,13 +119,12 @@ class Project:
         observe(self.instance, self.plan)
         with session():
             report = RunReport(set_aside=set_aside(self.plan))
-        for _ in range(REPAIRS):
-            report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
-            self._run_job(JOB, report, sink)
-            if not report.damaged:
-                break
-        if training and not report.failed:
-            self._train(report, sink)
+        for job in (partial(self._run_job, JOB), self._train) if training else (partial(self._run_job, JOB),):
+            for _ in range(REPAIRS if not report.failed else 0):
+                report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
+                job(report, sink)
+                if not report.damaged:
+                    break
         with session():
             tell_dagster(outputs(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)
@@ -163,7 +167,7 @@ def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
         if key not in landed:
             causes = list(_causes(errors.get(STEP if name in SHOWN else key.to_python_identifier())))
             report.failed[name] = _reason(causes)
-            report.damaged |= DamagedPart.__name__ in [error.cls_name for error in causes]
+            report.damaged |= any(error.cls_name in MENDED for error in causes)
         elif name not in (SHARD_LIST, *report.ran) and landed[key].get(UNCHANGED) != dg.MetadataValue.bool(True):
             report.ran.append(name)
 
@@ -211,5 +215,6 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
                 raise
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is written anew"
+                f"{folder / 'dagster.yaml'} cannot be used ({reason}); correct it, or move it away: it is made anew. "
+                f"Or {damaged_history('another file of it is damaged')}"
             ) from error

@@ -48,8 +48,7 @@ def run(
         return
     report = completed(project, again or (), training=train or first is None)
     if not report.failed:
-        ran = f"{len(report.ran)} assets ran; {report.spent}."
-        typer.echo(ran if report.ran else "Everything is fresh: nothing ran.")
+        typer.echo(_told(report))
     if first is not None and not report.failed:
         from toolformer_dag.cli.first_look import first_look
 
@@ -83,6 +82,7 @@ def stale(
         for name in report.ran:
             typer.echo(f"ran {name}")
         report.raise_for_failures()
+        typer.echo(_told(report))
         return
     found = project.stale()
     for name, reasons in found.items():
@@ -91,6 +91,10 @@ def stale(
             typer.echo(f"    {reason}")
     if not found:
         typer.echo("Nothing is stale.")
+
+
+def _told(report: "RunReport") -> str:
+    return f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran."
 
 
 def opened_project(

@@ -31,6 +31,9 @@ def shown(told: Callable[[Step], str | None] = lambda step: None) -> Iterator[Ca
         return Text("\n".join(told), no_wrap=True, overflow="ellipsis")
 
     def watch(step: Step) -> None:
+        if step.waits and (step.name not in now or not now[step.name].waits):
+            waits = f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice"
+            console.print(Text(waits), soft_wrap=True)
         if step.outcome is None:
             now[step.name] = step
             if not console.is_terminal and step.seconds - said.get(step.name, 0.0) >= SAY_EVERY_SECONDS:

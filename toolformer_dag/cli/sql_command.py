@@ -8,8 +8,8 @@ import typer
 
 from toolformer_dag.cli.input_lines import valid_text
 from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
-from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
-from toolformer_dag.files import UserError, write_whole
+from toolformer_dag.cli.terminal import Config, Force, Profile, Set, settings_of
+from toolformer_dag.files import UserError, write_output
 
 ALONE = ("describe", "summarize")
 """Words that DuckDB takes as a whole query, or says what it lacks."""
@@ -36,6 +36,7 @@ def sql(
         Format | None,
         typer.Option("--format", help="table, csv, json (a line per row), parquet or md; with --output: of the file."),
     ] = None,
+    force: Force = False,
     config: Config = None,
     profile: Profile = None,
     set: Set = None,
@@ -65,7 +66,7 @@ def sql(
     text, ending = _query_text(query, file), ending_of(format, output)
     if output is not None:
         rows = ask(database, text)
-        write_whole(output, encoded(rows, ending))
+        write_output(output, encoded(rows, ending), "--output", force)
         typer.echo(f"{rows.height:,} rows in {output}", err=True)
     elif format == "parquet":
         if sys.stdout.isatty():

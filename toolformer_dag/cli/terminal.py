@@ -26,6 +26,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="One setting: tools.calculator.tau_f=0.8.", autocompletion=setting_pairs),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 Shards = Annotated[list[str] | None, typer.Option("--shards", help="CCNet shards, a path or a quoted glob.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="A folder, an id of the hub, or `embedded`.")]
 
@@ -54,6 +55,14 @@ def checked_settings(
     settings = settings_of(config, profile, pairs, shards)
     enabled_tools(settings)
     return settings
+
+
+def damaged_history(reason: object) -> str:
+    """Say what to do where Dagster's databases cannot be used."""
+    return (
+        f"Dagster's history cannot be used ({reason}); free space or correct the rights; or, if damaged, move .dagster "
+        "or $DAGSTER_HOME away and run again: the lake keeps every row, the list of runs begins anew"
+    )
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -1,14 +1,17 @@
 """Dagster's pages on this machine alone: code server, daemon and webserver, guarded against pages of other origins.
 
-`python -m toolformer_dag.cli.web_server ...` is `dagster-webserver ...` behind the guard.
+`python -m toolformer_dag.cli.web_server PROGRAM ...` runs one of Dagster's programs, which ends with the one that
+started it.
 """
 
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
@@ -21,7 +24,7 @@ from toolformer_dag.files import UserError
 
 MODULE = "toolformer_dag.definitions"
 HOST = "127.0.0.1"
-DAGSTER = str(Path(sys.executable).with_name("dagster"))
+DAGSTER, WEBSERVER = (str(Path(sys.executable).with_name(name)) for name in ("dagster", "dagster-webserver"))
 HTTP = 80
 """The port that a browser leaves out of the header Host."""
 PATIENCE = 20.0
@@ -85,14 +88,18 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
         while not code.exists() and first.poll() is None:
             time.sleep(0.1)
         stack.enter_context(_running([f"{DAGSTER}-daemon", "run", "-w", str(workspace)], root, environment))
-        pages = [sys.executable, "-m", __name__, "-w", str(workspace), "-h", HOST, "-p", str(port)]
+        pages = [WEBSERVER, "-w", str(workspace), "-h", HOST, "-p", str(port)]
         return stack.enter_context(_running(pages, root, environment)).wait()
 
 
 @contextmanager
 def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own session, so that Ctrl-C reaches it once, from here; ended with the block."""
-    process = subprocess.Popen(command, cwd=root, env=environment, start_new_session=True)
+    """A process of its own session, so that Ctrl-C reaches it once, from here; ended with the block.
+
+    Its input ends with this process, however that ends, and then it ends too.
+    """
+    command = [sys.executable, "-m", __name__, *command]
+    process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield process
     finally:
@@ -120,17 +127,26 @@ def bound(port: int, command: str) -> socket.socket:
 
 
 def main() -> None:
-    """Run `dagster-webserver` with its application behind the guard."""
-    import uvicorn
-    from dagster_webserver.cli import main as webserver
+    """Run one of Dagster's programs, the webserver behind the guard, until this process's input ends."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    sys.argv = sys.argv[1:]
+    if sys.argv[0] == WEBSERVER:
+        import uvicorn
 
-    unguarded = uvicorn.run
+        unguarded = uvicorn.run
 
-    def run(app: App, **options: Any) -> None:
-        unguarded(OwnPages(app, options["port"]), **options)
+        def run(app: App, **options: Any) -> None:
+            unguarded(OwnPages(app, options["port"]), **options)
 
-    uvicorn.run = run  # type: ignore[assignment]
-    webserver()  # type: ignore[no-untyped-call]
+        uvicorn.run = run  # type: ignore[assignment]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _end_with_input() -> None:
+    """End this process and all that it started when the process at the other end of its input is gone."""
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

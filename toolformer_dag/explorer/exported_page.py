@@ -12,17 +12,17 @@ from toolformer_dag.explorer.call_queries import calls, excerpts, overview, text
 from toolformer_dag.explorer.explorer_server import SCRIPTS, page_file
 from toolformer_dag.explorer.outcome_queries import exported_outcomes, outcome_tables
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
-from toolformer_dag.files import write_whole
+from toolformer_dag.files import write_output
 
 MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export ', re.MULTILINE)
 TEXT_KEY = ("tool", "shard", "digest", "segment")
 
 
-def export_page(reader: WarehouseReader, file: Path) -> int:
+def export_page(reader: WarehouseReader, file: Path, force: bool = False) -> int:
     """Write the page with the calls nearest each tool's threshold and their texts; return the number of calls.
 
     Of the questions that tools won and lost it holds the first of each benchmark (`exported_outcomes`). Nothing is
-    fetched when it is opened, and no model can be asked. Raises WarehouseError, WriteError.
+    fetched when it is opened, and no model can be asked. Raises WarehouseError; and as `write_output`.
     """
     shown = overview(reader)
     chosen: list[Row] = []
@@ -39,7 +39,7 @@ def export_page(reader: WarehouseReader, file: Path) -> int:
         "outcomes": outcome_tables(reader),
         **exported_outcomes(reader),
     }
-    write_whole(file, _html(stored).encode())
+    write_output(file, _html(stored).encode(), "--export", force)
     return len(chosen)
 
 

@@ -13,11 +13,11 @@ from toolformer_dag.exports.dataset_folder import (
     DATA,
     GROUP_ROWS,
     LAYOUT,
+    RECORD,
     TOOL_TITLES,
     Exported,
     ExportError,
     columns_table,
-    damage,
     header,
     lane_cells,
     read_exported,
@@ -27,7 +27,7 @@ from toolformer_dag.exports.dataset_folder import (
     write_splits,
 )
 from toolformer_dag.exports.forms import CorpusText, Form, ScoredCall
-from toolformer_dag.files import StorageError
+from toolformer_dag.files import StorageError, damaged_beside
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.queries import run_sql, sql_text
@@ -119,8 +119,8 @@ def corpus_reasons(plan: Plan, folder: Path, form: Form) -> list[str]:
     exported = read_exported(folder)
     if exported is None:
         return [f"{folder} is damaged: it has no record"] if folder.exists() else ["never made"]
-    if lost := damage(folder, exported):
-        return [f"{folder}: {lost}"]
+    if lost := damaged_beside(folder / RECORD):
+        return [f"{lost[0]} is missing, or its content is not what was written"]
     try:
         wanted = corpus_record(plan, form)
     except WarehouseError:  # the reasons of the warehouse say so

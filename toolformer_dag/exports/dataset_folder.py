@@ -143,17 +143,6 @@ def read_exported(folder: Path) -> Exported | None:
         return None
 
 
-def damage(folder: Path, exported: Exported) -> str | None:
-    """Return which file is missing or has another size; None where all are there."""
-    for path, (size, _) in exported.files.items():
-        file = folder / path
-        if not file.is_file():
-            return f"{path} is gone"
-        if file.stat().st_size != size:
-            return f"{path} has {file.stat().st_size:,} bytes, not the {size:,} that were written"
-    return None
-
-
 def refuse_foreign(folder: Path) -> None:
     """Raise ExportError unless `folder` is absent, empty, or holds exactly what an export wrote."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):

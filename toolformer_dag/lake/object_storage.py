@@ -12,8 +12,9 @@ AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN; GOOGLE_APPLICATION_
 import json
 import os
 import re
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -24,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from toolformer_dag.files import StorageError, WriteError, beside, write_whole
+from toolformer_dag.files import StorageError, WriteError, beside, file_name, write_whole
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import current
-from toolformer_dag.lake.storage import ABSENT, ASIDE, Overtaken, Storage, StoredFile, Version
+from toolformer_dag.lake.storage import ABSENT, ASIDE, CLAIMS, Overtaken, Storage, StoredFile, Version, this_process
 
 if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
@@ -74,6 +75,14 @@ REMEDIES = (
 )
 """What stands in an error, and what is told instead; the first that fits. Where no credentials were given, the machine
 was asked for those of its role."""
+
+
+LEASE_SECONDS = 30.0
+"""How long a claim holds that is not renewed."""
+
+
+def _claim_of_this_process() -> bytes:
+    return f"{this_process()}\n{uuid4().hex}".encode()  # other bytes each time, so that the store tells them apart
 
 
 class ObjectStoreError(StorageError):
@@ -260,13 +269,58 @@ class ObjectStorage(Storage):
         if found != size:
             raise UnreadableFile(f"has {found} bytes, not the {size} that were written")
 
-    def damage(self, path: Path, size: int, digest: str, since: int) -> str | None:
+    def damage(self, path: Path, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         path.unlink(missing_ok=True)
         try:
             self.fetch(path, size, digest)
         except UnreadableFile as error:
             return str(error)
-        return None
+        return parquet.damage(path, size, digest, 0, owner)
+
+    @contextmanager
+    def claimed(self, name: str, told: Callable[[str], None]) -> Iterator[None]:
+        """Hold an object, replaced every few seconds where it is the one that this process put.
+
+        One that did not change for LEASE_SECONDS was left by a process that died or lost the store, and is taken. Two
+        may then work at once: rows are stored twice, and of two writers of a part the first wins.
+        """
+        path = self.root / CLAIMS / file_name(name)
+        with super().claimed(name, told):  # among the processes of this machine, without a request
+            held, over = self._claim(path, told), threading.Event()
+            renewing = threading.Thread(target=self._renew, args=(path, held, over), daemon=True)
+            renewing.start()
+            try:
+                yield
+            finally:
+                over.set()
+                renewing.join()
+
+    def _claim(self, path: Path, told: Callable[[str], None]) -> Version:
+        """Put this process into the object where nobody else is in it any more; the store decides who was first."""
+        seen, since, waits = ABSENT, time.monotonic(), False
+        while True:
+            content, version = b"", ABSENT
+            with suppress(FileNotFoundError):
+                content, version = self.read(path)
+            if version != seen:
+                seen, since = version, time.monotonic()
+            if not content or time.monotonic() - since > LEASE_SECONDS:
+                with suppress(Overtaken):
+                    return self.replace(path, _claim_of_this_process(), version)
+                continue
+            if not waits:
+                waits = True
+                told(content.decode(errors="replace").partition("\n")[0])
+            time.sleep(LEASE_SECONDS / 10)
+
+    def _renew(self, path: Path, held: Version, over: threading.Event) -> None:
+        """Replace the claim until it is over, then by nothing; leave it to whoever has taken it meanwhile."""
+        with suppress(Overtaken):
+            while not over.wait(LEASE_SECONDS / 3):
+                with suppress(ObjectStoreError):  # it is away for a while
+                    held = self.replace(path, _claim_of_this_process(), held)
+            with suppress(ObjectStoreError):  # it expires
+                self.replace(path, b"", held)
 
     def seconds_per_request(self) -> float:
         self.exists(self.root / NOBODYS)  # a connection is there by now

@@ -25,10 +25,15 @@ class UnreadableFile(Exception):
     """A Parquet file that is missing, truncated or damaged. The message is the reason."""
 
 
-def encode(frame: pl.DataFrame) -> bytes:
-    """Return the bytes of a Parquet file."""
+OWNER = "toolformer_dag.rows"
+"""The key of a file's metadata that holds the row store it was written for."""
+
+
+def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
+    """Return the bytes of a Parquet file, which says whose rows it holds."""
     buffer = BytesIO()
-    frame.write_parquet(buffer, compression="zstd", compression_level=1)
+    metadata = {} if owner is None else {OWNER: owner}
+    frame.write_parquet(buffer, compression="zstd", compression_level=1, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -53,23 +58,37 @@ def check(path: Path, size: int) -> None:
         raise UnreadableFile("has no Parquet footer")
 
 
-def damage(path: Path, size: int, digest: str, since: int = 0) -> str | None:
+def damage(path: Path, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
     """Return what is wrong with a file; None where its content has the hash `digest`. Raises ReadError.
 
-    A file that did not change `since` then, in nanoseconds since 1970, is not read.
+    A file that did not change `since` then, in nanoseconds since 1970, is not read. `owner`: see `verify`.
     """
     try:
         check(path, size)
-        return None if path.stat().st_ctime_ns < since or stream_hash(path) == digest else DAMAGED
+        if path.stat().st_ctime_ns < since:
+            return None
+        if stream_hash(path) != digest:
+            return DAMAGED
+        _require_owner(path, owner)
     except UnreadableFile as error:
         return str(error)
+    return None
 
 
 _verified: set[tuple[str, int, int, int]] = set()
 
 
-def verify(path: Path, size: int, digest: str) -> None:
+def _require_owner(path: Path, owner: str | None) -> None:
+    """Raise UnreadableFile for a file of another row store; earlier releases did not say of which it is."""
+    found = None if owner is None else pl.read_parquet_metadata(path).get(OWNER)
+    if found not in (None, owner):
+        raise UnreadableFile(f"was written for {found}")
+
+
+def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None:
     """Raise UnreadableFile unless the file's content has the hash `digest`; each file is read once per process.
+
+    `owner`: the row store in whose folder it lies; of rows that were computed with something else none may be used.
 
     A file that was written just now is read once more. For readers that open a file by its path, as DuckDB does.
     Raises ReadError.
@@ -82,6 +101,7 @@ def verify(path: Path, size: int, digest: str) -> None:
             return
         if stream_hash(path) != digest:
             raise UnreadableFile(DAMAGED)
+        _require_owner(path, owner)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:

@@ -4,7 +4,8 @@
     <rows>/<fingerprint>/<file>.parquet  the rows of a commit, or of many
 
 A file is named by when it was written, the hash of its content and its size. 64 small files are put into one; full ones
-stay. A lookup scans the first key column of every file; a file's hash is compared once per process.
+stay. A lookup scans the first key column of every file; a file's hash is compared once per process, and its store: the
+file says for which it was written.
 
 A killed writer loses what it had not appended. Two writers may compute the same row: the older file counts. A damaged
 file is set aside (`.damaged`), and its rows count as missing. A file is deleted only after one with all its rows is on
@@ -14,7 +15,7 @@ the disk, so a reader that misses a file finds its rows under another name.
 import logging
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,7 +28,7 @@ from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import current
-from toolformer_dag.lake.storage import Storage
+from toolformer_dag.lake.storage import CheckedFile, Storage
 
 log = logging.getLogger(__name__)
 IDENTITY, LOCK = "identity.json", ".merge.lock"
@@ -87,14 +88,16 @@ class RowStore:
         """Return the files that are there, the oldest first."""
         return sorted(filter(None, map(parse_row_file, self.storage.names(self.folder))))
 
-    def damaged_files(self, since: int = 0) -> list[tuple[Path, str]]:
-        """Read the files that changed `since` then and return the damaged ones, with reasons; set nothing aside.
+    def checked_files(self, since: int = 0) -> Iterator[CheckedFile]:
+        """Read the files that changed `since` then; set nothing aside.
 
         A file that is gone meanwhile was merged into another.
         """
-        files = [(self.folder / file.name, file) for file in self.files()]
-        found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
-        return [(path, reason) for path, reason in found if reason is not None and self.storage.exists(path)]
+        for file in self.files():
+            path = self.folder / file.name
+            reason = self.storage.damage(path, file.bytes, file.hash, since, self.name)
+            if reason is None or self.storage.exists(path):
+                yield CheckedFile(path, file.bytes, reason)
 
     def _found(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """The rows under `keys`, of each key the oldest. Raises StorageError where others merge all the time."""
@@ -129,7 +132,7 @@ class RowStore:
             self.storage.remove(*(self.folder / name for name in gone))
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
-        content = parquet.encode(rows)
+        content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
         self.storage.add(self.folder / name, content)
         self.note(name)
@@ -150,7 +153,7 @@ class RowStore:
         path = self.folder / file.name
         try:
             path = self.storage.fetch(path, file.bytes, file.hash)
-            parquet.verify(path, file.bytes, file.hash)
+            parquet.verify(path, file.bytes, file.hash, self.name)
         except UnreadableFile as error:
             if self.storage.exists(path):
                 note = f"{self.storage.shown(path)} {error}; set aside, its rows are computed again"

@@ -6,17 +6,22 @@ read, so that a writer notices who was faster.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISDIR
+from socket import gethostname
+from stat import S_ISREG
 
-from toolformer_dag.files import StorageError, WriteError, locked, write_whole
+from toolformer_dag.files import StorageError, WriteError, file_name, locked, require_regular, write_whole
 from toolformer_dag.lake import parquet
 
 ASIDE = ".damaged"
 """The end of the name of a file that was set aside."""
+
+
+CLAIMS = "lake-claims"
+"""The folder of what runs hold; the hyphen keeps it apart from the lanes."""
 
 
 class Overtaken(StorageError):
@@ -46,6 +51,15 @@ class StoredFile:
     changed: float
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """A file that was read to its end: its bytes, and what is wrong with it; None where it is what was written."""
+
+    path: Path
+    bytes: int
+    reason: str | None
+
+
 class Storage:
     """A folder that all processes see under the same path. Raises WriteError, ReadError, ObjectStoreError.
 
@@ -64,6 +78,7 @@ class Storage:
 
     def read(self, path: Path) -> tuple[bytes, Version]:
         """Return the content of a small file, and which it is. Raises FileNotFoundError, OSError."""
+        require_regular(path)
         return path.read_bytes(), ABSENT
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
@@ -73,6 +88,7 @@ class Storage:
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
         """Return the content of a manifest as `read` does; in a session, but for `anew`, as it was at its beginning."""
+        require_regular(path)
         content = path.read_bytes()
         return content, _first_line(content)
 
@@ -114,9 +130,9 @@ class Storage:
         """Raise UnreadableFile where a Parquet file is missing or has another size."""
         parquet.check(path, size)
 
-    def damage(self, path: Path, size: int, digest: str, since: int) -> str | None:
+    def damage(self, path: Path, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         """Return what is wrong with a Parquet file; see `parquet.damage`. An object is always read."""
-        return parquet.damage(path, size, digest, since)
+        return parquet.damage(path, size, digest, since, owner)
 
     def seconds_per_request(self) -> float | None:
         """Return how long an object store takes to answer now; None for a folder, which nobody waits for."""
@@ -135,13 +151,18 @@ class Storage:
         return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield every file below `root`."""
-        for folder, _, names in os.walk(self.root, followlinks=True):
+        """Yield every file below `root`; a link to a folder that was walked is left out."""
+        walked = set[str]()
+        for folder, folders, names in os.walk(self.root, followlinks=True):
+            if (place := os.path.realpath(folder)) in walked:
+                folders.clear()
+                continue
+            walked.add(place)
             for name in names:
                 path = Path(folder, name)
                 with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
                     status = path.stat()
-                    if not S_ISDIR(status.st_mode):
+                    if S_ISREG(status.st_mode):
                         yield StoredFile(path, status.st_size, status.st_mtime)
 
     def remove(self, *paths: Path) -> None:
@@ -156,12 +177,33 @@ class Storage:
             path.rename(aside)
             aside.touch()  # `clean` counts from now
 
+    @contextmanager
+    def claimed(self, name: str, told: Callable[[str], None]) -> Iterator[None]:
+        """Hold the claim `name` on the lake inside the block, against every run over it, wherever it was started.
+
+        Where another run holds it, `told` is called with who that is, and this waits. The kernel ends a claim with its
+        holder. Of several machines, this takes a file system whose `flock` they share, as NFS has it.
+        """
+        path = self.root / CLAIMS / f"{file_name(name)}.lock"
+        with ExitStack() as stack:
+            if not stack.enter_context(self.alone(path, wait=False)):
+                told(path.read_text("utf-8", "replace"))
+                stack.enter_context(self.alone(path))
+            with suppress(OSError):
+                path.write_text(this_process(), "utf-8")
+            yield
+
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
         """Hold the lock `path` inside the block, as `files.locked` does.
 
         In an object store it holds among the processes of this machine: it saves work, and `replace` decides.
         """
         return locked(path, wait)
+
+
+def this_process() -> str:
+    """Say which process this is, for people who wait for it."""
+    return f"process {os.getpid()} on {gethostname()}, in {Path.cwd()}"
 
 
 def _first_line(content: bytes) -> Version:

@@ -26,7 +26,7 @@ from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import News, Session, current, session
-from toolformer_dag.lake.storage import Storage
+from toolformer_dag.lake.storage import CheckedFile, Storage
 from toolformer_dag.settings.sections import PathSettings
 
 Answer = TypeVar("Answer")
@@ -213,15 +213,12 @@ class Table:
         except (MissingPart, DamagedPart):
             return None
 
-    def damaged(self, part: str, since: int = 0) -> list[tuple[Path, str]]:
-        """Read those files of a part that changed `since` then and return the damaged ones, each with what is wrong."""
-        try:
-            pointer = self.pointer(part)
-        except (MissingPart, DamagedPart):  # see `damage`
-            return []
-        files = [(self.file_path(part, file), file) for file in pointer.files]
-        found = [(path, self.storage.damage(path, file.bytes, file.hash, since)) for path, file in files]
-        return [(path, reason) for path, reason in found if reason is not None]
+    def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
+        """Read those files of a part that changed `since` then."""
+        with suppress(MissingPart, DamagedPart):  # see `damage`
+            for file in self.pointer(part).files:
+                path = self.file_path(part, file)
+                yield CheckedFile(path, file.bytes, self.storage.damage(path, file.bytes, file.hash, since))
 
     def pointers(self) -> dict[str, Pointer]:
         """Return the pointer of every part. Raises DamagedPart, ReadError."""

@@ -4,46 +4,57 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import polars as pl
 
-from toolformer_dag.files import write_whole
+from toolformer_dag.files import files_beside, write_whole
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.inventory import inventory, item_of
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import session
+from toolformer_dag.lake.storage import CheckedFile
 from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
 
 COARSE = 10**9
 """Nanoseconds by which a file's time of change may lag behind the clock."""
+LOCK = ".lock"
+NOT_WRITTEN = "is missing, or its content is not what was written"
+NO_IDENTITY = "does not say what its folder is named after"
 VERIFIED = ".verified"
 """The file of the lake that holds up to when it was verified, in nanoseconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedFile:
-    """A file whose content is not what was written, and what is wrong with it."""
-
-    path: Path
-    reason: str
+RECORDS = ("training/*/model/training.json", "dataset/export.json", "small_web/*/small_web.json")
+"""The sealed records of what lies in the lake's folder and is opened by people and other programs."""
 
 
-def damaged_files(lake: Lake, since: int = 0) -> Iterator[DamagedFile]:
-    """Yield the damaged manifests, published files and computed rows of the lake that changed `since` then.
+def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
+    """Check the manifests, published files and computed rows of the lake that changed `since` then.
 
-    Checkpoints, tool indexes, the warehouse and shard files are not covered: they are no rows of the lake.
+    The warehouse, tool indexes and shard files are not covered: they are no rows of the lake. See `taken_away` too.
     """
     items = list(inventory(lake.storage))
-    for store in sorted({item.owner for item in items if item.kind == "rows" and item.path.name == IDENTITY}):
+    for store in sorted({item.owner for item in items if item.kind == "rows" and item.path.suffix != LOCK}):
         yield from _computed(lake, store, since)
     for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):
         yield from _published(lake, table, since)
 
 
-def set_aside_damaged(lake: Lake) -> list[DamagedFile]:
+def taken_away(lake: Lake) -> Iterator[CheckedFile]:
+    """Read checkpoints, the data set and the small web on this machine."""
+    return chain.from_iterable(recorded(record) for pattern in RECORDS for record in sorted(lake.root.glob(pattern)))
+
+
+def recorded(record: Path) -> Iterator[CheckedFile]:
+    """Read the files that a sealed record names."""
+    for path, whole in files_beside(record, again=True):
+        yield CheckedFile(path, _bytes(path), None if whole else NOT_WRITTEN)
+
+
+def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
     """Set aside what was damaged since the last time, so that it is made again; return the files.
 
     Files that did not change since then are not read, so this costs a look at every file and a read of the new ones.
@@ -56,7 +67,8 @@ def set_aside_damaged(lake: Lake) -> list[DamagedFile]:
     if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
     began, note = time.time_ns() - COARSE, lake.root / VERIFIED
-    found = [one for one in damaged_files(lake, _verified_until(note)) if one.path.exists()]
+    checked = checked_files(lake, _verified_until(note))
+    found = [one for one in checked if one.reason is not None and one.path.exists()]
     for damaged in found:
         set_aside_file(lake, damaged.path)
     write_whole(note, str(began).encode())
@@ -85,20 +97,25 @@ def set_aside_file(lake: Lake, path: Path) -> None:
         lake.storage.set_aside(path)
 
 
-def _published(lake: Lake, name: str, since: int) -> list[DamagedFile]:
+def _published(lake: Lake, name: str, since: int) -> list[CheckedFile]:
     table = lake.table(name)
     with session():
         fault = table.damage()
-        found = [DamagedFile(*one) for part in table.parts() for one in table.damaged(part, since)]
-    named = fault and lake.storage.exists(table.path)  # there is none yet where the first run of all was killed
-    return [DamagedFile(table.path, str(fault)), *found] if named else found
+        found = [file for part in table.parts() for file in table.checked_files(part, since)]
+    there = lake.storage.exists(table.path)  # there is none yet where the first run of all was killed
+    return [CheckedFile(table.path, _bytes(table.path), fault), *found] if there else found
 
 
-def _computed(lake: Lake, name: str, since: int) -> Iterator[DamagedFile]:
+def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
     identity = lake.root / name / IDENTITY
-    told = ""
-    with suppress(OSError, ValueError, RecursionError):
-        told = fingerprint(json.loads(lake.storage.read(identity)[0]))
-    if told != identity.parent.name:
-        yield DamagedFile(identity, "does not say what its folder is named after")
-    yield from (DamagedFile(*found) for found in RowStore(lake.storage, name, (), pl.Schema()).damaged_files(since))
+    if lake.storage.exists(identity):  # else whoever uses the rows writes it
+        told, content = "", b""
+        with suppress(OSError, ValueError, RecursionError):
+            content, _ = lake.storage.read(identity)
+            told = fingerprint(json.loads(content))
+        yield CheckedFile(identity, len(content), None if told == identity.parent.name else NO_IDENTITY)
+    yield from RowStore(lake.storage, name, (), pl.Schema()).checked_files(since)
+
+
+def _bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

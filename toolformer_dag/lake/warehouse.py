@@ -59,7 +59,7 @@ STORAGE_VERSIONS = 2**16
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
 NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
-"""Errors of a disk that is full, or of memory that could not be spilled to it."""
+"""Errors of a disk that is full, or of memory that could not be spilled to it; a failed checkpoint is one too."""
 
 
 class WarehouseError(StorageError):
@@ -182,7 +182,7 @@ def received(paths: PathSettings) -> Path:
 
 def _reason(error: duckdb.Error) -> str:
     """Return what DuckDB says, and the remedy."""
-    if isinstance(error, NO_SPACE):
+    if isinstance(error, NO_SPACE) or "CHECKPOINT" in str(error):
         remedy = "free space and run again"
     else:
         remedy = (
@@ -193,17 +193,30 @@ def _reason(error: duckdb.Error) -> str:
 
 
 def refuse_other_file(database: Path) -> None:
-    """Raise WarehouseError where something lies at `database` that is no DuckDB file.
+    """Raise WarehouseError where something lies at `database` that was not built here.
 
     A file that was built here, as its seal says, may be damaged beyond recognition and is still replaced.
     """
-    if not database.exists() or (database.is_file() and (_begins_as_duckdb(database) or _seal(database))):
+    seal = _seal(database)
+    if not database.exists() or (database.is_file() and seal and seal["bytes"] == database.stat().st_size):
         return
     kind = "a folder" if database.is_dir() else "no DuckDB file and will not be replaced"
+    if database.is_file() and (seal or _begins_as_duckdb(database)):
+        if not (foreign := _foreign_tables(database)):
+            return
+        kind = f"a database with the table {foreign[0]}, which was not built here and stays"
     raise WarehouseError(
         f"paths.warehouse: {database} is {kind}; move it away, or name another file, as in "
         "paths.warehouse = 'lake/toolformer.duckdb'"
     )
+
+
+def _foreign_tables(database: Path) -> list[str]:
+    """Return the tables of a database in which those of a warehouse are missing; none where it cannot be read."""
+    with suppress(duckdb.Error), duckdb.connect(database, read_only=True, config={**OFFLINE, **CLOSED}) as connection:
+        found = [name for (name,) in connection.sql("SELECT table_name FROM duckdb_tables()").fetchall()]
+        return [] if {"lanes", "rejections"} <= set(found) else found
+    return []
 
 
 def _begins_as_duckdb(file: Path) -> bool:

@@ -27,6 +27,7 @@ from toolformer_dag.model.weights import (
     model_identity,
     model_name,
     parameters,
+    require_whole,
 )
 from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.settings.setting_types import determining
@@ -248,7 +249,8 @@ def _short_factors(text: Any) -> int:
 
 
 def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """Load a folder or hub id with a class of transformers. Raises ModelError."""
+    """Load a folder or hub id with a class of transformers. Raises ModelError, DamagedModel: see `require_whole`."""
+    require_whole(name, options.get("revision"), weights="Model" in pretrained.__name__)
     try:
         return pretrained.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
     except Exception as error:  # backends of transformers raise many kinds

@@ -19,7 +19,7 @@ from vllm import __version__ as VERSION
 
 from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.vllm_streams import STREAM, WALK, Streams
-from toolformer_dag.model.weights import ModelError
+from toolformer_dag.model.weights import ModelError, require_whole
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 from toolformer_dag.settings.setting_types import meant
 
@@ -48,7 +48,7 @@ OURS = (
 
 
 def load_llm(model: ModelSettings, name: str, dtype: str, context_length: int) -> LLM:
-    """Load a model folder or hub id with `model.vllm`'s options. Raises ModelError.
+    """Load a model folder or hub id with `model.vllm`'s options. Raises ModelError, DamagedModel.
 
     `dtype`: a data type or `auto`. Not covered: which architectures vLLM knows; it says so itself.
     """
@@ -60,6 +60,7 @@ def load_llm(model: ModelSettings, name: str, dtype: str, context_length: int) -
             raise ModelError(
                 f"model.vllm.{option}: vLLM {VERSION} has no such option; {meant(option, known, 'options')}"
             )
+    require_whole(name, model.revision)
     options = {"enable_prefix_caching": True, "max_model_len": context_length, **model.vllm}
     try:
         return LLM(

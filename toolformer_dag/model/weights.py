@@ -1,11 +1,13 @@
 """Identity and size of a model folder or hub id, without loading it. Imports no torch."""
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 
-from toolformer_dag.files import UserError
+from toolformer_dag.files import UserError, changed_unseen
 from toolformer_dag.identity import file_hash
 from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.synthetic import MODEL
@@ -13,6 +15,27 @@ from toolformer_dag.synthetic import MODEL
 
 class ModelError(UserError):
     """A model that cannot be found, read or run. The message names the model, the reason and the remedy."""
+
+
+class DamagedModel(ModelError):
+    """A model whose files hold something else than when they were hashed, under the same size and times."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(
+            f"{file} is damaged: its content changed since it was hashed, its size and times did not, and no row is "
+            "made with it; copy the model there again and look at the disk"
+        )
+
+
+class DamagedCheckpoint(DamagedModel):
+    """A checkpoint of this project that is damaged; it was touched, so that the next run finetunes again."""
+
+    def __init__(self, file: Path) -> None:
+        ModelError.__init__(
+            self,
+            f"{file} is damaged: its content is not what was written, and no row is made with it; `toolformer-dag run` "
+            "finetunes again",
+        )
 
 
 class OffsetError(UserError):
@@ -77,6 +100,42 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     return {"id": name, "revision": revision or "main"}
 
 
+SHA_256 = re.compile("[0-9a-f]{64}")
+CHECKPOINT = "training.json"
+"""The sealed record of a model that was finetuned here."""
+
+
+def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:
+    """Read the files of a model that are about to be loaded, `weights` among them or not.
+
+    Raises DamagedModel where a file holds something else than its identity says: the cached hash of an identity tells
+    whether rows are stale, not whether the file is whole. A large file of the hub is named after its hash.
+    """
+    folder = _folder(name) or _snapshot(name, revision)
+    files = _identifying(folder) if folder else []
+    found = [file for file in files if weights or file.suffix != ".safetensors"]
+    file = changed_unseen(found) or next(filter(_is_misnamed, found), None)
+    if file is None:
+        return
+    if not file.with_name(CHECKPOINT).is_file():
+        raise DamagedModel(file)
+    os.utime(file)
+    raise DamagedCheckpoint(file)
+
+
+def _is_misnamed(file: Path) -> bool:
+    blob = file.resolve().name
+    return SHA_256.fullmatch(blob) is not None and not blob.startswith(file_hash(file))
+
+
+def _snapshot(name: str, revision: str | None) -> Path | None:
+    """Return the folder of the hub's cache that holds a model; None where it was not fetched yet."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def check_model(name: str, revision: str | None = None) -> None:
     """Raise ModelError at once for a name that is no folder, not cached, and that the hub does not give.
 
@@ -108,7 +167,7 @@ def _folder(name: str) -> Path | None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    files = sorted({file for pattern in IDENTITY_FILES for file in folder.glob(pattern)})
+    files = _identifying(folder)
     for required in (("config.json",), ("*.safetensors",), ("tokenizer*", "*.model")):
         if not any(file.match(pattern) for file in files for pattern in required):
             raise ModelError(
@@ -116,6 +175,10 @@ def _files(folder: Path) -> Iterator[Path]:
                 "save a model there with save_pretrained, or give another folder or a hub id"
             )
     yield from files
+
+
+def _identifying(folder: Path) -> list[Path]:
+    return sorted({file for pattern in IDENTITY_FILES for file in folder.glob(pattern)})
 
 
 def model_dtype(model: ModelSettings) -> str:

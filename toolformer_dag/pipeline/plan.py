@@ -124,6 +124,17 @@ class Plan:
         refuse_other_file(settings.paths.warehouse)  # a run would find out at its end
         return plan
 
+    @staticmethod
+    def to_read(settings: Settings) -> "Plan":
+        """Return the plan of a command that only looks at files: no model is hashed, no code of the user's imported.
+
+        Tools that the settings name by module are left out. Raises ToolError, OldLake.
+        """
+        known = {key: tool for key, tool in settings.tools.items() if ":" not in str(tool.options().get("use", key))}
+        plan = Plan(settings, tuple(lanes(settings.model_copy(update={"tools": known}))), {}, Lake.of(settings.paths))
+        plan.lake.refuse_old_layout()
+        return plan
+
     def fresh(self) -> "Plan":
         """Return the same plan with the shard files as they are now."""
         return replace(self)

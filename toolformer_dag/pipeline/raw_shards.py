@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.files import UserError
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import record
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.shards import Shard, write_small_web
@@ -70,12 +71,16 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     cannot be read at all (`unreadable`), which the next run tries again. Warned of: a shard without a document, with
     the first detail of each reason, and optional fields that hold no text.
     """
-    corpus = worker.plan.settings.corpus
-    if not corpus.named:
+    if not worker.plan.settings.corpus.named:
         write_small_web(worker.plan.settings)
-    choice = FormatChoice(corpus.format, tuple(corpus.fields.model_dump(exclude_none=True).items()))
-    reading = _Reading(worker.plan.shards[shard], choice)
+    reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
     return PartRows(reading.frames(output), reading.rejected, facts=reading.facts)
+
+
+def format_choice(plan: Plan) -> FormatChoice:
+    """Return how the settings say that shards are read."""
+    corpus = plan.settings.corpus
+    return FormatChoice(corpus.format, tuple(corpus.fields.model_dump(exclude_none=True).items()))
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
@@ -111,6 +116,17 @@ def nothing_read(plan: Plan) -> str | None:
     return f"no document could be read from {plan.shards[shard].place if shard in plan.shards else shard}{more}: {told}"
 
 
+class RottenShard(UserError):
+    """A shard whose documents were used, and that cannot be read to its end any more."""
+
+    def __init__(self, shard: Shard, before: Pointer, reason: str) -> None:
+        super().__init__(
+            f"{shard.place} was whole when its {before.rows:,} documents were read, and is not any more: {reason}; "
+            "restore the file and run again, or go on without its documents: move it away, or `toolformer-dag run "
+            f"--again {shard.name}`"
+        )
+
+
 class _Reading:
     """One pass over a shard; `rejected` and `facts` are complete when `frames` is used up."""
 
@@ -124,10 +140,15 @@ class _Reading:
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
         """Yield the documents. Raises UnusableRows where none may be used."""
         columns, usable = output.stage.schema.names(), True
+        before = output.table.whole_pointer(self._shard.name)
         try:
+            self.facts |= self._shard.facts()
+            self._refuse_rot(before)
             for frame in self._documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:
+            if before and before.rows:
+                raise RottenShard(self._shard, before, str(error)) from error
             usable = False
             self._give_up(error)
         table = output.plan.lake.table(REJECTED_LINES)
@@ -138,7 +159,6 @@ class _Reading:
             raise UnusableRows
 
     def _documents(self) -> Iterator[pl.DataFrame]:
-        self.facts |= self._shard.facts()
         found = 0
         for batch in self._shard.batches(self._choice):
             self.facts["format"] = batch.layout.format
@@ -151,6 +171,12 @@ class _Reading:
             self._warn()
         if self._ignored:
             _log.warning("%s: what counts as empty: %s", self._shard.place, "; ".join(self._ignored))
+
+    def _refuse_rot(self, before: Pointer | None) -> None:
+        """Raise RottenShard where the content differs under the same size and time."""
+        known = before and before.record["inputs"] == self._shard.stamp() and before.record.get(CONTENT)
+        if before and known and known != self.facts.get(CONTENT):
+            raise RottenShard(self._shard, before, "its content changed, its size and time did not")
 
     def _give_up(self, error: ShardFault | ShardError) -> None:
         """Count a shard of which nothing may be used, and nothing else of it."""

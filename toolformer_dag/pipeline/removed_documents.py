@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.files import UserError, irregular
+from toolformer_dag.files import UserError, changed_unseen, irregular
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, run_sql, sql_text
 from toolformer_dag.lake.table import WHOLE
@@ -95,6 +95,8 @@ def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 @lru_cache(maxsize=1)
 def _passages(files: tuple[tuple[Path, str], ...]) -> tuple[SharedPassages, list[str]]:
     """The passages of the benchmark files, and the name of each text's file."""
+    if damaged := changed_unseen(file for file, _ in files):
+        raise UserError(f"corpus.decontaminate: {damaged} is damaged: it is not what it was when it was hashed")
     texts = [(text, file.name) for file, _ in files for text in asked_texts(file)]
     return SharedPassages([text for text, _ in texts]), [name for _, name in texts]
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.files import file_name, irregular, locked, sealed, unsealed
-from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.files import FILES, damaged_beside, file_name, irregular, locked, sealed, unsealed, write_whole
+from toolformer_dag.identity import file_hash, fingerprint, stream_hash
 from toolformer_dag.lake.storage import ABSENT
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.sections import Settings
@@ -111,7 +111,7 @@ def shard_files(settings: Settings) -> list[ShardFile]:
     if not settings.corpus.shards:
         return small_web_files(settings)
     matches = [match for pattern in settings.corpus.shards for match in _matches(settings.root, pattern)]
-    files = _named(list({path.resolve(): (folder, path) for folder, path in reversed(matches)}.values()))
+    files = _named(list({os.path.realpath(path): (folder, path) for folder, path in reversed(matches)}.values()))
     for file in files:
         if printable(file.name) != file.name:
             raise SettingsError(f"corpus.shards: the name of {printable(file.path)} is not UTF-8; rename the file")
@@ -171,13 +171,18 @@ def small_web_files(settings: Settings) -> list[ShardFile]:
     return [ShardFile(f"small_web_{i:04}", folder / f"en_head_{i:04}.json.gz") for i in range(web.shards)]
 
 
+WEB_RECORD = "small_web.json"
+
+
 def write_small_web(settings: Settings) -> None:
-    """Write the small web's files where one of them is missing; one of several processes does, the others wait."""
+    """Write the small web's files where one of them is missing or damaged; one of several processes does it."""
     files = small_web_files(settings)
     folder, web = files[0].path.parent, settings.corpus.small_web
     with locked(folder.with_name(f".{folder.name}.lock")):
-        if not all(file.path.exists() for file in files):
+        if damaged_beside(folder / WEB_RECORD, again=True):
             written = write_shards(folder, web.shards, web.documents, web.seed)
+            hashes = {FILES: {file.name: file_hash(file) for file in written}}
+            write_whole(folder / WEB_RECORD, sealed(str(folder), hashes))
             for file in written if isinstance(settings.paths.lake, str) else ():
                 os.utime(file, (0, 0))  # machines that share the lake see the same shards
 

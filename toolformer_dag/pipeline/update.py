@@ -144,6 +144,9 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
         return [NEVER_MADE]
     except DamagedPart as error:
         return [str(error).partition(";")[0]]
+    for name in output.stage.beside:
+        if output.plan.lake.table(name).part_version(part) is None:
+            return [f"{name} lacks it"]
     if made.get(RETRY):
         return [Incomplete(made[RETRY])]
     return changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})

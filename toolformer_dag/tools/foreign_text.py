@@ -11,8 +11,9 @@ from typing import Any
 
 import langcodes
 
-from toolformer_dag.files import UserError
+from toolformer_dag.files import UserError, changed_unseen
 from toolformer_dag.identity import file_hash
+from toolformer_dag.model.weights import DamagedModel
 from toolformer_dag.tools.tool import WorkBudget
 
 ENGLISH_LABEL = "en"
@@ -100,9 +101,11 @@ class Identifier:
 
     @functools.cached_property
     def model(self) -> Any:
-        """fastText's model. Raises IdentifierError."""
+        """fastText's model. Raises IdentifierError, DamagedModel."""
         import fasttext
 
+        if changed_unseen([self._file]):
+            raise DamagedModel(self._file)
         try:
             return fasttext.load_model(str(self._file))
         except (OSError, ValueError) as error:

@@ -1,6 +1,9 @@
 """Options of an MCP tool, and a session with its server."""
 
+import logging
 import os
+import shutil
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -109,13 +112,17 @@ def transport(key: str, options: McpOptions) -> "Transport | StdioServerParamete
 
         program, *arguments = options.command
         environment = {name: _variable(key, name) for name in options.env}
-        return StdioServerParameters(command=program, args=arguments, env=environment, cwd=options.cwd)
+        if not (shutil.which(program) or (options.cwd / program).is_file()):
+            raise _no_session(key, options, FileNotFoundError(f"there is no program {program!r}"))
+        bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *arguments]
+        return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
     token = None if options.token_env is None else _variable(key, options.token_env)
     return _bounded(options.url or "", token)
 
 
 MAX_ANSWER_BYTES = 4 << 20
-"""The longest message over HTTP. Not covered: a command, which runs on this machine as its user."""
+"""The longest message."""
+BOUNDED_OUTPUT = str(Path(__file__).with_name("bounded_output.py"))
 TOO_LONG = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
 
 
@@ -217,6 +224,7 @@ def open_session(key: str, options: McpOptions) -> Session:
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
 
+    logging.getLogger("mcp.client.stdio").addFilter(_without_traceback)
     target = transport(key, options)
     stack = ExitStack()
     try:
@@ -236,6 +244,14 @@ def open_session(key: str, options: McpOptions) -> Session:
     raise ToolDown(
         f"[tools.{key}]: the server has no tool {options.tool!r}; set tool = to a name of its tools: {known}"
     )
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Let the SDK tell in a line what a server wrote that is no message."""
+    if record.exc_info:
+        told = " ".join(str(record.exc_info[1]).split())
+        record.msg, record.args, record.exc_info = f"{record.msg} ({told:.200})", (), None
+    return True
 
 
 async def _answered(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":

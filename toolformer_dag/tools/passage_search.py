@@ -15,7 +15,7 @@ import tantivy
 from platformdirs import user_cache_path
 from pydantic import AfterValidator, ValidationInfo
 
-from toolformer_dag.files import FILES, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
+from toolformer_dag.files import FILES, changed_unseen, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
@@ -99,16 +99,18 @@ def ensure_index(
     - Every `commit_every` passages are committed and survive a kill.
     - `progress` gets the number of passages indexed so far.
     - The folder appears only when complete; a single process builds it, others wait.
-    - Its files are compared with their hashes, once for all processes (see `file_hash`). A damaged index is renamed to
-      `.damaged`, in the place of an older one, and built again.
+    - Its files are read and compared with their hashes whenever it is opened. A damaged index is renamed to `.damaged`,
+      in the place of an older one, and built again.
 
     Raises PassageError.
     """
     folder = index_folder(source, root)
-    set_aside_damaged_index(folder)
+    set_aside_damaged_index(folder, again=True)
     if not folder.is_dir():
         with _building(folder):
             if not folder.is_dir():
+                if source != EMBEDDED and changed_unseen([Path(source)]):
+                    raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
                 partial = folder.with_suffix(".building")
                 write_index(read_passages(source), partial, progress or (lambda done: None), commit_every)
                 for lock in partial.glob(".tantivy-*.lock"):
@@ -119,17 +121,15 @@ def ensure_index(
     return folder
 
 
-def damaged_index_files(folder: Path, again: bool = False) -> list[Path]:
-    """Return the files of an index that are missing or damaged; see `damaged_beside`."""
-    return damaged_beside(folder / MANIFEST, again)
+def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
+    """Set an index aside where files of it are damaged, and return these; an index that was not built is left alone.
 
-
-def set_aside_damaged_index(folder: Path) -> list[Path]:
-    """Set an index aside where files of it are damaged, and return these; an index that was not built is left alone."""
-    if not folder.is_dir() or not damaged_index_files(folder):
+    Files that did not change since they were hashed are read with `again` alone.
+    """
+    if not folder.is_dir() or not damaged_beside(folder / MANIFEST, again):
         return []
     with _building(folder):
-        damaged = damaged_index_files(folder) if folder.is_dir() else []  # unless another process was faster
+        damaged = damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []  # another process may be faster
         if damaged:
             names = ", ".join(map(str, damaged))
             _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)

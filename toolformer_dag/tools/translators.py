@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from toolformer_dag.files import changed_unseen
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.sentencepieces import sentencepiece_file
-from toolformer_dag.model.weights import ModelError
+from toolformer_dag.model.weights import DamagedModel, ModelError
 from toolformer_dag.settings.setting_types import AsBefore, determining
 from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, foreign_chunks
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
@@ -118,7 +119,12 @@ def folder_identity(model: str) -> Mapping[str, object]:
             f"{model!r} holds no model.bin; convert a checkpoint with `ct2-transformers-converter --quantization int8 "
             "--copy_files tokenizer.json tokenizer_config.json` and set `model` to its output folder"
         )
-    return {"model": {file.name: file_hash(file) for file in sorted(folder.glob("*.*"))}, "dtype": "int8"}
+    return {"model": {file.name: file_hash(file) for file in converted_files(model)}, "dtype": "int8"}
+
+
+def converted_files(model: str) -> list[Path]:
+    """Return the files that determine the results of a converted folder."""
+    return sorted(Path(model).glob("*.*"))
 
 
 class Int8:
@@ -128,6 +134,8 @@ class Int8:
         import ctranslate2
 
         folder_identity(options.model)
+        if damaged := changed_unseen(converted_files(options.model)):
+            raise DamagedModel(damaged)
         self.tokenizer = load_nllb_tokenizer(options)
         self._translator = ctranslate2.Translator(options.model, device=options.device, compute_type="int8")
         self._max_tokens = max_tokens

@@ -22,7 +22,7 @@ from toolformer_dag.files import (
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.model.weights import model_identity, model_name
+from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, model_identity, model_name
 from toolformer_dag.settings.sections import ModelSettings, Settings, TrainingSettings
 
 
@@ -81,7 +81,7 @@ def _complete(checkpoint: Path) -> bool:
         return False
 
 
-RECORD, CARD = "training.json", "README.md"
+RECORD, CARD = CHECKPOINT, "README.md"
 CARD_TAGS, CARD_SEAL = b"\n- toolformer\n- tool-use\n", re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
 """What tells a card that was written here, even with a flipped bit, from a README of a person's own."""
 
@@ -233,9 +233,11 @@ def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> 
 def finetuned_or_base(settings: Settings) -> str:
     """Return the checkpoint that was finetuned from the settings' model if it exists, else the model.
 
-    Raises ModelError where the model is a path without a model.
+    Raises ModelError where the model is a path without a model, DamagedCheckpoint.
     """
     checkpoint_files(settings).receive()
     base, finetuned = model_name(settings.model), checkpoint_folder(settings)
+    if finetuned.is_dir() and (damaged := damaged_beside(finetuned / RECORD)):
+        raise DamagedCheckpoint(damaged[0])
     record = _whole_record(finetuned) or {}
     return str(finetuned) if record.get("base") == model_identity(base, settings.model.revision) else base

@@ -1,78 +1,98 @@
-"""Verify the files that runs rely on: the lake, its shards, the checkpoints, the warehouse, the tools' indexes."""
+"""Verify the files that runs rely on and that people take away: the lake, checkpoints, data set, warehouse, shards."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from toolformer_dag.files import damaged_beside
+from toolformer_dag.files import UserError
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake import warehouse
 from toolformer_dag.lake.object_storage import ObjectStorage
-from toolformer_dag.lake.verification import DamagedFile, damaged_files, set_aside_damaged, set_aside_file
+from toolformer_dag.lake.storage import CheckedFile
+from toolformer_dag.lake.verification import (
+    NOT_WRITTEN,
+    checked_files,
+    recorded,
+    set_aside_damaged,
+    set_aside_file,
+    taken_away,
+)
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.raw_shards import CONTENT, NAME
+from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
 from toolformer_dag.pipeline.shards import ShardFile
-from toolformer_dag.tools.passage_search import RetrievalOptions, damaged_index_files, set_aside_damaged_index
+from toolformer_dag.texts.compression import ShardFault
+from toolformer_dag.texts.shard_reader import ShardError
+from toolformer_dag.tools.passage_search import MANIFEST, RetrievalOptions, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files, checkpoint_folder
+from toolformer_dag.training.training_report import CARD, card_is_lost, checkpoint_files, checkpoint_folder
 
-NOT_WRITTEN = "is missing, or its content is not what was written"
+FOLDER_RECORDS = ("export.json", "training.json", MANIFEST)
+"""The sealed record of an export, a checkpoint and an index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
     """The damaged files, and the bytes that were read."""
 
-    damaged: tuple[DamagedFile, ...]
+    damaged: tuple[CheckedFile, ...]
     bytes: int
 
 
 def verified(plan: Plan) -> Verification:
-    """Read every published file, computed row, record, checkpoint, index, the warehouse and the shards.
+    """Read every published file, computed row, record, checkpoint, data set, index, the warehouse and the shards.
 
     What is damaged stays where it is; files that the project wrote are touched, so that the next run looks at them.
     Rows in an object store are set aside at once: objects cannot be touched.
-    Not covered: models, passages and other files that were given to the project; their hashes are part of identities.
+    Not covered: models, passages and other files that were given to the project. They are read whenever they are
+    loaded, and nothing is made with what is not what their identity says.
     """
-    indexes = _indexes(plan)
-    written = (
-        *damaged_files(plan.lake),
-        *_checkpoints(plan),
-        *_warehouse(plan),
-        *(DamagedFile(file, NOT_WRITTEN) for index in indexes for file in damaged_index_files(index, again=True)),
-    )
+    written = [*checked_files(plan.lake), *_taken_away(plan), *_warehouse(plan)]
+    written += [file for index in _indexes(plan) for file in recorded(index / MANIFEST)]
+    found = _verification(chain(written, _shards(plan)))
     for one in written:
+        if one.reason is None:
+            continue
         if isinstance(plan.lake.storage, ObjectStorage) and one.path.is_relative_to(plan.lake.root):
             set_aside_file(plan.lake, one.path)
         with suppress(OSError):  # it is missing, or somebody else's: it is named all the same
             os.utime(one.path)
-    inside = sum(map(_bytes, (plan.lake.root, *indexes)))
-    outside = sum(stamp.get("bytes", 0) for stamp in plan.stamps.values()) if plan.settings.corpus.named else 0
-    return Verification((*written, *_shards(plan)), inside + outside)
-
-
-def set_aside(plan: Plan) -> list[DamagedFile]:
-    """Set aside the damaged rows, published files and indexes of a plan that changed since the last run looked.
-
-    Checkpoints and the warehouse are compared by their own steps.
-    """
-    found = set_aside_damaged(plan.lake)
-    for index in _indexes(plan):
-        found += [DamagedFile(file, NOT_WRITTEN) for file in set_aside_damaged_index(index)]
     return found
 
 
-def _checkpoints(plan: Plan) -> Iterator[DamagedFile]:
+def verified_folder(folder: Path) -> Verification:
+    """Read an export, a checkpoint or an index, wherever it lies. Raises UserError for any other folder."""
+    records = [folder / name for name in FOLDER_RECORDS if (folder / name).is_file()]
+    if not records:
+        raise UserError(f"{folder} holds none of {', '.join(FOLDER_RECORDS)}; name the folder of an export or a model")
+    return _verification(recorded(records[0]))
+
+
+def _verification(checked: Iterator[CheckedFile]) -> Verification:
+    files = list(checked)
+    return Verification(tuple(one for one in files if one.reason is not None), sum(one.bytes for one in files))
+
+
+def set_aside(plan: Plan) -> Sequence[CheckedFile]:
+    """Set aside the damaged rows, published files and indexes of a plan that changed since the last run looked.
+
+    Checkpoints, the data set and the warehouse are compared by their own steps.
+    """
+    found = set_aside_damaged(plan.lake)
+    for index in _indexes(plan):
+        found += [CheckedFile(file, 0, NOT_WRITTEN) for file in set_aside_damaged_index(index)]
+    return found
+
+
+def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
     for name in CHECKPOINTS:
         checkpoint_files(plan.settings, name).receive()
-        folder = checkpoint_folder(plan.settings, name)
-        if folder.exists():
-            for file in damaged_beside(folder / RECORD, again=True):
-                yield DamagedFile(file, NOT_WRITTEN)
-            if (folder / CARD).is_file() and card_is_lost(folder):
-                yield DamagedFile(folder / CARD, NOT_WRITTEN)
+        card = checkpoint_folder(plan.settings, name) / CARD
+        if card.is_file():
+            yield CheckedFile(card, card.stat().st_size, NOT_WRITTEN if card_is_lost(card.parent) else None)
+    yield from taken_away(plan.lake)
 
 
 def _indexes(plan: Plan) -> list[Path]:
@@ -82,30 +102,36 @@ def _indexes(plan: Plan) -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
-
-
-def _warehouse(plan: Plan) -> Iterator[DamagedFile]:
+def _warehouse(plan: Plan) -> Iterator[CheckedFile]:
     database = warehouse.received(plan.settings.paths)
-    if database.is_file() and (reason := warehouse.damage(database)):
-        yield DamagedFile(database, reason)
+    if database.is_file():
+        yield CheckedFile(database, database.stat().st_size, warehouse.damage(database))
 
 
-def _shards(plan: Plan) -> Iterator[DamagedFile]:
-    """Yield shard files that changed although their size and modification time did not."""
+def _shards(plan: Plan) -> Iterator[CheckedFile]:
+    """Check shard files that were read: one that changed, but for its size and time, or can be read no more."""
     raw = plan.lake.table(NAME)
     for name, file in plan.shards.items():
         pointer = raw.whole_pointer(name)
         if pointer is None or not isinstance(file, ShardFile) or CONTENT not in pointer.record:
             continue
-        same_stamp = pointer.record["inputs"] == file.stamp()
-        if same_stamp and _differs(file.path, pointer.record[CONTENT]):
-            yield DamagedFile(file.path, "its content changed since it was read, its size and time did not")
+        size = file.stamp().get("bytes", 0)
+        try:
+            if stream_hash(file.path) == pointer.record[CONTENT]:
+                reason = None
+            elif pointer.record["inputs"] == file.stamp():
+                reason = "its content changed since it was read, its size and time did not"
+            else:  # another file by now, or a damaged one: compressed files have checksums
+                reason = _unreadable(plan, file) if pointer.rows else None
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+        yield CheckedFile(file.path, size, reason)
 
 
-def _differs(path: Path, content: str) -> bool:
+def _unreadable(plan: Plan, file: ShardFile) -> str | None:
     try:
-        return stream_hash(path) != content
-    except OSError:
-        return True
+        for _ in file.batches(format_choice(plan)):
+            pass
+    except (ShardFault, ShardError) as error:
+        return f"was whole when it was read, and is not any more: {error}"
+    return None
