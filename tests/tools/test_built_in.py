@@ -19,8 +19,6 @@ PAPER = {  # appendix A, "API Call Sampling" and Table 2
     "question_answering": ("QA", RARE),
     "wiki_search": ("WikiSearch", RARE),
 }
-CHANGED_TEXTS = {"calculator": ["example 3"], "machine_translation": ["example 3"]}
-"""Examples of appendix A.2 whose Output is another text than the Input."""
 PROMPTS = {
     "calculator": (5, 7),
     "calendar": (5, 6),
@@ -57,8 +55,7 @@ def test_the_papers_profiles_have_every_word_of_its_prompts(
     loaded = {key: load_tool(key, section.options()) for key, section in sections.items()}
     order = ("question_answering", "calculator", "wiki_search", "machine_translation", "calendar")
     assert ["".join(loaded[key].prompt.split()) for key in order] == appendix
-    warned = [re.findall(r"\[tools\.(\w+)\].*(example \d)", message)[0] for message in caplog.messages]
-    assert warned == [(key, example) for key in sections for example in CHANGED_TEXTS.get(key, [])]
+    assert not caplog.messages  # two of them change the text; the page of decisions says so, not every command
 
 
 @pytest.mark.parametrize("key", TOOLS)

@@ -50,12 +50,12 @@ def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Pat
         ) from error
 
 
-def check_prompt(text: str, name: str, source: object) -> list[tuple[str, str]]:
+def check_prompt(text: str, name: str, source: object, own: bool = True) -> list[tuple[str, str]]:
     """Check a prompt and return its examples, (Input, Output), which begin with these words and may span several lines.
 
     Raises ToolError where an Input has no Output, the instruction or all examples are missing, or a call does not
-    parse or is not one to `name`. Warns of an Output that is not the Input without its calls, as two of the paper's
-    are not. Not covered: whether the tool accepts the inputs of the calls.
+    parse or is not one to `name`. Of a person's `own` prompt, warns of an Output that is not the Input without its
+    calls; two of the paper's are not. Not covered: whether the tool accepts the inputs of the calls.
     """
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
@@ -63,6 +63,8 @@ def check_prompt(text: str, name: str, source: object) -> list[tuple[str, str]]:
     if not blocks:
         raise ToolError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
     examples = [_example(block, name, f"{source}: example {number}") for number, block in enumerate(blocks, 1)]
+    for number, (given, output) in enumerate(examples if own else (), 1):
+        _warn_of_another_text(given, take_out(" " + output, {name}).strip(), f"{source}: example {number}")
     if not any(_CALL_START.search(output) for _, output in examples):
         raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
     return examples
@@ -81,7 +83,6 @@ def _example(block: str, name: str, where: str) -> tuple[str, str]:
             raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
         if called != name:
             raise ToolError(f"{where}: [{body}] calls {called!r}, but this tool's name is {name!r}; rename the call")
-    _warn_of_another_text(given, take_out(" " + output, {name}).strip(), where)  # a call may begin the text
     return given, output
 
 
@@ -136,7 +137,7 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
         source, prompt = _read_prompt(key, tool_class, chosen.prompt, root)
         tool = tool_class(key, chosen, prompt)
         _check_complete(tool)
-        check_prompt(prompt, tool.name, f"[tools.{key}]: {source}")
+        check_prompt(prompt, tool.name, f"[tools.{key}]: {source}", own=source.parent != BUILT_IN_FOLDER)
     except ValidationError as error:
         raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
