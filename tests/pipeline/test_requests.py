@@ -16,7 +16,7 @@ FIXED = 40
 """Requests of a run with nothing to do, at most, whatever the number of shards."""
 
 
-@pytest.mark.parametrize("shards", [3, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("shards", [2, pytest.param(64, marks=pytest.mark.long)])
 def test_requests_follow_what_changed(new_line: NewLine, s3: S3, shards: int) -> None:
     line = new_line(*(f"s{number}" for number in range(shards)))
     line.set(paths__lake=f"'{s3.new_place()}'", paths__cache=f"'{line.folder / 'copies'}'")

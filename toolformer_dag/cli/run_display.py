@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.live import Live
@@ -17,44 +18,59 @@ from toolformer_dag.assets.running import Step
 SAY_EVERY_SECONDS = 30.0
 
 
+@dataclass(slots=True)
+class _Progress:
+    """What is said of steps: `now` under way, by name, and when a line was last `said` of each, in its seconds."""
+
+    console: Console
+    told: Callable[[Step], str | None]
+    now: dict[str, Step] = field(default_factory=dict)
+    said: dict[str, float] = field(default_factory=dict)
+
+    def lines(self) -> Text:
+        """Return a line per step under way."""
+        told = [f"{step.name}  {step.under_way}".rstrip() for step in list(self.now.values())]
+        return Text("\n".join(told), no_wrap=True, overflow="ellipsis")
+
+    def watch(self, step: Step) -> None:
+        """Show how a step gets on, or its end."""
+        before = self.now.pop(step.name, None)
+        if step.waits and (before is None or not before.waits):
+            self._say(f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice")
+        if step.outcome is None:
+            self.now[step.name] = step
+            self._say_that_it_goes_on(step)
+            return
+        for line in filter(None, (f"{step.name}: {step.outcome}", self.told(step))):
+            self._say(line)
+
+    def _say_that_it_goes_on(self, step: Step) -> None:
+        if not self.console.is_terminal and step.seconds - self.said.get(step.name, 0.0) >= SAY_EVERY_SECONDS:
+            self.said[step.name] = step.seconds
+            self._say(f"{step.name}: {step.under_way or 'goes on'}")
+
+    def _say(self, line: str) -> None:
+        self.console.print(Text(line), soft_wrap=True)
+
+
 @contextmanager
 def shown(told: Callable[[Step], str | None] = lambda step: None) -> Iterator[Callable[[Step], None]]:
     """Yield what shows the progress of runs inside the block on the standard error.
 
     `told`: what to print behind a step that has ended.
     """
-    now: dict[str, Step] = {}
-    said: dict[str, float] = {}
-
-    def lines() -> Text:
-        told = [f"{step.name}  {step.under_way}".rstrip() for step in list(now.values())]
-        return Text("\n".join(told), no_wrap=True, overflow="ellipsis")
-
-    def watch(step: Step) -> None:
-        if step.waits and (step.name not in now or not now[step.name].waits):
-            waits = f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice"
-            console.print(Text(waits), soft_wrap=True)
-        if step.outcome is None:
-            now[step.name] = step
-            if not console.is_terminal and step.seconds - said.get(step.name, 0.0) >= SAY_EVERY_SECONDS:
-                said[step.name] = step.seconds
-                console.print(Text(f"{step.name}: {step.under_way or 'goes on'}"), soft_wrap=True)
-            return
-        now.pop(step.name, None)
-        for line in filter(None, (f"{step.name}: {step.outcome}", told(step))):
-            console.print(Text(line), soft_wrap=True)
-
     with ExitStack() as stack:
         if not sys.stderr.isatty():
-            console = Console(stderr=True)
-        else:  # under a descriptor of its own, since Dagster keeps what steps write to 2
-            terminal = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding)
-            console = Console(file=stack.enter_context(terminal))
-            live = Live(
-                get_renderable=lines,
-                console=console,
-                transient=True,
-                redirect_stdout=sys.stdout.isatty(),
-            )
-            stack.enter_context(live)
-        yield watch
+            yield _Progress(Console(stderr=True), told).watch
+            return
+        # under a descriptor of its own, since Dagster keeps what steps write to 2
+        terminal = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding)
+        progress = _Progress(Console(file=stack.enter_context(terminal)), told)
+        live = Live(
+            get_renderable=progress.lines,
+            console=progress.console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        stack.enter_context(live)
+        yield progress.watch
