@@ -34,13 +34,14 @@ class _Progress:
 
     def watch(self, step: Step) -> None:
         """Show how a step gets on, or its end."""
-        before = self.now.pop(step.name, None)
+        before = self.now.get(step.name)
         if step.waits and (before is None or not before.waits):
             self._say(f"{step.name} waits for another run over this lake ({step.waits}); no row is computed twice")
         if step.outcome is None:
             self.now[step.name] = step
             self._say_that_it_goes_on(step)
             return
+        self.now.pop(step.name, None)
         for line in filter(None, (f"{step.name}: {step.outcome}", self.told(step))):
             self._say(line)
 
