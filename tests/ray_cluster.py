@@ -58,6 +58,7 @@ def cluster() -> Iterator[Callable[[], Machine]]:
             _connect(known + 1)
             return machine
 
+        running.callback(ray.shutdown)  # who is still connected would tell the head, which is gone, of an error
         yield start
 
 

@@ -31,13 +31,17 @@ def until_none() -> int:
     return len(processes_with(ACTOR))
 
 
-def once_busy(machine: Machine, then: Callable[[psutil.Process], object]) -> Progress:
-    """Do something once to an actor of a machine while it computes a chunk."""
-    done: list[object] = []
+def once_stopped(machine: Machine, then: Callable[[Machine], object]) -> Progress:
+    """Stop an actor of a machine while it computes, and do `then` when it surely has a chunk."""
+    stopped: list[psutil.Process] = []
 
-    def progress(_: int, __: int) -> None:
-        busy = [] if done else [one for one in actors(machine) if "answer" in "".join(one.cmdline())]
-        done.extend(then(one) for one in busy)
+    def progress(done: int, total: int) -> None:
+        if stopped:
+            then(machine)
+        else:
+            stopped.extend(one for one in actors(machine) if "answer" in "".join(one.cmdline()))
+            for actor in stopped:
+                actor.suspend()
 
     return progress
 
@@ -50,7 +54,7 @@ def lose_machines(line: Line, start: Callable[[], Machine]) -> dict[str, object]
             line.update(stage)
             continue
         lost = start()
-        line.update(stage, crews=crew_of, progress=once_busy(lost, lambda actor, lost=lost: kill(lost)))
+        line.update(stage, crews=crew_of, progress=once_stopped(lost, kill))
         kill(lost)
     return {"engine": line.plan().settings.execution.engine, "actors": until_none()}
 
@@ -59,9 +63,10 @@ def hang(line: Line, start: Callable[[], Machine]) -> dict[str, object]:
     """Stop one of two actors in the middle of a stage."""
     machines = [start(), start()]
     line.update("raw_shards", "heuristic_subset")
-    line.set(execution__chunk_hours=15 / 3600)
-    line.update("scored_candidates", crews=crew_of, progress=once_busy(machines[1], psutil.Process.suspend))
-    line.update()
+    line.set(execution__chunk_hours=30 / 3600)
+    line.update("scored_candidates", crews=crew_of, progress=once_stopped(machines[1], lambda machine: None))
+    line.set(execution__chunk_hours=6)
+    line.update(crews=crew_of)
     return {"actors": until_none()}
 
 

@@ -53,7 +53,7 @@ def test_the_chunk_of_an_actor_that_hangs_is_given_to_another(new_line: NewLine,
     found = in_cluster("hung", line)
     [said] = found["said"]
     assert re.fullmatch(
-        r"calculator/scored_candidates, chunk \d+: actor \d+ on .* has not answered for 0:00:15 "
+        r"calculator/scored_candidates, chunk \d+: actor \d+ on .* has not answered for 0:00:30 "
         r"\(execution.chunk_hours\); another worker gets the chunk",
         said,
     )
