@@ -250,9 +250,12 @@ class Workers:
 
 
 def worker_count(settings: Settings) -> int:
-    """Return `execution.workers`, else one per GPU, or one per core for a model that computes on one thread, else 1."""
-    if settings.execution.workers is not None:
-        return settings.execution.workers
+    """Return `execution.workers`, else one per GPU, or one per core for a model that computes on one thread, else 1.
+
+    vLLM has one: it fills a GPU, and several where its options say so.
+    """
+    if settings.execution.workers is not None or settings.model.engine == "vllm":
+        return settings.execution.workers or 1
     import torch
 
     if settings.model.device in ("auto", "cuda") and torch.cuda.is_available():
