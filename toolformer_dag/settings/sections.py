@@ -481,7 +481,7 @@ class ExecutionSettings(SettingsTable):
         None,
         ge=1,
         description="Processes that compute at once, each with its own model. When left out: the number of GPUs; "
-        "without a GPU, the number of cores for a small model and 1 for a large one (Ray: of each machine); 1 for vLLM.",
+        "without a GPU, the number of cores for a small model, else 1 (Ray: of each machine); 1 for vLLM.",
     )
     engine: Unfingerprinted[Literal["local", "ray"]] = Field(
         "local", description="Where chunks are computed: by processes of this machine, or by actors of a Ray cluster."
