@@ -28,6 +28,7 @@ seed = {seed}
 [training]
 seed = {seed}
 max_steps = 300
+min_texts = 1
 eval_steps = 100
 [evaluation]
 questions = {questions}
