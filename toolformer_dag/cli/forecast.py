@@ -42,7 +42,7 @@ def forecast(plan: Plan) -> str:
 
 
 def _waiting(plan: Plan, shards: int) -> list[str]:
-    """What a lake in an object store is asked for so many shards, of all lanes together."""
+    """Return what a lake in an object store is asked for so many shards, of all lanes together."""
     seconds = plan.lake.storage.seconds_per_request()
     if seconds is None:
         return []

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
@@ -101,13 +101,7 @@ def generate(
     asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
     loaded = partial(_decoder, settings, max_new_tokens, trace)
     if _names_lines(text):
-        with open_lines(text) as source:
-            bad = BadLines()
-            batches = bad.left_out(source, partial(_record, dated))
-            kept = batches if len(asked) == 1 else list(batches)  # the standard input can be read only once
-            for one in asked:
-                _complete_lines(loaded, one, kept, context, bad)
-        raise typer.Exit(int(bad.found))
+        raise typer.Exit(_complete_file(loaded, asked, text, partial(_record, dated), context))
     valid_text("the text", text)
     for one in asked:
         if len(asked) > 1:
@@ -137,6 +131,23 @@ def _lane_keys(settings: Settings) -> dict[str, str]:
 def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
     """Say which lane's tool gave no result, and why; a call whose name was not complete is `a call`."""
     return f"{keys.get(call.tool, 'a call')}: {call.reason}"
+
+
+def _complete_file(
+    loaded: Callable[[AskedModel], Decode],
+    asked: Sequence[AskedModel],
+    name: str,
+    parse: Callable[[bytes], dict[str, Any]],
+    context: str,
+) -> bool:
+    """Complete the lines of a file, or of the standard input, with each model; return whether some cannot be used."""
+    with open_lines(name) as source:
+        bad = BadLines()
+        batches = bad.left_out(source, parse)
+        kept = batches if len(asked) == 1 else list(batches)  # the standard input can be read only once
+        for one in asked:
+            _complete_lines(loaded, one, kept, context, bad)
+    return bad.found
 
 
 def _complete_lines(

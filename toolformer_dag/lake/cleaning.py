@@ -92,7 +92,7 @@ def _add_output(use: _Use, lake: Lake, folder: Path, old: float) -> None:
 
 
 def _add_table(use: _Use, lake: Lake, name: str, items: Sequence[Item], old: float) -> None:
-    """Of a part that changed since `old` all files stay: what was replaced may still be read."""
+    """Note what a table uses; of a part that changed since `old`, all files: what was replaced may still be read."""
     table = lake.table(name)
     if table.damage():  # what was lost with its lines may be needed
         use.unknown = True

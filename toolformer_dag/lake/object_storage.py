@@ -181,7 +181,7 @@ class ObjectStorage(Storage):
             return bytes(found.bytes()), Version(found.meta["e_tag"], found.meta["version"])
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
-        """One listing tells a session which manifests changed since this machine has seen them."""
+        """Read a manifest; in a session, one listing tells which changed since this machine has seen them."""
         around, folder = None if anew else current(), self.root / path.relative_to(self.root).parts[0]
         if around:
             listed = around.once(self.shown(folder), lambda: self._objects(folder))

@@ -157,7 +157,7 @@ def _content(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, s
 
 
 def _last_content(database: Path) -> Content | None:
-    """What the file was built from; None where it is damaged, or an earlier release built it."""
+    """Return what the file was built from; None where it is damaged, or an earlier release built it."""
     seal = _seal(database)
     if seal is None or not database.is_file() or stream_hash(database) != seal["hash"]:
         return None

@@ -204,7 +204,7 @@ def _matches(root: Path, pattern: str) -> list[tuple[Path, Path]]:
 
 
 def _below(fixed: Path, whole: Path) -> Iterator[Path]:
-    """What a pattern matches below the folder `fixed`; of a folder alone what is named like documents."""
+    """Yield what a pattern matches below the folder `fixed`; of a folder alone, what is named like documents."""
     if fixed == whole:
         return (path for path in whole.rglob("*") if DATA.fullmatch(path.name))
     below = str(whole.relative_to(fixed))
