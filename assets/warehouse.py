@@ -1,5 +1,6 @@
 """What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step)."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ from toolformer_dag.resources.step_processes import step_tags
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection  # Dagster keeps annotations, and DuckDB reports what is left at the end
 
+THIS = sys.modules[__name__]
+"""Dagster keeps functions of this module; since they see the module, Python clears it, and DuckDB reports no leak."""
 WAREHOUSE, DATASET = "warehouse/toolformer_duckdb", "warehouse/dataset"
 STEP = "tables"
 """The step that makes all of them: a step each would cost seconds where nothing changed."""

@@ -120,8 +120,10 @@ def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
     UserError, WriteError.
     """
     if irregular(path) not in (None, "folder"):
-        with path.open("wb") as stream:
-            stream.write(content)
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise WriteError(path, error) from error
         return
     if path.exists() and not force:
         raise UserError(
@@ -293,7 +295,7 @@ def changed_unseen(files: Iterable[Path]) -> Path | None:
     Identities hold hashes that may have been taken long ago (`file_hash`). What is read here stays in the system's
     memory, so that loading reads it from there. Raises OSError.
     """
-    return next((file for file in files if file_hash(file) != file_hash(file, again=True)), None)
+    return next((file for file in files if stream_hash(file) != remembered_hashes(file).content), None)
 
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)

@@ -129,8 +129,9 @@ def _hashed(file: Path, stamp: tuple[int, ...]) -> Hashes:
         return _read(file)
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         found = json.loads(_remembered(file).read_text("utf-8"))
-        if found["stamp"] == list(stamp) and found["seal"] == fingerprint([*stamp, found["hash"], found["content"]]):
-            return Hashes(found["hash"], found["content"])
+        remembered = Hashes(found["hash"], found["content"])
+        if found["seal"] == fingerprint([*stamp, *remembered]):
+            return remembered
     hashes = _read(file)
     remember(file, hashes, stamp)
     return hashes

@@ -131,7 +131,7 @@ def generate(
     `tools` and `limits` have the names in the text as keys. `contexts` are ISO dates for the calendar.
     `max_new_tokens` limits the text outside calls, `max_call_tokens` a call up to `->`; the context limits both.
     `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
-    piece of text as it is decoded. `backend` runs the model; by default transformers.
+    piece of text as it is decoded. `backend` runs the model; by default its own (`backend_of`).
     """
     names = frozenset[str]() if disabled else frozenset(tools) - withheld
     most = calls if k > 0 and names else 0

@@ -90,7 +90,7 @@ class DecodingRow:
 
     @property
     def after_call(self) -> bool:
-        """Return whether the prefix ends where a call stands; there, none starts, as in C*."""
+        """Return whether a call was made before this row; at its first place none starts, as in C*."""
         return bool(self.before.calls)
 
     @property
@@ -195,14 +195,15 @@ class DecodingRow:
         """Return whether `new` would complete a look-alike of a call, before which the row then stops."""
         text = self.written_text()
         found = look_alike(self.rules.known).search(text + new)
-        if found is not None:
-            while len(text) > found.start():
-                self.written.pop()
-                text = self.written_text()
-            self._chances = [chance for chance in self._chances if chance[0] < len(self.written)]
-            self.at_look_alike = True
-            self.stop()
-        return self.at_look_alike
+        if found is None:
+            return False
+        while len(text) > found.start():
+            self.written.pop()
+            text = self.written_text()
+        self._chances = [chance for chance in self._chances if chance[0] < len(self.written)]
+        self.at_look_alike = True
+        self.stop()
+        return True
 
     def _ends_call(self, new: str) -> bool:
         so_far = self.rules.vocabulary.text([*self.prefix, *self.written], [])

@@ -60,7 +60,7 @@ def perplexity(
     - The first token of a text without BOS is not predicted.
     - `disabled` sets the probability of ` [` to 0 (of its last token after the others). Where a text holds ` [`, this
       token is left out. Compare only models with the same `disabled`.
-    - `backend` runs the model; by default transformers.
+    - `backend` runs the model; by default its own (`backend_of`).
 
     Raises ValueError where nothing can be predicted.
     """

@@ -244,15 +244,15 @@ class ObjectStorage(Storage):
             found = self._store.get(self._key(path))
         self._copy(local, self._blocks(path, found))
 
-    def fetch(self, path: Path, size: int, digest: str) -> Path:
+    def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
         with suppress(UnreadableFile):
-            parquet.verify(path, size, digest)
+            parquet.verify(path, size, digest, owner)
             return path
         try:
             self.download(path, path)
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
-        parquet.verify(path, size, digest)
+        parquet.verify(path, size, digest, owner)
         return path
 
     def check(self, path: Path, size: int) -> None:
@@ -272,10 +272,10 @@ class ObjectStorage(Storage):
     def damage(self, path: Path, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         path.unlink(missing_ok=True)
         try:
-            self.fetch(path, size, digest)
+            self.fetch(path, size, digest, owner)
         except UnreadableFile as error:
             return str(error)
-        return parquet.damage(path, size, digest, 0, owner)
+        return None
 
     @contextmanager
     def claimed(self, name: str, told: Callable[[str], None]) -> Iterator[None]:

@@ -152,7 +152,7 @@ class RowStore:
         """Return a file to scan. Raises UnreadableFile, after setting it aside where it is damaged."""
         path = self.folder / file.name
         try:
-            path = self.storage.fetch(path, file.bytes, file.hash)
+            path = self.storage.fetch(path, file.bytes, file.hash, self.name)
             parquet.verify(path, file.bytes, file.hash, self.name)
         except UnreadableFile as error:
             if self.storage.exists(path):

@@ -116,7 +116,7 @@ class Storage:
         """Write a file that never changes: it is there as a whole when this returns, or not at all."""
         write_whole(path, content)
 
-    def fetch(self, path: Path, size: int, digest: str) -> Path:
+    def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
         """Return where a Parquet file can be opened. Of an object, the copy has the hash `digest`.
 
         Raises UnreadableFile where it is gone.

@@ -4,12 +4,11 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
 import polars as pl
 
-from toolformer_dag.files import files_beside, write_whole
+from toolformer_dag.files import write_whole
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.inventory import inventory, item_of
 from toolformer_dag.lake.object_storage import ObjectStorage
@@ -21,37 +20,21 @@ from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
 COARSE = 10**9
 """Nanoseconds by which a file's time of change may lag behind the clock."""
 LOCK = ".lock"
-NOT_WRITTEN = "is missing, or its content is not what was written"
 NO_IDENTITY = "does not say what its folder is named after"
 VERIFIED = ".verified"
 """The file of the lake that holds up to when it was verified, in nanoseconds since 1970."""
 
 
-RECORDS = ("training/*/model/training.json", "dataset/export.json", "small_web/*/small_web.json")
-"""The sealed records of what lies in the lake's folder and is opened by people and other programs."""
-
-
 def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
     """Check the manifests, published files and computed rows of the lake that changed `since` then.
 
-    The warehouse, tool indexes and shard files are not covered: they are no rows of the lake. See `taken_away` too.
+    The warehouse, tool indexes and shard files are not covered: they are no rows of the lake.
     """
     items = list(inventory(lake.storage))
     for store in sorted({item.owner for item in items if item.kind == "rows" and item.path.suffix != LOCK}):
         yield from _computed(lake, store, since)
     for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):
         yield from _published(lake, table, since)
-
-
-def taken_away(lake: Lake) -> Iterator[CheckedFile]:
-    """Read checkpoints, the data set and the small web on this machine."""
-    return chain.from_iterable(recorded(record) for pattern in RECORDS for record in sorted(lake.root.glob(pattern)))
-
-
-def recorded(record: Path) -> Iterator[CheckedFile]:
-    """Read the files that a sealed record names."""
-    for path, whole in files_beside(record, again=True):
-        yield CheckedFile(path, _bytes(path), None if whole else NOT_WRITTEN)
 
 
 def set_aside_damaged(lake: Lake) -> list[CheckedFile]:

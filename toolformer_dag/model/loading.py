@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
@@ -24,6 +23,7 @@ from toolformer_dag.model.weights import (
     ModelError,
     check_model,
     model_dtype,
+    model_folder,
     model_identity,
     model_name,
     parameters,
@@ -186,8 +186,9 @@ def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMod
         raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
     llm = load_llm(model, name, str(dtype).removeprefix("torch."), length)
-    folder = name if Path(name).is_dir() else snapshot_download(name, revision=model.revision, local_files_only=True)
-    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config, parameters(Path(folder)))
+    folder = model_folder(name, model.revision)
+    assert folder is not None  # it was just loaded
+    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config, parameters(folder))
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:

@@ -9,7 +9,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import cycle
+from itertools import compress, cycle
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -133,9 +134,10 @@ class VllmBackend:
         walks = [
             ([*head, *text.ids[: text.before]], [*text.ids[text.before : text.before + text.asked - 1], start[0]])
             for text in texts
+            if text.asked  # elsewhere p is known, and samples alone are missing
         ]
-        first = self.walk_scores("positions", walks, [start[0]])
-        found = [np.array([scores[start[0]] for scores in steps]) for steps in first]
+        first = iter(self.walk_scores(["positions"], [(*walk, [start[0]]) for walk in walks]))
+        found = [np.array([scores[start[0]] for scores in next(first)] if text.asked else []) for text in texts]
         for written in range(1, len(start)):
             later = self._later_scores(head, texts, start[:written], start[written])
             found = [before + more for before, more in zip(found, later, strict=True)]
@@ -148,36 +150,40 @@ class VllmBackend:
         walks = [
             ([*head, *text.ids[: text.before + i], *written], [token]) for text in texts for i in range(text.asked)
         ]
-        values = np.array([steps[0][token] for steps in self.walk_scores("positions", walks, [token])])
+        steps = self.walk_scores(["positions"], [(*walk, [token]) for walk in walks])
+        values = np.array([step[token] for [step] in steps])
         return np.split(values, np.cumsum([text.asked for text in texts])[:-1])
 
     def walk_scores(
-        self, kind: str, walks: Sequence[tuple[Sequence[int], Sequence[int]]], tokens: Sequence[int]
+        self, kinds: Sequence[str], walks: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]
     ) -> list[list[Scores]]:
-        """Write given tokens behind prompts; return log p of `tokens` and of the written one before each of these."""
-        scored: dict[str, Any] = {"logprobs": len(tokens) or 1, "logprob_token_ids": list(tokens) or None}
+        """Write tokens behind prompts; return log p before each: of the walk's tokens that are asked, and of its own.
+
+        A walk is the prompt, what is written, and the tokens that are asked at each place.
+        """
         asked = [
-            (prompt, _parameters(len(written), **scored, extra_args={WALK: list(written)})) for prompt, written in walks
+            (
+                prompt,
+                _parameters(
+                    len(written),
+                    logprobs=len(tokens) or 1,
+                    logprob_token_ids=list(tokens) or None,
+                    extra_args={WALK: list(written)},
+                ),
+            )
+            for prompt, written, tokens in walks
         ]
-        return [_scores(output) for output in self.run(asked, [kind] if kind else ())]
+        return [_scores(output) for output in self.run(asked, kinds)]
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute log p: of the text's own tokens in a pass over the text, of others by writing it."""
-        own = [query for query in queries if _asks_own(query)]
-        passes = [(_read(query), _parameters(1, prompt_logprobs=0)) for query in own]
-        outputs = iter(self.run(passes, [query.kind for query in own]))
-        return [
-            _read_values(query, next(outputs).prompt_logprobs) if _asks_own(query) else self._written_values(query)
-            for query in queries
-        ]
-
-    def _written_values(self, query: TokenQuery) -> LogProbabilities:
-        first, last = min(query.places), max(query.places)
-        written = [*query.text[first:], query.tokens[-1][0]][: last - first + 1]
-        wanted = zip(query.places, query.tokens, strict=True)
-        asked = sorted({token for place, ids in wanted for token in ids if token != written[place - first]})
-        [steps] = self.walk_scores(query.kind, [([*query.prefix, *query.text[:first]], written)], asked)
-        return _values(query, lambda place: steps[place - first])
+        read = [_asks_own(query) for query in queries]
+        passes = list(compress(queries, read))
+        rest = list(compress(queries, map(not_, read)))
+        outputs = self.run([(_read(query), _parameters(1, prompt_logprobs=0)) for query in passes], _kinds(passes))
+        found_read = map(_read_values, passes, (output.prompt_logprobs for output in outputs))
+        found_written = map(_written_values, rest, self.walk_scores(_kinds(rest), list(map(_walk, rest))))
+        return [next(found_read if is_read else found_written) for is_read in read]
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> "VllmRows":
         """Run sequences to be continued."""
@@ -211,7 +217,7 @@ class VllmRows:
         listed = sorted(row.scores.values())
         value = row.scores.get(token)
         if value is None and listed[0] == listed[1]:
-            [[scores]] = self._backend.walk_scores("", [(row.ids, [token])], [token])
+            [[scores]] = self._backend.walk_scores([], [(row.ids, [token], [token])])
             value = scores[token] if scores[token] >= listed[0] else None
         return UNRANKED if value is None else sum(other > value for other in listed)
 
@@ -226,13 +232,14 @@ class VllmRows:
         known = self._rows[row].scores.get(tokens[0])
         if known is not None and len(tokens) == 1:
             return known
-        [steps] = self._backend.walk_scores("", [(self._rows[row].ids, tokens)], list(tokens))
+        [steps] = self._backend.walk_scores([], [(self._rows[row].ids, tokens, tokens)])
         return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
         """Forbid pairs of a row and its next token."""
         for at, token in places:
             self._rows[at].forbidden.add(token)
+            self._rows[at].found = None
 
     def permit(self, row: int, allowed: NDArray[np.bool_]) -> None:
         """Forbid all next tokens of a row but those that are allowed, by token."""
@@ -240,9 +247,9 @@ class VllmRows:
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row."""
-        lost = [row for row in self._rows if row.best is None and row.permitted(self._size)]
-        asked = [(row.ids, _parameters(1, allowed_token_ids=row.permitted(self._size))) for row in lost]
-        for row, output in zip(lost, self._backend.run(asked), strict=True):
+        lost = [(row, tokens) for row in self._rows if row.best is None and (tokens := row.permitted(self._size))]
+        asked = [(row.ids, _parameters(1, allowed_token_ids=tokens)) for row, tokens in lost]
+        for (row, _), output in zip(lost, self._backend.run(asked), strict=True):
             row.found = output.outputs[0].token_ids[0]
         return [0 if row.best is None else row.best for row in self._rows]
 
@@ -282,7 +289,12 @@ class _Row:
         return next((token for token in self.scores if self._may_follow(token)), self.found)
 
     def permitted(self, size: int) -> list[int]:
-        return [token for token in range(size) if self._may_follow(token)]
+        free = np.full(size, self.allowed is None)
+        if self.allowed is not None:
+            free[: len(self.allowed)] = self.allowed[:size]
+        free[list(self.forbidden)] = False
+        found: list[int] = np.flatnonzero(free).tolist()
+        return found
 
     def append(self, token: int) -> None:
         self.ids.append(token)
@@ -315,12 +327,29 @@ def _asks_own(query: TokenQuery) -> bool:
     return max(query.places) < len(query.text) and all(list(ids) == [query.text[place]] for place, ids in own)
 
 
+def _kinds(queries: Sequence[TokenQuery]) -> list[str]:
+    return [query.kind for query in queries]
+
+
 def _read(query: TokenQuery) -> list[int]:
     return [*query.prefix, *query.text[: max(query.places) + 1]]
 
 
 def _read_values(query: TokenQuery, rows: Sequence[Any]) -> LogProbabilities:
     return _values(query, lambda place: {token: one.logprob for token, one in rows[len(query.prefix) + place].items()})
+
+
+def _walk(query: TokenQuery) -> tuple[list[int], list[int], list[int]]:
+    """Return the walk from the first place to the last; where that is the end of the text, any token is written."""
+    first, last = min(query.places), max(query.places)
+    written = [*query.text[first:], query.tokens[-1][0]][: last - first + 1]
+    wanted = zip(query.places, query.tokens, strict=True)
+    asked = sorted({token for place, ids in wanted for token in ids if token != written[place - first]})
+    return [*query.prefix, *query.text[:first]], written, asked
+
+
+def _written_values(query: TokenQuery, steps: Sequence[Scores]) -> LogProbabilities:
+    return _values(query, lambda place: steps[place - min(query.places)])
 
 
 def _values(query: TokenQuery, scores: Callable[[int], Scores]) -> LogProbabilities:

@@ -20,22 +20,19 @@ class ModelError(UserError):
 class DamagedModel(ModelError):
     """A model whose files hold something else than when they were hashed, under the same size and times."""
 
+    REASON = (
+        "is damaged: its content changed since it was hashed, its size and times did not, and no row is made with it; "
+        "copy the model there again and look at the disk"
+    )
+
     def __init__(self, file: Path) -> None:
-        super().__init__(
-            f"{file} is damaged: its content changed since it was hashed, its size and times did not, and no row is "
-            "made with it; copy the model there again and look at the disk"
-        )
+        super().__init__(f"{file} {self.REASON}")
 
 
 class DamagedCheckpoint(DamagedModel):
-    """A checkpoint of this project that is damaged; it was touched, so that the next run finetunes again."""
+    """A checkpoint of this project that is damaged; the next run finetunes again."""
 
-    def __init__(self, file: Path) -> None:
-        ModelError.__init__(
-            self,
-            f"{file} is damaged: its content is not what was written, and no row is made with it; `toolformer-dag run` "
-            "finetunes again",
-        )
+    REASON = "is damaged: its content is not what was written; no row is made with it, `toolformer-dag run` finetunes again"
 
 
 class OffsetError(UserError):
@@ -111,7 +108,7 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
     Raises DamagedModel where a file holds something else than its identity says: the cached hash of an identity tells
     whether rows are stale, not whether the file is whole. A large file of the hub is named after its hash.
     """
-    folder = _folder(name) or _snapshot(name, revision)
+    folder = model_folder(name, revision)
     files = _identifying(folder) if folder else []
     found = [file for file in files if weights or file.suffix != ".safetensors"]
     file = changed_unseen(found) or next(filter(_is_misnamed, found), None)
@@ -128,10 +125,15 @@ def _is_misnamed(file: Path) -> bool:
     return SHA_256.fullmatch(blob) is not None and not blob.startswith(file_hash(file))
 
 
-def _snapshot(name: str, revision: str | None) -> Path | None:
-    """Return the folder of the hub's cache that holds a model; None where it was not fetched yet."""
+def model_folder(name: str, revision: str | None = None) -> Path | None:
+    """Return the folder that holds a model: its own, or that of the hub's cache; None where it was not fetched yet.
+
+    Raises ModelError for a path that leads nowhere.
+    """
     from huggingface_hub import try_to_load_from_cache
 
+    if folder := _folder(name):
+        return folder
     found = try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(found).parent if isinstance(found, str) else None
 

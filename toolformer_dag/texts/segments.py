@@ -49,8 +49,8 @@ def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[P
     `count_tokens` counts the tokens of each text of a batch as the model does. It is applied to about twice the
     document.
     """
-    paragraphs = list(_cut(text, 0, len(text), CUTS[0]))
-    fitting = list(_fitting(text, paragraphs, CUTS[1:], max_tokens, count_tokens))
+    spans = list(_cut(text, 0, len(text), CUTS[0]))
+    fitting = list(_fitting(text, spans, CUTS[1:], max_tokens, count_tokens))
     return _settled(text, _groups(text, fitting, max_tokens, count_tokens), max_tokens, count_tokens)
 
 
@@ -61,13 +61,13 @@ def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
 
 def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
     """Cut segments of a document at the ends of their paragraphs; `index` counts anew."""
-    places = [
+    found = [
         (text.offset + start, text.text[start:end])
         for text in texts
         for start, end in _cut(text.text, 0, len(text.text), CUTS[0])
         if start < end
     ]
-    return [Segment(index, *place) for index, place in enumerate(places)]
+    return [Segment(index, *place) for index, place in enumerate(found)]
 
 
 def _fitting(

@@ -7,30 +7,27 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from toolformer_dag.files import UserError
+from toolformer_dag.exports import dataset_folder
+from toolformer_dag.files import UserError, files_beside
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake import warehouse
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import CheckedFile
-from toolformer_dag.lake.verification import (
-    NOT_WRITTEN,
-    checked_files,
-    recorded,
-    set_aside_damaged,
-    set_aside_file,
-    taken_away,
-)
+from toolformer_dag.lake.verification import checked_files, set_aside_damaged, set_aside_file
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
-from toolformer_dag.pipeline.shards import ShardFile
+from toolformer_dag.pipeline.shards import WEB_RECORD, ShardFile
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.shard_reader import ShardError
 from toolformer_dag.tools.passage_search import MANIFEST, RetrievalOptions, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import CARD, card_is_lost, checkpoint_files, checkpoint_folder
+from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files, checkpoint_folder
 
-FOLDER_RECORDS = ("export.json", "training.json", MANIFEST)
+NOT_WRITTEN = "is missing, or its content is not what was written"
+FOLDER_RECORDS = (dataset_folder.RECORD, RECORD, MANIFEST)
 """The sealed record of an export, a checkpoint and an index."""
+LAKE_RECORDS = (f"training/*/model/{RECORD}", f"dataset/{dataset_folder.RECORD}", f"small_web/*/{WEB_RECORD}")
+"""The sealed records of what lies in the lake's folder and is opened by people and other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ def verified(plan: Plan) -> Verification:
     loaded, and nothing is made with what is not what their identity says.
     """
     written = [*checked_files(plan.lake), *_taken_away(plan), *_warehouse(plan)]
-    written += [file for index in _indexes(plan) for file in recorded(index / MANIFEST)]
+    written += [file for index in _indexes(plan) for file in _recorded(index / MANIFEST)]
     found = _verification(chain(written, _shards(plan)))
     for one in written:
         if one.reason is None:
@@ -66,8 +63,10 @@ def verified_folder(folder: Path) -> Verification:
     """Read an export, a checkpoint or an index, wherever it lies. Raises UserError for any other folder."""
     records = [folder / name for name in FOLDER_RECORDS if (folder / name).is_file()]
     if not records:
-        raise UserError(f"{folder} holds none of {', '.join(FOLDER_RECORDS)}; name the folder of an export or a model")
-    return _verification(recorded(records[0]))
+        raise UserError(
+            f"{folder} holds none of {', '.join(FOLDER_RECORDS)}; name the folder of an export, a model or an index"
+        )
+    return _verification(chain.from_iterable(map(_recorded, records)))
 
 
 def _verification(checked: Iterator[CheckedFile]) -> Verification:
@@ -92,7 +91,16 @@ def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
         card = checkpoint_folder(plan.settings, name) / CARD
         if card.is_file():
             yield CheckedFile(card, card.stat().st_size, NOT_WRITTEN if card_is_lost(card.parent) else None)
-    yield from taken_away(plan.lake)
+    for pattern in LAKE_RECORDS:
+        for record in sorted(plan.lake.root.glob(pattern)):
+            yield from _recorded(record)
+
+
+def _recorded(record: Path) -> Iterator[CheckedFile]:
+    """Read the files that a sealed record names."""
+    for path, whole in files_beside(record, again=True):
+        size = path.stat().st_size if path.is_file() else 0
+        yield CheckedFile(path, size, None if whole else NOT_WRITTEN)
 
 
 def _indexes(plan: Plan) -> list[Path]:
