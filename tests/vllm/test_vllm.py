@@ -72,6 +72,12 @@ def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one.probabilities, other.probabilities, rtol=1e-4, atol=1e-7)
         assert one.samples == other.samples
+    known = [
+        ProposalRequest(one.text, one.digest, probabilities=found.probabilities, stored=frozenset({(0, 0)}))
+        for one, found in zip(requests, ours, strict=True)
+    ]
+    ours, theirs = (engine.propose(PROMPT, known, tau_s=0.0, k=4, m=5, sampling=sampling) for engine in engines)
+    assert [one.samples for one in ours] == [one.samples for one in theirs]  # p is stored, samples are missing
     calls = [LossRequest(text, at, "Calculator", "1 + 2", "3") for text in TEXTS for at in (1, 3, 5)]
     for one, other in zip(*(engine.losses(calls) for engine in engines), strict=True):
         for name in ("loss_empty", "loss_call", "loss_result"):
