@@ -17,9 +17,9 @@ from pathlib import Path
 from benchmarks.worlds import Ended, Tables, World, differing
 from toolformer_dag import identity
 from toolformer_dag.assets.by_hand import BY_HAND
+from toolformer_dag.exports.verify_project import verified
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.verification import VERIFIED
-from toolformer_dag.training.verify_project import verified
 
 
 class Skipped(Exception):

@@ -18,12 +18,12 @@ from polars.testing import assert_frame_equal
 
 import toolformer_dag.model.engine  # noqa: F401
 from toolformer_dag.cli.project import Project
+from toolformer_dag.exports.verify_project import verified
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
 from toolformer_dag.synthetic.web import write_shards
-from toolformer_dag.training.verify_project import verified
 
 MEASURED = ("seconds", "cost")
 SETTINGS = """

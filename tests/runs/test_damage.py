@@ -14,10 +14,10 @@ from tests.command_line import cli
 from tests.runs.conftest import World, assert_same, by_machine, free
 from toolformer_dag import identity
 from toolformer_dag.cli.project import REPAIRS
+from toolformer_dag.exports.verify_project import verified
 from toolformer_dag.files import UserError
 from toolformer_dag.lake import storage
 from toolformer_dag.lake.verification import VERIFIED
-from toolformer_dag.training.verify_project import verified
 
 SMALL_WEB = """
 profile = "embedded"

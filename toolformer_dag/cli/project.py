@@ -19,6 +19,7 @@ from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, t
 from toolformer_dag.assets.warehouse import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.cli.terminal import damaged_history
+from toolformer_dag.exports.verify_project import set_aside
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.storage import CheckedFile
@@ -32,7 +33,6 @@ from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_s
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.training.checkpoint_outputs import too_few_to_train
-from toolformer_dag.training.verify_project import set_aside
 
 DAGSTER_YAML = b"""\
 # Settings of the Dagster instance that the command line and the UI share.

@@ -32,7 +32,7 @@ class DamagedModel(ModelError):
 class DamagedCheckpoint(DamagedModel):
     """A checkpoint of this project that is damaged; the next run finetunes again."""
 
-    REASON = "is damaged: its content is not what was written; no row is made with it, `toolformer-dag run` finetunes again"
+    REASON = "is damaged: its content is not what was written, so no row is made with it; run `toolformer-dag run`"
 
 
 class OffsetError(UserError):
