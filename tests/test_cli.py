@@ -13,6 +13,7 @@ import time
 from contextlib import redirect_stdout, suppress
 from html import escape
 from pathlib import Path
+from types import ModuleType
 
 import duckdb
 import markdown
@@ -227,12 +228,18 @@ def test_what_sql_writes_replaces_a_file_only_by_force_and_goes_through_what_is_
 OWN_MODULE = '\n[tools.strange]\nuse = "strange:Tool"\nprompt = "strange.txt"\n'
 
 
-def test_commands_that_only_read_do_not_import_the_module_that_a_settings_file_names(tmp_path):
+def test_commands_that_only_read_do_not_import_the_module_that_a_settings_file_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "strange", ModuleType("strange"))
+    monkeypatch.delitem(sys.modules, "strange")  # undone in turn, neither module stays
     (tmp_path / "strange.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
     with (tmp_path / "toolformer.toml").open("a") as settings:
         settings.write(OWN_MODULE)
-    for command in ("verify", "clean", "tables", "sql"):
+    (tmp_path / "lake").mkdir()
+    duckdb.connect(tmp_path / "lake" / "toolformer.duckdb").close()  # without a seal and without tables
+    for command, code in {"verify": 1, "clean": 0, "tables": 1, "sql": 0}.items():
         done = cli(command, *(["select 1"] if command == "sql" else []))
+        assert done.returncode == code, (command, done.stderr)
         assert "Traceback" not in done.stderr and "strange" not in done.stderr, command
     assert not (tmp_path / "imported").exists()
     assert cli("stale").returncode == 1 and (tmp_path / "imported").exists()
@@ -349,7 +356,8 @@ def test_generate_shows_a_call_as_it_happens_on_a_terminal_and_what_was_written_
     assert (b"\x1b[3" in printed) == colours
     plain = cli(*asked)
     assert plain.stdout.startswith("The house is") and "[" not in plain.stdout
-    assert re.search(r"^\w+: \w+$", plain.stderr, re.MULTILINE)
+    key = "calculator|calendar|wiki_search|question_answering|machine_translation|a call"
+    assert re.fullmatch(rf"(({key}): [a-z]+(_[a-z]+)+\n)+", plain.stderr)
 
 
 @pytest.mark.parametrize(
@@ -374,10 +382,10 @@ def test_a_mistake_in_the_settings_is_told_before_anything_heavy_is_imported(tmp
 def test_a_long_step_has_a_line_every_half_minute_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     with shown() as watch:
-        for seconds, done in ((20, 5), (31, 6), (45, 8), (62, 10)):
+        for seconds, done in ((20, 5), (31, 6), (45, 8), (62, 36)):
             watch(Step("evaluation/accuracy", "questions", done, total=40, began=began - seconds))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines] == [
-        f"evaluation/accuracy: {done} of 40 questions" for done in (6, 10)
+        f"evaluation/accuracy: {done} of 40 questions" for done in (6, 36)
     ]
-    assert lines[1].endswith("0:03:06 left")
+    assert lines[1].endswith(", 0:00:07 left")

@@ -10,14 +10,16 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from tests.tiny_models import tokenizer_of
 from tests.worlds import lay_out, make_model
 from toolformer_dag.exports.dataset_folder import write_splits
 from toolformer_dag.exports.forms import CorpusText, ScoredCall, chat_form
-from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.settings_file import load_settings
 
 ROOT = Path(__file__).parents[1]
 TORCH = "torch==2.13.0"
@@ -50,10 +52,15 @@ def left_out(folder: str, names: list[str]) -> set[str]:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def registry(tmp_path: Path) -> None:
+    """Skip where packages cannot be installed."""
     asked = call(sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(tmp_path), "six", cwd=tmp_path)
     if asked.returncode != 0:
         pytest.skip("no package registry answers")
+
+
+@pytest.fixture
+def clone(registry: None, tmp_path: Path) -> Path:
     return copied(tmp_path)
 
 
@@ -158,9 +165,11 @@ print(datasets.__version__, asked["function"]["arguments"], rows[0]["tools"][0][
 
 
 @pytest.mark.installs
+@pytest.mark.usefixtures("registry")
 def test_the_oldest_datasets_reads_the_chat_form(tmp_path: Path) -> None:
-    lane = SimpleNamespace(tool=load_tool("calculator", {}))
-    form = chat_form([lane], SimpleNamespace(lengths=lambda texts: map(len, texts)))
+    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n")
+    plan = Plan.to_read(load_settings(tmp_path / "toolformer.toml", environment={}))
+    form = chat_form(plan.lanes, Encoding(tokenizer_of("bos")))
     kept = ScoredCall("calculator", "Calculator", "one", 0, 2, 0, 5, "2*2", "4", 1.0, 2.0, 2.5, 1.0)
     text = CorpusText("d", 0, "one", None, "train", "It is [Calculator(2*2) -> 4] 4.", "It is 4.", (kept,))
     write_splits(tmp_path, form.schema, form.rows(text))

@@ -54,9 +54,15 @@ def test_the_page_in_twenty_minutes_is_right_word_by_word(tmp_path):
             ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
-        told[command.split()[1] if "toolformer-dag" in command else command] = done
-    assert told["tool"].stdout == "42\n"
-    assert "The first look: 1 of 2 shards, 30 documents" in told["run"].stdout
-    assert "sum: no call is kept, for no call was sampled" in told["run"].stderr and "other_tool" in told["run"].stderr
-    assert "| calculator" in told["sql"].stdout or "calculator" in told["sql"].stdout
+        told[" ".join(command.split()[1:3])] = done
+    assert len(told) == len(commands)
+    assert told["tool sum"].stdout == "42\n"
+    look = told["run --config"]
+    assert "The first look: 1 of 2 shards, 30 documents" in look.stdout
+    assert "sum: no call is kept, for no call was sampled" in look.stderr and "other_tool" in look.stderr
+    assert re.search(r"^│ calculator ┆ 0\.2 +┆", told["sql sweep"].stdout, re.M)
+    assert "calculator/filtered_calls\n    settings.tau_f: 0.5 -> 0.2\n" in told["stale --why"].stdout
+    ran = told["stale --run"].stdout
+    assert "ran calculator/filtered_calls\n" in ran and "tokens went through the model" in ran
+    assert "_checkpoint" not in ran
     assert (tmp_path / "mine" / "calls.html").is_file() and (tmp_path / "mine" / "data" / "README.md").is_file()

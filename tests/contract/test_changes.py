@@ -164,7 +164,10 @@ def test_a_second_run_does_nothing_and_a_new_threshold_runs_the_checkpoints(worl
     change = ("--set", f"tools.calculator.tau_f={tenth}")
     world.mend(*change)
     assert "training/finetuned_checkpoint" in world.stale(*change)
+    of_lanes = "select sum(tokens)::bigint, sum(calls)::bigint from costs where tool is not null"
+    before = world.sql(of_lanes)
     spent = world.run(*change)
-    assert spent.calls == 0 and spent.tokens > 0  # of finetuning
+    assert spent.calls == 0 and spent.tokens > 0  # of finetuning and evaluation
+    assert world.sql(of_lanes) == before
     assert world.stale(*change) == set()
     assert world.sql(f"select count(*) from filtered_calls where tool = 'calculator' and delta < {tenth}") == [(0,)]

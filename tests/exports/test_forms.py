@@ -107,9 +107,14 @@ def test_the_paper_s_example_masked_as_finetuning_cuts_it(encoding: Encoding) ->
     assert row["input_ids"] == trained
     begins = [at for at in range(len(trained)) if trained[at : at + len(encoding.start)] == encoding.start]
     assert len(begins) == 2
-    pairs = zip(trained[len(encoding.bos) : -1], row["labels"][len(encoding.bos) : -1], strict=True)
-    read = encoding.tokenizer.decode([token for token, label in pairs if label != IGNORED])
+    assert row["labels"][-1] == trained[-1] == encoding.tokenizer.eos_token_id
+    pairs = zip(trained[len(encoding.bos) :], row["labels"][len(encoding.bos) :], strict=True)
+    kept = [token for token, label in pairs if label != IGNORED]
+    read = encoding.tokenizer.decode(kept[:-1])
     assert "".join(read.split()) == "therewere[Calculator(17+25)->]42apples,[QA(so?)->]so."
+    if encoding is ENCODINGS[0]:  # the space before a result is a token of its own
+        whole = "there were [Calculator(17 + 25) -> ] 42 apples, [QA(so?) -> ] so.<end>"
+        assert encoding.tokenizer.decode(kept) == whole
 
 
 def test_pairs_are_a_kept_call_against_a_rejected_one_and_no_call_against_one_that_hurts() -> None:
@@ -164,13 +169,16 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
     assert "not filtered in this form" in (tmp_path / "chat" / "README.md").read_text("utf-8")
     names = {"calculator": "Calculator", "sums": "Search"}
     texts = {(text.digest, text.segment): text for text in corpus_texts(plan.settings.paths.warehouse, names)}
-    rows = [row for split in load_dataset(str(tmp_path / "chat")).values() for row in split]
-    for row in rows:
-        messages = [{name: told for name, told in one.items() if told is not None} for one in row["messages"]]
-        assert messages == list(conversation(texts[row["digest"], row["segment"]]))
+    longest = 0
+    for row in (row for split in load_dataset(str(tmp_path / "chat")).values() for row in split):
+        told = [{name: value for name, value in one.items() if value is not None} for one in row["messages"]]
+        messages = list(conversation(texts[row["digest"], row["segment"]]))
+        assert told == messages
         assert [tool["function"]["name"] for tool in row["tools"]] == ["Calculator", "Search"]
         described = [tool["function"]["description"] for tool in row["tools"]]
         assert described == ["Computes an arithmetic expression, such as 400 / 1400.", "Call."]
-    longest = max(len(ENCODINGS[0].tokenizer(json.dumps([row["tools"], messages])).input_ids) for row in rows)
-    assert 0.8 < made.made_from["longest"] / longest < 1.2
-    assert f"the longest has {made.made_from['longest']:,} tokens" in (tmp_path / "chat" / "README.md").read_text()
+        parts = [json.dumps(part, ensure_ascii=False) for part in (*row["tools"], *messages)]
+        count = ENCODINGS[0].tokenizer
+        longest = max(longest, sum(len(count(part, add_special_tokens=False).input_ids) for part in parts))
+    assert made.made_from["longest"] == longest > 0
+    assert f"the longest has {longest:,} tokens" in (tmp_path / "chat" / "README.md").read_text()

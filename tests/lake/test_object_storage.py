@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.lake.earlier_release import turn_back
 from tests.object_store import S3, s3, s3_running
-from toolformer_dag.files import StorageError
+from toolformer_dag.files import StorageError, file_name
 from toolformer_dag.lake import object_storage
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.local_outputs import LocalOutput
@@ -103,17 +104,24 @@ def test_two_writers_of_the_same_rows_need_not_know_of_each_other(machine):
 
 
 def test_a_claim_on_the_lake_is_held_by_one_machine_and_expires_with_it(machine, monkeypatch):
-    monkeypatch.setattr(object_storage, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(object_storage, "LEASE_SECONDS", 3.0)
     one, other, waited = machine("one").storage, machine("other").storage, list[str]()
+    claim = one.root / object_storage.CLAIMS / file_name("gpu")
     with one.claimed("gpu", waited.append):
         with other.claimed("tools/calculator", waited.append):
             pass
         taking = threading.Thread(target=lambda: other.claimed("gpu", waited.append).__enter__())
         taking.start()
-        taking.join(1.5)
+        while taking.is_alive() and not waited:
+            time.sleep(0.01)
+        seen = {one.read(claim)[1]}
+        while taking.is_alive() and len(seen) < 6:  # renewed five times: longer than a lease
+            time.sleep(0.01)
+            seen.add(one.read(claim)[1])
         assert taking.is_alive(), "a claim that is renewed does not expire"
         assert len(waited) == 1 and f"process {os.getpid()} on " in waited[0]
     taking.join()
+    monkeypatch.setattr(object_storage, "LEASE_SECONDS", 0.6)
     monkeypatch.setattr(ObjectStorage, "_renew", lambda *_: None)  # as of a machine that was lost
     with one.claimed("lake", waited.append):
         pass

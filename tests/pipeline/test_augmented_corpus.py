@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cuts import fitting, words
 from tests.pipeline.conftest import StaleInput, TableOutput, hand_made, publish, update_one
-from tests.texts.test_segment import fitting, words
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,

@@ -5,8 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.cuts import characters, fitting
 from tests.pipeline.conftest import Line, NewLine, Worker
-from tests.texts.test_segment import characters, fitting
 from toolformer_dag.pipeline import document_cuts
 from toolformer_dag.pipeline.document_cuts import DocumentCuts
 from toolformer_dag.texts.segments import pieces

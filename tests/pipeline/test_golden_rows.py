@@ -17,8 +17,8 @@ from typing import Any
 import polars as pl
 import pytest
 
+from tests.cuts import fitting, words
 from tests.pipeline.conftest import Line, engine_of
-from tests.texts.test_segment import fitting, words
 from tests.worlds import make_model
 from toolformer_dag.decoding import generation
 from toolformer_dag.evaluation import catalogue

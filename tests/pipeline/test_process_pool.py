@@ -115,7 +115,7 @@ def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, p
     line.set(corpus__shards='["web/*"]')
     output = line.output(RAW)
     with pytest.raises(
-        WorkerError, match=r"raw_shards, chunk 1: 2 workers died over.*SIGKILL.*fewer execution.workers"
+        WorkerError, match=r"ccnet/raw_shards, chunk 1: 2 workers died over.*SIGKILL.*fewer execution.workers"
     ):
         for _ in pool(output, 1).map_chunks([task(output, "endless")]):
             kill_all()

@@ -7,26 +7,13 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from toolformer_dag.texts.segments import Piece, Segment, TokenCounter, pieces, segments
-
-
-def words(texts: Sequence[str]) -> list[int]:
-    return [len(text.split()) for text in texts]
-
-
-def characters(texts: Sequence[str]) -> list[int]:
-    return [len(text) for text in texts]
+from tests.cuts import characters, fitting, words
+from toolformer_dag.texts.segments import Piece, Segment, TokenCounter, pieces
 
 
 def quarrelsome(texts: Sequence[str]) -> list[int]:
     """Texts have more tokens together than apart, and another number without the space before them."""
     return [len(text) + text.count(" ") ** 2 + (not text[:1].isspace()) for text in texts]
-
-
-def fitting(text: str, limit: int, count: TokenCounter) -> list[Segment]:
-    """Return the texts of a document: its pieces but for words that do not fit."""
-    found = [piece for piece in pieces(text, limit, count) if piece.tokens <= limit]
-    return segments(text, [(piece.start, piece.end - piece.start) for piece in found])
 
 
 COUNTERS = st.sampled_from([words, characters, quarrelsome])
@@ -48,6 +35,14 @@ def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, l
         assert whole == whole.strip() != ""
         assert count([whole])[0] <= limit if piece.tokens <= limit else not re.search(r"\s", whole)
     assert text[at:].strip() == ""
+    found = fitting(text, limit, count)
+    assert [segment.index for segment in found] == list(range(len(found)))
+    assert [segment.offset for segment in found] == [
+        piece.start for piece in pieces(text, limit, count) if piece.tokens <= limit
+    ]
+    for segment in found:
+        assert text[segment.offset :].startswith(segment.text)
+        assert segment.text == segment.text.strip() != "" and count([segment.text])[0] <= limit
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
 }
 
 
-def made(folder: Path, shape: str, tokens: str) -> str:
+def saved_model(folder: Path, shape: str, tokens: str) -> str:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def both(name: str) -> list[Engine]:
     ("shape", "tokens"), [("GPT-2", "merged"), ("Llama", "bytes"), ("Qwen 3", "prepended"), ("Mixtral", "bos")]
 )
 def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape, tokens, tmp_path):
-    engines = both(made(tmp_path, shape, tokens))
+    engines = both(saved_model(tmp_path, shape, tokens))
     requests = [ProposalRequest(text, str(number)) for number, text in enumerate([*TEXTS, *TEXTS])]
     sampling = SamplingSettings(max_call_tokens=12)
     ours, theirs = (engine.propose(PROMPT, requests, tau_s=0.0, k=4, m=3, sampling=sampling) for engine in engines)
@@ -128,7 +128,7 @@ def test_a_line_in_vllm_has_the_rows_of_a_line_in_transformers(line, tmp_path):
 
 
 def test_what_vllm_does_not_take_is_refused_in_a_sentence(tmp_path):
-    name = made(tmp_path, "Llama", "merged")
+    name = saved_model(tmp_path, "Llama", "merged")
 
     def refused(**options: object) -> str:
         with pytest.raises(ModelError) as error:
