@@ -32,6 +32,7 @@ min_texts = 1
 eval_steps = 100
 [evaluation]
 questions = {questions}
+benchmark_questions = 1
 seed = {ask}
 decoding_k = [1, 3]
 """
@@ -69,7 +70,8 @@ def measure(settings: Settings) -> tuple[pl.DataFrame, pl.DataFrame]:
                 yield outcome_table(benchmark_outcomes(settings, tools, model, condition, questions).outcomes)
 
     lake = Lake.of(settings.paths)
-    own = lake.table(OUTCOMES).read(WHOLE).filter(pl.col("k").is_not_null())  # without what needs no model
+    asked = pl.col("k").is_not_null() & pl.col("benchmark").str.contains(BENCHMARK)  # of a model, about the small world
+    own = lake.table(OUTCOMES).read(WHOLE).filter(asked)
     return pl.concat([own, *compared(settings, ask)]), lake.table(PERPLEXITY).read(WHOLE)
 
 
