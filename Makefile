@@ -1,7 +1,7 @@
 # make demo      install and run everything on the small web; running it again computes nothing twice
 # make test      lint, types and what the software promises, in some six minutes on two cores
 # make test-all  the long tests: architectures in pairs, browsers, variants of runs
-# make soak      kills, damage, rot, two homes, limits, full disks, moved clocks: the tables of an undisturbed run; 20 minutes
+# make soak      kills, damage, rot, two homes, limits, full disks, moved clocks, beside an undisturbed run; 20 minutes
 # make vllm      vLLM in an environment of its own, .venv-vllm
 # make test-vllm  vLLM beside transformers, in that environment; some five minutes
 # make environments  what is imported lazily, in environments that pip and uv make anew; some ten minutes
