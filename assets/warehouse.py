@@ -114,7 +114,7 @@ def dataset(plan: Plan) -> Output:
         exported = read_exported(folder)
         return exported.version if exported else None
 
-    def export(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> dg.MaterializeResult:
+    def export(context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:  # `lake`: for the step's claim
         unchanged = not reasons() and tells_the_same(plan, folder)
         exported = read_exported(folder) if unchanged else None
         if exported is None:

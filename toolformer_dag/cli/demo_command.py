@@ -64,9 +64,10 @@ select benchmark, prompt, written_without, written_with from won_and_lost
 where outcome = 'won' and length(prompt) > 40
 order by length(prompt) + length(written_with), benchmark, question limit 1
 """
-BEGIN = """A synthetic web of {documents} pages and a model of 2.17 million parameters: a few minutes on this machine.
-The model proposes calls to {lanes} tools where it finds ` [` likely. The tools answer. A call stays if its result
-lowers the model's own loss on the words behind it."""
+SMALL = "A synthetic web of {documents} pages and a model of 2.17 million parameters: a few minutes on this machine."
+"""What is said of the profile's own corpus and model."""
+BEGIN = """The model proposes calls to {lanes} tools where it finds ` [` likely. The tools answer. A call stays if its
+result lowers the model's own loss on the words behind it."""
 NEXT = """Where to go next
   {bin}/toolformer-dag explore      every call in its text, and thresholds to drag: http://127.0.0.1:3001
   make ui                           the asset graph, its plots and its runs: http://127.0.0.1:3000
@@ -94,8 +95,10 @@ def demo(config: Config = None, set: Set = None) -> None:
     from toolformer_dag.lake.warehouse import query
 
     if project.stale():
-        documents = plan.settings.corpus.small_web.documents
-        typer.echo(BEGIN.format(documents=documents, lanes=len(plan.lanes)), err=True)
+        corpus = plan.settings.corpus
+        if plan.settings.model.name == "embedded" and not corpus.named:
+            typer.echo(SMALL.format(documents=corpus.small_web.documents), err=True)
+        typer.echo(BEGIN.format(lanes=len(plan.lanes)), err=True)
     report = completed(project, (), training=True, told=partial(best_call, plan))
     report.raise_for_failures()
     typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
@@ -124,7 +127,8 @@ def best_call(plan: "Plan", step: "Step") -> str | None:
     by, why = BEST.get(stage, ("", ""))
     if not by or not plan.lake.table(step.name).parts():
         return None
-    calls = plan.lake.table(step.name).scan().filter(pl.col("input").is_not_null(), pl.col("reason").is_null())
+    whole = (pl.col("input").is_not_null(), pl.col("reason").is_null(), pl.col(by).is_not_null())
+    calls = plan.lake.table(step.name).scan().filter(*whole)
     for call in calls.sort(by, descending=True).head(1).collect().to_dicts():
         documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
         text = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()

@@ -24,23 +24,27 @@ where stage not in {(*CHECKPOINTS, "accuracy", "perplexity")}
 NEXT = """Where to go next
   toolformer-dag explore{options}              every call in its text, and thresholds to drag
   toolformer-dag sql sweep{options}            what each tau_f keeps, and how much of that by chance
-  toolformer-dag run{first} --train{options}   finetune on these shards
-  toolformer-dag run{options}                  all shards, then finetune and evaluate"""
+  toolformer-dag run{first} --train{options}{corpus}   finetune on these shards
+  toolformer-dag run{options}{corpus}                  all shards, then finetune and evaluate"""
 
 
-def first_look(plan: Plan, first: int, options: str) -> str:
-    """Return the report for people. `options`: those of the command that name the project, with a space before."""
+def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
+    """Return the report for people.
+
+    `options`: those of the command that every command takes, with a space before each; `corpus`: its `--shards`, alike.
+    """
+    whole = _everything(plan)
     database = plan.settings.paths.warehouse
     texts, documents = training_text_counts(plan)
     enough = f"{texts:,} texts in C* to train on, about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
     lanes = drawn(query(database, LANES), 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
     return "\n".join(
         (
-            f"\nThe first look: {len(plan.shards)} of {len(_everything(plan).shards)} shards, {documents:,} documents",
+            f"\nThe first look: {len(plan.shards)} of {len(whole.shards)} shards, {documents:,} documents",
             lanes,
             f"{too_few_to_train(plan) or enough}.",
-            _rest(plan),
-            NEXT.format(options=options, first=f" --first {first}"),
+            _rest(plan, whole),
+            NEXT.format(options=options, corpus=corpus, first=f" --first {first}"),
         )
     )
 
@@ -51,9 +55,9 @@ def _everything(plan: Plan) -> Plan:
     return replace(plan, settings=plan.settings.model_copy(update={"corpus": corpus}))
 
 
-def _rest(plan: Plan) -> str:
+def _rest(plan: Plan, everything: Plan) -> str:
     """Scale what the lake has cost so far by the sizes of the shards, or by their number where sizes are not known."""
-    whole, seen = _everything(plan).stamps, plan.stamps
+    whole, seen = everything.stamps, plan.stamps
     if len(whole) == len(seen):
         return "These are all shards."
     sized = all("bytes" in stamp for stamp in whole.values())

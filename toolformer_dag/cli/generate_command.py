@@ -19,6 +19,7 @@ from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
     from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
+    from toolformer_dag.pipeline.plan import Lane
 
 
 CHECKPOINTS = {
@@ -94,38 +95,28 @@ def generate(
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"; toolformer-dag
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
+    from toolformer_dag.pipeline.plan import lanes
+    from toolformer_dag.tools.built_in.calendar import Calendar
+
     settings = settings_of(config, profile, set)
-    dated = _has_calendar(settings)
+    known = lanes(settings)
+    dated = any(isinstance(lane.tool, Calendar) for lane in known)  # a tool of one's own may read contexts otherwise
     if dated:
         _check_date("--context", context)
     asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
-    loaded = partial(_decoder, settings, max_new_tokens, trace)
+    loaded = partial(_decoder, settings, known, max_new_tokens, trace)
     if _names_lines(text):
         raise typer.Exit(_complete_file(loaded, asked, text, partial(_record, dated), context))
     valid_text("the text", text)
+    keys = {lane.tool.name: lane.key for lane in known}
     for one in asked:
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
-        _complete_text(loaded, one, text, context, trace, _lane_keys(settings))
+        _complete_text(loaded, one, text, context, trace, keys)
 
 
 def _names_lines(text: str) -> bool:
     return text == "-" or text.endswith(".jsonl") or os.path.isfile(text)  # noqa: PTH113 - Path raises for a long text
-
-
-def _has_calendar(settings: Settings) -> bool:
-    """Whether a tool reads contexts as dates; a tool of one's own may read them otherwise."""
-    from toolformer_dag.pipeline.plan import lanes
-    from toolformer_dag.tools.built_in.calendar import Calendar
-
-    return any(isinstance(lane.tool, Calendar) for lane in lanes(settings))
-
-
-def _lane_keys(settings: Settings) -> dict[str, str]:
-    """Return the key of each lane by its tool's name in the text."""
-    from toolformer_dag.pipeline.plan import lanes
-
-    return {lane.tool.name: lane.key for lane in lanes(settings)}
 
 
 def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
@@ -262,14 +253,15 @@ def _asked(settings: Settings, name: str, k: int | None) -> AskedModel:
     return AskedModel(name, str(checkpoint), k)
 
 
-def _decoder(settings: Settings, max_new_tokens: int | None, trace: bool, asked: AskedModel) -> Decode:
+def _decoder(
+    settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, asked: AskedModel
+) -> Decode:
     """Load the model."""
     from toolformer_dag.decoding.greedy import generate as decode
     from toolformer_dag.model.loading import load_model
     from toolformer_dag.model.weights import model_name
-    from toolformer_dag.pipeline.plan import lanes
 
-    known = [lane.at_inference() for lane in lanes(settings)]
+    known = [lane.at_inference() for lane in lanes]
     own = asked.folder == model_name(settings.model)  # which may have a revision
     return partial(
         decode,

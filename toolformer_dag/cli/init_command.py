@@ -11,8 +11,9 @@ import typer
 
 from toolformer_dag.files import write_whole
 
+SETTINGS = "toolformer.toml"
 WRITTEN = {
-    "toolformer.toml": "toolformer.toml",
+    SETTINGS: "toolformer.toml",
     "sum_tool.py": "sum_tool.py.txt",
     "sum_tool.txt": "sum_tool.txt",
     ".gitignore": "gitignore.txt",
@@ -32,6 +33,7 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder of the project; mad
         "{corpus}": f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]',
         "{model}": f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"',
     }
+    found = ""
     for name, template in WRITTEN.items():
         if (folder / name).exists():
             typer.echo(f"{folder / name} is there already and stays as it is")
@@ -40,10 +42,11 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder of the project; mad
         for mark, value in given.items():
             text = text.replace(mark, value)
         write_whole(folder / name, text.encode())
-        typer.echo(f"{folder / name}")
-    found = f"Found {', '.join(corpus)}." if corpus else "Found no JSON lines or Parquet: a synthetic web is used."
-    look = f"toolformer-dag run --config {quote(str(folder / 'toolformer.toml'))} --first 1"
-    typer.echo(f"{found} Take a first look:\n  {look}")
+        typer.echo(folder / name)
+        if name == SETTINGS:
+            found = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
+    look = f"toolformer-dag run --config {quote(str(folder / SETTINGS))} --first 1"
+    typer.echo(f"{found and f'Found {found}. '}Take a first look:\n  {look}")
 
 
 def _corpus(folder: Path) -> Iterator[str]:

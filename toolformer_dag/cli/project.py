@@ -5,7 +5,6 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ NOT_RUN = "not run: an asset before it failed"
 MENDED = (DamagedPart.__name__, DamagedCheckpoint.__name__)
 """Errors of damaged files that the next attempt makes again."""
 REPAIRS = 10
-"""How often the job starts again because it met a damaged file, which is set aside then."""
+"""How often the jobs start at most: again where one met a damaged file, which is set aside then."""
 
 
 @dataclass
@@ -119,12 +118,13 @@ class Project:
         observe(self.instance, self.plan)
         with session():
             report = RunReport(set_aside=set_aside(self.plan))
-        for job in (partial(self._run_job, JOB), self._train) if training else (partial(self._run_job, JOB),):
-            for _ in range(REPAIRS if not report.failed else 0):
-                report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made by this job
-                job(report, sink)
-                if not report.damaged:
-                    break
+        for _ in range(REPAIRS):
+            report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made again
+            self._run_job(JOB, report, sink)
+            if training and not report.failed:
+                self._train(report, sink)
+            if not report.damaged:
+                break
         with session():
             tell_dagster(outputs(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)

@@ -52,9 +52,10 @@ def run(
     if first is not None and not report.failed:
         from toolformer_dag.cli.first_look import first_look
 
-        named = {"--config": config, "--profile": profile}
-        options = "".join(f" {name} {quote(str(value))}" for name, value in named.items() if value)
-        typer.echo(first_look(project.plan, first, options))
+        named = [("--config", config), ("--profile", profile), *(("--set", pair) for pair in set or ())]
+        options = "".join(f" {name} {quote(str(value))}" for name, value in named if value)
+        corpus = "".join(f" --shards {quote(pattern)}" for pattern in shards or ())
+        typer.echo(first_look(project.plan, first, options, corpus))
     report.raise_for_failures()
 
 

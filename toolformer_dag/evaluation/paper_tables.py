@@ -277,7 +277,8 @@ def _lines_that_fill(table: PaperTable, asked: set[str]) -> list[str]:
     """Name the benchmarks of a table of the paper that were not asked, and the settings that would."""
     of_table = (item for number, _, _, item, *_ in paper_figures() if str(number) == table.number)
     names = [name for name in dict.fromkeys(of_table) if name not in asked]
-    lines = dict.fromkeys(f'{BENCHMARK_KEYS.get(name, name.split()[0].lower())} = "PATH"' for name in names)
+    keys = dict.fromkeys(BENCHMARK_KEYS.get(name, name.split()[0].lower()) for name in names)
+    lines = [f'{key} = "{"made" if key == "dateset" else "PATH"}"' for key in keys]
     return [f"Not asked: {', '.join(names)}; add {', '.join(lines)} under [evaluation.benchmarks]."] if names else []
 
 

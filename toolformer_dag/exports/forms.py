@@ -295,12 +295,16 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
     """
     tools = [_function(lane) for lane in lanes]
 
+    def tokens(parts: Sequence[Mapping[str, Any]]) -> int:
+        return sum(encoding.lengths([json.dumps(part, ensure_ascii=False) for part in parts]))
+
+    before = tokens(tools)
+
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
         yield {"messages": list(conversation(text)), "tools": tools, **_own(text)}
 
     def length(row: Mapping[str, Any]) -> int:
-        parts = [json.dumps(part, ensure_ascii=False) for part in (*row["tools"], *row["messages"])]
-        return sum(encoding.lengths(parts))
+        return before + tokens(row["messages"])
 
     schema = pa.schema(
         [

@@ -106,8 +106,8 @@ def _drawn(plan: Plan, texts: pl.LazyFrame) -> tuple[list[str], list[str]]:
 def heldout_documents(plan: Plan) -> pl.DataFrame:
     """Draw `evaluation.perplexity_texts` distinct held-out documents: (shard, digest, text_digests).
 
-    No text of theirs chooses the checkpoint, unless each document has one that does, or stands in C*'s training texts.
-    Memory: hashes. Raises MissingPart, DamagedPart.
+    None of their texts stands in a training text of C*. None chooses the checkpoint either, unless every such document
+    has one that does. Memory: hashes. Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
     order, choosing = _drawn(plan, texts)

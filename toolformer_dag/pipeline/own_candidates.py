@@ -7,6 +7,7 @@ rows. From there on they are calls like others.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +104,13 @@ def _with_documents(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
     by_text = calls.filter(pl.col("text_hash").is_not_null()).drop("digest")
     if by_text.is_empty():
         return calls.drop("text_hash")
-    found = [
-        batch.select("digest", text_hash=pl.Series(map(text_digest, batch["text"]), dtype=pl.String))
-        for shard in plan.shards
-        for batch in raw_shards.documents(plan, shard)
-    ]
-    documents = pl.concat(found).unique().join(by_text, on="text_hash", how="right")
-    return pl.concat([calls.filter(pl.col("text_hash").is_null()), documents.select(calls.columns)]).drop("text_hash")
+    found = [calls.clear()]
+    for shard in plan.shards:
+        for batch in raw_shards.documents(plan, shard):
+            hashed = batch.select("digest", text_hash=pl.Series(map(text_digest, batch["text"]), dtype=pl.String))
+            found.append(hashed.join(by_text, on="text_hash").select(calls.columns))
+    matched = pl.concat(found).unique(("number", "digest"))
+    return pl.concat([calls.join(matched, on="number", how="anti"), matched]).drop("text_hash")
 
 
 def placed(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -136,7 +137,9 @@ def placed(worker: Worker, output: TableOutput, part: str) -> PartRows:
         frames.append(_at_tokens(worker, output, shard, here, rejected))
     rejected[first, "no_such_text"] += rows.height - len(found)
     table = pl.concat(frames).sort(CALL_KEY)
-    facts = {shard: [table.filter(pl.col("shard") == shard).rows(), sorted(rejected.items())] for shard in plan.shards}
+    rows_of = table.partition_by("shard", as_dict=True)
+    refused = {shard: list(counts) for shard, counts in groupby(sorted(rejected.items()), key=lambda one: one[0][0])}
+    facts = {shard: [rows_of.get((shard,), table.clear()).rows(), refused.get(shard, [])] for shard in plan.shards}
     return PartRows([table], rejected, facts={BY_SHARD: {shard: fingerprint(fact) for shard, fact in facts.items()}})
 
 
@@ -180,25 +183,25 @@ def _token_begins(encoding: "Encoding", text: str) -> dict[int, int]:
     return {int(at): i for i, at in reversed(list(enumerate(tokens.offsets))) if not tokens.inside[i]}
 
 
-def own_rows(output: TableOutput) -> pl.DataFrame:
-    """Return the placed calls of a lane's file."""
-    return output.plan.lake.table(f"{output.lane.key}/{NAME}").read(WHOLE)
-
-
 def given_results(output: TableOutput) -> pl.DataFrame:
     """Return (input, context, result) of calls that brought their results, of equal calls the first; none without."""
     if output.lane.candidates is None:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})
-    known = own_rows(output).filter(pl.col("result").str.len_chars() > 0).select("input", "context", "result")
-    return known.unique(("input", "context"), keep="first", maintain_order=True)
+    table = output.plan.lake.table(f"{output.lane.key}/{NAME}")
+
+    def given() -> pl.DataFrame:
+        known = table.scan([WHOLE]).filter(pl.col("result").str.len_chars() > 0).select("input", "context", "result")
+        return known.unique(("input", "context"), keep="first", maintain_order=True).collect()
+
+    return table.remembered("given results", given)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls of the file in a shard, beside the sampled ones where calls are sampled too."""
     sampled = scored_candidates.rows(worker, output, shard) if output.lane.sampling else PartRows([])
-    own = own_rows(output).filter(pl.col("shard") == shard).select(output.stage.schema.names())
-    placing = output.plan.lake.table(f"{output.lane.key}/{NAME}").record(WHOLE)
-    for one in placing[REJECTIONS]:
+    placing = output.plan.lake.table(f"{output.lane.key}/{NAME}")
+    own = placing.scan([WHOLE]).filter(pl.col("shard") == shard).select(output.stage.schema.names()).collect()
+    for one in placing.record(WHOLE)[REJECTIONS]:
         if one["shard"] == shard:
             sampled.rejected[shard, one["reason"]] += one["count"]
     return replace(sampled, frames=[pl.concat([*sampled.frames, own]).sort(CALL_KEY)])

@@ -71,8 +71,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     cannot be read at all (`unreadable`), which the next run tries again. Warned of: a shard without a document, with
     the first detail of each reason, and optional fields that hold no text.
     """
-    if not worker.plan.settings.corpus.named:
+    if not (worker.plan.settings.corpus.named or worker.has_small_web):
         write_small_web(worker.plan.settings)
+        worker.has_small_web = True
     reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
     return PartRows(reading.frames(output), reading.rejected, facts=reading.facts)
 

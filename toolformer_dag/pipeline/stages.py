@@ -34,9 +34,10 @@ STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *
 
 def lane_stages(lane: Lane) -> tuple[Stage, ...]:
     """Return the stages of a lane: candidates are sampled, or a file's, or both."""
+    if lane.candidates is None:
+        return LANE_STAGES
     own = own_candidates.STAGE if lane.sampling else own_candidates.FILE_ALONE
-    swapped = scored_candidates.STAGE if lane.candidates is None else own
-    return tuple(swapped if stage is scored_candidates.STAGE else stage for stage in LANE_STAGES)
+    return tuple(own if stage is scored_candidates.STAGE else stage for stage in LANE_STAGES)
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:

@@ -7,7 +7,6 @@ import polars as pl
 
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.pipeline import own_candidates
-from toolformer_dag.pipeline.own_candidates import given_results
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.stage import (
     INPUT,
@@ -59,7 +58,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     """Plan the calls that no run and no shard has made under the same tool. Counts distinct calls."""
     calls, store = _calls(output, shard).select(KEY).unique().sort(KEY), _store(worker, output.lane)
     # whole rows are read: damage beside the key columns has to show before the tool runs
-    given = given_results(output).select(KEY)
+    given = own_candidates.given_results(output).select(KEY)
     # lost calls wait for the next run
     known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls, given)])
     missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
@@ -93,7 +92,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls]).unique(KEY)
     if not lost.is_empty():
         store.refresh()
-    given = given_results(output).join(calls, on=KEY, how="semi").with_columns(pl.lit(0.0).alias("seconds"))
+    given = own_candidates.given_results(output).join(calls, on=KEY, how="semi").with_columns(seconds=pl.lit(0.0))
     others = store.stored(calls).join(given, on=KEY, how="anti")
     stored = pl.concat([RESULTS.to_frame(), others, given], how="diagonal")
     # what is stored wins: another process may have had an answer to a call that was lost here

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Worker:
     """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for.
 
-    `lost_calls`: this update's calls that a tool lost: published with their reason, never stored.
+    `lost_calls`: this update's calls that a tool lost: published with their reason, never stored. `has_small_web`:
+    whether this step has seen that the small web's files are there and whole.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -36,6 +37,7 @@ class Worker:
         self._stores: dict[str, RowStore] = {}
         self._runners: dict[str, Runner] = {}
         self.lost_calls: list[pl.DataFrame] = []
+        self.has_small_web = False
 
     def engine(self) -> "Engine":
         """Return positions, samples and losses; the first call loads the weights. Raises ModelError."""
@@ -74,10 +76,11 @@ class Worker:
         return self._runners[lane.key]
 
     def close_rows(self) -> tuple[str, ...]:
-        """Forget opened rows and return what was set aside as damaged while they were open."""
+        """Forget what one step knows: return what was set aside as damaged while its rows were open."""
         notes = tuple(note for store in self._stores.values() for note in store.damaged)
         self._stores.clear()
         self.lost_calls.clear()
+        self.has_small_web = False
         return notes
 
     def spent(self) -> Spent:

@@ -146,12 +146,18 @@ class Workers:
     def _crew(self) -> Crew:
         return self._crews(self._here, self._tables)
 
+    @cached_property
+    def _most(self) -> int:
+        """How many places there may be: asked once in a round, because a cluster is asked for its machines."""
+        return self._crew.count()
+
     def _kill_busy(self) -> None:
         while self._busy:
             self._busy.popitem()[1][0].kill()
 
     def _employ(self, waiting: Iterator[_Given]) -> bool:
-        """Give chunks while there are some and places for them; return whether any is not done."""
+        """Begin a round: give chunks while there are some and places for them; return whether any is not done."""
+        vars(self).pop("_most", None)
         while self._has_room() and (self._next or self._taken(waiting)):
             place = self._idle.pop() if self._idle else self._crew.start()
             if place.started.done():
@@ -161,9 +167,9 @@ class Workers:
         return bool(self._busy or self._next or self._taken(waiting))
 
     def _has_room(self) -> bool:
-        return (
-            bool(self._idle or "_crew" not in vars(self)) or len(self._busy) + len(self._starting) < self._crew.count()
-        )
+        if self._idle or "_crew" not in vars(self):
+            return True
+        return len(self._busy) + len(self._starting) < self._most
 
     def _taken(self, waiting: Iterator[_Given]) -> bool:
         """Take a chunk, to be given next; return whether there was one."""
@@ -178,14 +184,14 @@ class Workers:
             if (died := place.started.exception()) is None:
                 self._failed_starts = 0
                 self._idle.append(place)
-            elif self._failed_starts == STARTS * self._crew.count():
+            elif self._failed_starts >= STARTS * self._most:
                 raise WorkerError(f"no worker can be started: {died}") from died
             else:  # it was to run on a machine that was lost, which Ray notices after a while
                 self._failed_starts += 1
 
     def _plan_ahead(self, waiting: Iterator[_Given]) -> None:
         """Take tasks while no worker is free: what is planned now need not be waited for."""
-        while len(self._next) < self._crew.count() and not any(future.done() for future in self._busy):
+        while len(self._next) < self._most and not any(future.done() for future in self._busy):
             if not self._taken(waiting):
                 break
 

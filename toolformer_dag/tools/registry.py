@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
@@ -86,7 +87,9 @@ def _example(block: str, name: str, where: str) -> tuple[str, str]:
     return given, output
 
 
+@cache
 def _warn_of_another_text(given: str, left: str, where: str) -> None:
+    """Warn once, however often tools are loaded."""
     if left != given:
         alike = next(at for at, pair in enumerate(zip_longest(left, given)) if pair[0] != pair[1])
         _log.warning(
