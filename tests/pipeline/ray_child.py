@@ -9,7 +9,9 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -31,17 +33,18 @@ def until_none() -> int:
     return len(processes_with(ACTOR))
 
 
-def once_stopped(machine: Machine, then: Callable[[Machine], object]) -> Progress:
-    """Stop an actor of a machine while it computes, and do `then` when it surely has a chunk."""
+def once_stopped(machines: Sequence[Machine], then: Callable[[], object]) -> Progress:
+    """Stop the first actor of these machines that computes, and do `then` at the next progress."""
     stopped: list[psutil.Process] = []
 
     def progress(done: int, total: int) -> None:
         if stopped:
-            then(machine)
-        else:
-            stopped.extend(one for one in actors(machine) if "answer" in "".join(one.cmdline()))
-            for actor in stopped:
-                actor.suspend()
+            then()
+            return
+        computing = (one for machine in machines for one in actors(machine) if "answer" in "".join(one.cmdline()))
+        stopped.extend(islice(computing, 1))
+        for actor in stopped:
+            actor.suspend()
 
     return progress
 
@@ -54,7 +57,7 @@ def lose_machines(line: Line, start: Callable[[], Machine]) -> dict[str, object]
             line.update(stage)
             continue
         lost = start()
-        line.update(stage, crews=crew_of, progress=once_stopped(lost, kill))
+        line.update(stage, crews=crew_of, progress=once_stopped([lost], partial(kill, lost)))
         kill(lost)
     return {"engine": line.plan().settings.execution.engine, "actors": until_none()}
 
@@ -64,7 +67,7 @@ def hang(line: Line, start: Callable[[], Machine]) -> dict[str, object]:
     machines = [start(), start()]
     line.update("raw_shards", "heuristic_subset")
     line.set(execution__chunk_hours=30 / 3600)
-    line.update("scored_candidates", crews=crew_of, progress=once_stopped(machines[1], lambda machine: None))
+    line.update("scored_candidates", crews=crew_of, progress=once_stopped(machines, lambda: None))
     line.set(execution__chunk_hours=6)
     line.update(crews=crew_of)
     return {"actors": until_none()}
