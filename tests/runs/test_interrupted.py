@@ -33,7 +33,7 @@ def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_
     with pytest.raises(KeyboardInterrupt):
         project.run(training=False, sink=cancel)
     name, done, total = seen[-1]
-    assert name == "sums/scored_candidates" and done < total
+    assert name == "sums/scored_candidates" and (done < total or not total)  # no total: its texts were not counted yet
     [run] = project.instance.get_runs(limit=1)
     assert run.status is dg.DagsterRunStatus.CANCELED
     assert "sums/scored_candidates" in world.stale(*change)
