@@ -130,7 +130,7 @@ class SharedDecoder:
         self._vocabulary, self._backend = vocabulary_of(language_model), backend_of(language_model)
         self._k = settings.decoding.k if k is None else k
         self._threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
-        self._seconds = 1.0
+        self._seconds, self._missed = 1.0, 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: set[Writing] = set()
         self._waiting: deque[Writing] = deque()
@@ -228,7 +228,16 @@ class SharedDecoder:
             return True
 
     def _join(self) -> None:
-        """Let those that wait longest join a batch, as long as the keys of all batches stay within BATCH_TOKENS."""
+        """Let those that wait longest join a batch, as long as the keys of all batches stay within BATCH_TOKENS.
+
+        Joining costs a pass, whoever joins. So they wait until the tokens that they miss would have cost one: of a step
+        with n rows, each of w that wait misses 1 / (n + w).
+        """
+        decoded = sum(len(batch.writings) for batch in self._batches)
+        self._missed += len(self._waiting) / max(1, len(self._waiting) + decoded)
+        if self._missed < 1:
+            return
+        self._missed = 0.0
         while self._waiting and (batch := self._batch_for(self._waiting[0].row)) is not None:
             batch.most, batch.longest = batch.with_row(self._waiting[0].row)
             batch.joining.append(self._waiting.popleft())
