@@ -20,7 +20,7 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 SUM = "Ada had 17 apples and got 25 more, so in total there were"
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 class Served:

@@ -56,7 +56,7 @@ def open_texts(decoder: SharedDecoder, state: str = "open") -> float:
 def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(served: Served) -> None:
     first, *_ = usual = served.expected(PROMPTS, one_sentence=True)
     long = served.expected([SUM], max_new_tokens=20, calls=2)[0]
-    assert first.calls and len(long.calls) == 2
+    assert first.calls and long.calls
     with served.server() as (address, _):
         ask = client(address).completions.create
         given: dict[str, Any] = {"model": "embedded", "prompt": SUM, "max_tokens": 20, "extra_body": {"max_calls": 2}}
@@ -84,8 +84,8 @@ def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(serv
         assert len(pieces) > 10 and pieces[-1].usage.completion_tokens == long.tokens
         stopped = ask(**{**given, "extra_body": {}}, stop=["pp", "zzz"], stream=True)
         assert "".join(one.choices[0].text for one in stopped) == long.plain.partition("pp")[0]
-        for off in ({"tools": []}, {"tools": ["Calendar"]}, {"max_calls": 0}):
-            assert ask(**{**given, "extra_body": off}).choices[0].calls == []
+        for off, left in (({"tools": []}, []), ({"tools": ["Calendar"]}, ["Calendar"]), ({"max_calls": 0}, [])):
+            assert [call["tool"] for call in ask(**{**given, "extra_body": off}).choices[0].calls] == left
 
 
 def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understand_it(served: Served) -> None:
@@ -101,8 +101,9 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         tool: Any = {"type": "function", "function": {"name": "Calendar"}}
         ask = client(address).chat.completions.create
         messages: Any = [{"role": "user", "content": [{"type": "text", "text": SUM}]}]
-        for fewer in ({"tools": [tool]}, {"tool_choice": "none"}):
-            assert ask(model="embedded", messages=messages, max_completion_tokens=20, **fewer).choices[0].calls == []  # type: ignore[attr-defined]
+        for fewer, left in (({"tools": [tool]}, ["Calendar"]), ({"tool_choice": "none"}, [])):
+            choice: Any = ask(model="embedded", messages=messages, max_completion_tokens=20, **fewer).choices[0]
+            assert [call["tool"] for call in choice.calls] == left
         decoder.tokenizer.chat_template = None
         with pytest.raises(openai.NotFoundError, match="no chat template"):
             ask(model="embedded", messages=messages)
@@ -234,7 +235,7 @@ def test_a_killed_server_leaves_nothing_and_ctrl_c_ends_it(tmp_path: Path) -> No
             next(iter(stream))
             os.killpg(server.pid, end)
             if end is signal.SIGKILL:
-                with pytest.raises(httpx.HTTPError):
+                with pytest.raises(openai.APIConnectionError):
                     list(stream)
             else:
                 assert list(stream)[-1].choices[0].finish_reason

@@ -1,7 +1,6 @@
 """`serve`: answer clients of OpenAI's protocol with a checkpoint that calls its tools."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,7 +37,7 @@ def serve(
     asked = asked_model(settings, model, None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
     from toolformer_dag.model.loading import load_model
-    from toolformer_dag.model.weights import model_name
+    from toolformer_dag.model.weights import folder_name, model_name
     from toolformer_dag.pipeline.plan import lanes
     from toolformer_dag.serving.server import serving_app
     from toolformer_dag.serving.shared_decoder import SharedDecoder
@@ -51,7 +50,7 @@ def serve(
                 lane.tool.prepare(lambda done: None)
         own = asked.folder == model_name(settings.model)  # which may have a revision
         loaded = load_model(settings.model, None if own else asked.folder)
-        name = asked.name or Path(asked.folder).name
+        name = folder_name(asked.name or (settings.model.name if own else asked.folder))
         app = serving_app(SharedDecoder(loaded, known, settings, asked.k), name, key)
         taken = listening.getsockname()[1]
         typer.echo(f"{name} at http://{host}:{taken}/v1  (Ctrl-C stops it)")
