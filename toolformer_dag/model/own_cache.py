@@ -258,9 +258,14 @@ class OwnBranches:
         self._rerun = 0
         self.groups: list[tuple[list[int], ModelCache]] = []
 
+    @property
+    def count(self) -> int:
+        """The number of branches."""
+        return sum(len(numbers) for numbers, _ in self.groups)
+
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
         """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
-        before = sum(len(numbers) for numbers, _ in self.groups)
+        before = self.count
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at, (slot, length) in enumerate(zip(slots, kept, strict=True)):
             mates = self.texts.head.use.mates(at, length)
@@ -278,7 +283,7 @@ class OwnBranches:
         """
         head = self.texts.head
         use = replace(head.use, company="equal") if head.use.company == "any" and head.has_states else head.use
-        before = sum(len(numbers) for numbers, _ in self.groups)
+        before = self.count
         found: dict[int, Tensor] = {}
         for group in use.grouped(list(map(len, sequences))):
             lengths = [len(sequences[at]) for at in group]
