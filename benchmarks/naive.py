@@ -22,8 +22,9 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import TokenBudget
-from toolformer_dag.model.own_cache import CacheUse, cache_argument, own_rows
+from toolformer_dag.model.own_cache import CacheUse, cache_argument
 from toolformer_dag.model.requests import CallLosses, LossRequest
+from toolformer_dag.model.sharing import RECOMPUTED, Sharing
 from toolformer_dag.settings.sections import SamplingSettings
 
 
@@ -66,7 +67,8 @@ class NaiveBackend:
         backbone = Backbone(self.language_model.model, TokenBudget(1))
         backbone.uses_custom_attention = False
         backbone.run_whole_model()
-        return GreedyBatch(backbone, *own_rows(backbone, CacheUse(True, "none", whole=True), sequences))
+        rows = Sharing(RECOMPUTED, CacheUse(True, "none", whole=True)).rows(backbone)
+        return GreedyBatch(backbone, rows, rows.add(sequences))
 
     def _propose(self, ids: list[int], head: int, text: TokenText, start: Sequence[int], ends: Ends) -> list[list[int]]:
         rows = self._logits(ids, "positions")[head + text.before - 1 :].softmax(-1)

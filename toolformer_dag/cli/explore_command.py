@@ -1,9 +1,7 @@
 """`explore`: the page over the warehouse, served on this machine alone or written to a file."""
 
-import signal
 import threading
 import webbrowser
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +29,7 @@ def explore(
     Example: toolformer-dag explore; toolformer-dag explore --export calls.html
     """
     settings = settings_of(config, profile, set)
-    import uvicorn
-
-    from toolformer_dag.cli.web_server import HOST, OwnPages, bound
+    from toolformer_dag.cli.web_server import HOST, OwnPages, answer, bound
     from toolformer_dag.explorer.explorer_server import explorer_app
     from toolformer_dag.explorer.exported_page import export_page
     from toolformer_dag.explorer.live_model import LiveModel
@@ -56,9 +52,5 @@ def explore(
         typer.echo(f"{address}  (Ctrl-C stops it)")
         if not no_open:
             threading.Timer(0.5, webbrowser.open, (address,)).start()
-        for stop in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(stop, signal.default_int_handler)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        with suppress(KeyboardInterrupt):  # how uvicorn ends once it has answered what was asked
-            server.run(sockets=[listening])
+        answer(app, listening)
         typer.echo("stopped")

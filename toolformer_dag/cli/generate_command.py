@@ -32,10 +32,6 @@ CHECKPOINTS = {
 """The conditions of evaluation, asked as there, and the checkpoints: the asset of the weights."""
 SILENT = ("base", "base + C", "Toolformer (disabled)")
 """The conditions in which no tool is called."""
-REMEDIES = {
-    "does_not_fit": "the text fills the model's context; give a shorter one",
-    "empty_prompt": "this model begins with nothing of its own; give a text",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ def generate(
     dated = any(isinstance(lane.tool, Calendar) for lane in known)  # a tool of one's own may read contexts otherwise
     if dated:
         _check_date("--context", context)
-    asked = [_asked(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
+    asked = [asked_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
     loaded = partial(_decoder, settings, known, max_new_tokens, trace)
     if _names_lines(text):
         raise typer.Exit(_complete_file(loaded, asked, text, partial(_record, dated), context))
@@ -149,6 +145,8 @@ def _complete_lines(
     bad: BadLines,
 ) -> None:
     """Print a line of JSON per record. The model lives as long as this, so that only one is in memory at a time."""
+    from toolformer_dag.decoding.generation import why_nothing
+
     decode = loaded(asked)
     named = {"model": asked.name} if asked.name else {}
     for records in batches:
@@ -156,7 +154,7 @@ def _complete_lines(
         contexts = [record.get("context", context) for _, record in records]
         for (number, record), generation in zip(records, decode(texts, contexts=contexts), strict=True):
             if generation.reason is not None:
-                bad.tell(": ".join((f"line {number}", *named.values(), _refusal(generation.reason))))
+                bad.tell(": ".join((f"line {number}", *named.values(), why_nothing(generation.reason))))
                 continue
             head = {"line": number, **named}
             answer = {
@@ -178,10 +176,12 @@ def _complete_text(
     keys: Mapping[str, str],
 ) -> None:
     """Print the text; on a terminal as it is decoded. Raises UserError where nothing was written."""
+    from toolformer_dag.decoding.generation import why_nothing
+
     live = _LiveText(text, keys) if sys.stdout.isatty() else None
     [generation] = loaded(asked)([text], contexts=[context], watch=live and live.watch)
     if generation.reason is not None:
-        raise UserError(_refusal(generation.reason))
+        raise UserError(why_nothing(generation.reason))
     if live:
         live.print("\n")
     else:
@@ -201,10 +201,6 @@ def _print_chances(generation: "Generation", k: int) -> None:
         typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {'<' if chance.rank < k else ' '} {text}"))
 
 
-def _refusal(reason: str) -> str:
-    return f"nothing was written, {reason}: {REMEDIES[reason]}"
-
-
 def _record(dated: bool, line: bytes) -> dict[str, Any]:
     """Parse a line; with `dated` its context must be a date. Raises UserError."""
     record = json_record(line, {"text": str}, {"context": str})
@@ -221,7 +217,7 @@ def _check_date(where: str, context: str) -> None:
         raise UserError(f"{where} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
 
 
-def _asked(settings: Settings, name: str, k: int | None) -> AskedModel:
+def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     """Find the model of a name, "" for the settings' own. Raises UserError where there is none."""
     from toolformer_dag.model.weights import check_model, model_name
     from toolformer_dag.training.training_report import (

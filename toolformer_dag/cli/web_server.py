@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,9 +24,12 @@ from toolformer_dag.files import UserError
 
 MODULE = "toolformer_dag.definitions"
 HOST = "127.0.0.1"
+LOOPBACK = (HOST, "localhost")
 DAGSTER, WEBSERVER = (str(Path(sys.executable).with_name(name)) for name in ("dagster", "dagster-webserver"))
 HTTP = 80
 """The port that a browser leaves out of the header Host."""
+GRACE = 10
+"""Seconds that what was asked has to be answered when the command is told to end."""
 PATIENCE = 20.0
 """Seconds that a process has to end when it is told to."""
 Scope = MutableMapping[str, Any]
@@ -38,13 +41,12 @@ class OwnPages:
 
     A page of another site can make the browser send requests here; what gives it away is the header Host (where the
     site's name was pointed to this machine) or Origin. Dagster's GraphQL would run mutations that come by GET.
+    `names`: those of this machine; without any, every Host will do, as where only a key opens.
     """
 
-    def __init__(self, app: App, port: int) -> None:
+    def __init__(self, app: App, port: int, names: Sequence[str] = LOOPBACK) -> None:
         self._app = app
-        names = (HOST, "localhost")
         self._hosts = {f"{name}:{port}" for name in names} | (set(names) if port == HTTP else set())
-        self._origins = {f"http://{host}" for host in self._hosts}
 
     async def __call__(
         self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -60,9 +62,10 @@ class OwnPages:
 
     def _refused(self, scope: Scope) -> str | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if headers.get("host") not in self._hosts:
-            return f"refused: the Host header must be one of {', '.join(sorted(self._hosts))}"
-        if headers.get("origin", next(iter(self._origins))) not in self._origins:
+        hosts = self._hosts or {headers.get("host", "")}
+        if headers.get("host") not in hosts:
+            return f"refused: the Host header must be one of {', '.join(sorted(hosts))}"
+        if "origin" in headers and headers["origin"].partition("://")[2] not in hosts:
             return "refused: the request comes from a page of another origin"
         if headers.get("sec-fetch-site") == "cross-site":
             return "refused: the request comes from a page of another site"
@@ -112,18 +115,29 @@ def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> 
             process.wait()
 
 
-def bound(port: int, command: str) -> socket.socket:
-    """Return a socket on this machine's `port`, 0 for a free one. Raises UserError where it cannot be had.
+def bound(port: int, command: str, host: str = HOST) -> socket.socket:
+    """Return a socket on `port` of this machine, 0 for a free one. Raises UserError where it cannot be had.
 
     `command`: what would listen there.
     """
     try:
-        return socket.create_server((HOST, port))
+        return socket.create_server((host, port))
     except OSError as error:
         raise UserError(
             f"port {port}: {error.strerror}; end what listens there, perhaps another `toolformer-dag {command}`, or "
             f"choose another port: `toolformer-dag {command} --port PORT`"
         ) from error
+
+
+def answer(app: App, listening: socket.socket) -> None:
+    """Answer by an application until Ctrl-C, or a signal to end, and then what was asked before."""
+    import uvicorn
+
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE))
+    with suppress(KeyboardInterrupt):  # how uvicorn ends once it has answered what was asked
+        server.run(sockets=[listening])
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import RESULT_ARROW, Call, format_call, parse_call
-from toolformer_dag.tools.runner import run_calls
+from toolformer_dag.tools.runner import Runner
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 
 DECODING = 5  # raise this when the same model would write another text after the same prompt
@@ -14,6 +14,17 @@ TOOL_DOWN = "tool_down"
 """The reason of every call to a tool that raised ToolDown."""
 NO_END = "no_end"
 """The reason of a call without `->` within the limit of tokens, in whose input `)` was never likely."""
+
+
+REMEDIES = {
+    "does_not_fit": "the text fills the model's context; give a shorter one",
+    "empty_prompt": "this model begins with nothing of its own; give a text",
+}
+
+
+def why_nothing(reason: str) -> str:
+    """Say why nothing was written, by `Generation.reason`, and what to do."""
+    return f"nothing was written, {reason}: {REMEDIES[reason]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,19 @@ class StartChance:
     rank: int
 
 
+UNLISTED = -9999.0
+"""Stands for the log p of a token that is far from the likeliest ones, as in OpenAI's protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLikelihood:
+    """A token outside calls with its log p by the model, and the likeliest tokens at its place with theirs."""
+
+    text: str
+    log_probability: float
+    likeliest: tuple[tuple[str, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The text written after the prompt: `text` with calls, `plain` without them.
@@ -59,6 +83,7 @@ class Generation:
       the tokenizer adds no BOS).
     - `look_alikes`: how many look-alikes of a call, such as `<QA(`, decoding kept the model from writing.
     - `chances`: the chance of a call at every position, where `generate` was asked to trace.
+    - `likelihoods`: log p of the tokens of `plain`, where the rules say so.
     """
 
     text: str
@@ -68,6 +93,7 @@ class Generation:
     reason: str | None = None
     look_alikes: int = 0
     chances: tuple[StartChance, ...] = ()
+    likelihoods: tuple[TokenLikelihood, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +122,21 @@ def run_open_calls(
 
     `calls`: by call, the text written after ` [`, up to `->` or the limit of tokens, and the prompt's context.
     """
-    decoded = [_decoded(body) for body, _ in calls]
+    decoded = [open_call(body) for body, _ in calls]
     for name, tool in tools.items():
         places = [at for at, call in enumerate(decoded) if call.tool == name and call.reason is None]
-        results = _tool_results(tool, [ToolCall(decoded[at].input, calls[at][1]) for at in places], limits.get(name))
+        runner = Runner(tool, limits.get(name, ToolLimits()))
+        results = tool_results(runner, [ToolCall(decoded[at].input, calls[at][1]) for at in places])
         for at, result in zip(places, results, strict=True):
             decoded[at] = replace(decoded[at], result=result.result, reason=result.reason)
     return decoded
 
 
-def _decoded(body: str) -> DecodedCall:
-    """Return the call that is to be run, or why it cannot be; decoding wrote no other text (`call_grammar`)."""
+def open_call(body: str) -> DecodedCall:
+    """Return the call that is to be run, or why it cannot be; decoding wrote no other text (`call_grammar`).
+
+    `body`: the text written after ` [`, up to `->` or the limit of tokens.
+    """
     written, arrow, _ = body.partition(RESULT_ARROW)
     if arrow:
         call = parse_call(written.rstrip())
@@ -115,9 +145,10 @@ def _decoded(body: str) -> DecodedCall:
     return DecodedCall(name, input, None, NO_END) if bracket else DecodedCall("", body, None, NO_END)
 
 
-def _tool_results(tool: Tool, calls: Sequence[ToolCall], limits: ToolLimits | None) -> list[ToolResult]:
+def tool_results(runner: Runner, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Run calls of a tool; where the tool is down, each has the reason TOOL_DOWN: a tool must not derail a text."""
     try:
-        return run_calls(tool, calls, limits or ToolLimits())
-    except ToolDown as error:  # a tool must not derail a text
+        return runner.run(calls)
+    except ToolDown as error:
         _log.warning("%s", error)
         return [ToolResult(None, TOOL_DOWN) for _ in calls]

@@ -14,6 +14,8 @@ from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.tool import Tool
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
+LISTED = 64
+"""Tokens whose log p a row is told where it keeps the likeliest; rules rarely bar as many before the one it writes."""
 
 
 def decode_rows(backend: Backend, rows: Sequence[DecodingRow]) -> None:
@@ -25,27 +27,27 @@ def decode_rows(backend: Backend, rows: Sequence[DecodingRow]) -> None:
     open_rows = sorted((row for row in rows if not row.stopped), key=lambda row: len(row.prefix))
     lengths = []
     for row in open_rows:
-        longest = len(row.prefix) + row.budget + row.rules.max_call_tokens
-        alone = longest > backend.context_length
-        lengths.append(BATCH_TOKENS if alone else max(longest, ceil(BATCH_TOKENS / backend.greedy_rows)))
+        alone = row.longest > backend.context_length
+        lengths.append(BATCH_TOKENS if alone else max(row.longest, ceil(BATCH_TOKENS / backend.greedy_rows)))
     for batch in batches(range(len(lengths)), lengths, BATCH_TOKENS):
         together = [open_rows[at] for at in batch]
-        _decode_batch(backend.greedy([row.prefix for row in together]), together)
+        running = backend.greedy([row.prefix for row in together])
+        while together:
+            together = advance(running, together)
 
 
-def _decode_batch(batch: GreedyRows, rows: list[DecodingRow]) -> None:
-    while True:
-        tokens = _next_tokens(batch, rows)
-        for row, token in zip(rows, tokens, strict=True):
-            if not row.stopped:
-                row.append(token)
-        active = [at for at, row in enumerate(rows) if not row.stopped]
-        if not active:
-            return
+def advance(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
+    """Append the next token to each row; return the rows that go on, which are then all that `batch` holds."""
+    tokens = _next_tokens(batch, rows)
+    for row, token in zip(rows, tokens, strict=True):
+        if not row.stopped:
+            row.append(token)
+    active = [at for at, row in enumerate(rows) if not row.stopped]
+    if active:
         if len(active) < len(rows):
             batch.keep(active)
-        rows = [rows[at] for at in active]
         batch.step([tokens[at] for at in active])
+    return [rows[at] for at in active]
 
 
 def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
@@ -65,25 +67,32 @@ def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
 
 
 def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
-    """Trace the chance of a call; stop rows whose sentence ends; begin calls where ` [` is among the k most likely.
+    """Note what is likely; stop rows whose sentence ends; begin calls where ` [` is among the k most likely.
 
     The probability of several tokens is their product. It is compared with every token but the first of ` [`.
     """
-    rules = rows[0].rules
-    start = rules.vocabulary.start
+    start = rows[0].rules.vocabulary.start
     first = batch.ranks(start[0])
-    best = batch.best() if rules.one_sentence else []
+    best = batch.best() if any(row.rules.one_sentence for row in rows) else []
 
     def rank(at: int) -> int:
         return first[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
 
     for at, row in enumerate(rows):
-        if rules.traced and row.is_free:
-            row.measure(exp(batch.log_probability(at, start)), rank(at))
-        if best:
+        if row.is_free:
+            _note_likely(batch, row, at, rank)
+        if row.rules.one_sentence:
             row.stop_before(best[at])
-        if row.may_begin_call and first[at] < rules.k and rank(at) < rules.k:
+        if row.may_begin_call and first[at] < row.rules.k and rank(at) < row.rules.k:
             row.begin_call()
+
+
+def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, rank: Callable[[int], int]) -> None:
+    """Note the chance of a call at this position, and the likeliest tokens, where the row's rules ask for them."""
+    if row.rules.traced:
+        row.measure(exp(batch.log_probability(at, row.rules.vocabulary.start)), rank(at))
+    if row.rules.likeliest is not None:
+        row.measure_likeliest(batch.likeliest(at, LISTED))
 
 
 def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:

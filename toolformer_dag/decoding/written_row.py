@@ -2,13 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
-from toolformer_dag.decoding.generation import DecodedCall, Generation, StartChance, WrittenPiece, call_text
+from toolformer_dag.decoding.generation import (
+    UNLISTED,
+    DecodedCall,
+    Generation,
+    StartChance,
+    TokenLikelihood,
+    WrittenPiece,
+    call_text,
+)
 from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW
@@ -27,6 +36,8 @@ class DecodingRules:
     - `one_sentence`: whether a text ends with its first sentence (`answer_end`).
     - `traced`: whether rows keep the chance of a call at every position.
     - `watch`: gets every piece of text as it is written.
+    - `stop`: words before which a text ends, wherever they stand outside calls.
+    - `likeliest`: how many of the likeliest tokens are kept beside log p of each token outside calls; None: nothing is.
     """
 
     vocabulary: Vocabulary
@@ -39,6 +50,8 @@ class DecodingRules:
     one_sentence: bool = False
     traced: bool = False
     watch: Callable[[WrittenPiece], None] | None = None
+    stop: tuple[str, ...] = ()
+    likeliest: int | None = None
 
 
 @dataclass(slots=True)
@@ -70,9 +83,10 @@ class DecodingRow:
     no_bracket: bool = False
     at_look_alike: bool = False
     stopped: bool = False
-    _kept: int | None = None  # characters of the written text, where its sentence ends inside a token
+    _kept: int | None = None  # characters of the written text, where it ends inside a token
     _shown: int = 0  # characters of the text or the call that `watch` got
     _chances: list[tuple[int, float, int]] = field(default_factory=list)
+    _likeliest: dict[int, dict[int, float]] = field(default_factory=dict)  # by number of written tokens, log p by token
     _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
 
     def __post_init__(self) -> None:
@@ -82,6 +96,16 @@ class DecodingRow:
     def room(self) -> int:
         """Return how many tokens the context has space for behind the prefix."""
         return self.rules.context_length - len(self.prefix)
+
+    @property
+    def longest(self) -> int:
+        """Return the most tokens that the row may have, with an open call."""
+        return len(self.prefix) + self.budget + self.rules.max_call_tokens
+
+    @property
+    def full(self) -> bool:
+        """Return whether it is a limit that ended the text: that of its tokens, or the context."""
+        return self._kept is None and len(self.written) >= min(self.budget, self.room)
 
     @property
     def in_call(self) -> bool:
@@ -122,7 +146,8 @@ class DecodingRow:
             tokens += len(self.rules.vocabulary.start) + len(self.body)
         chances = (*before.chances, *self._start_chances())
         text, plain = before.text + text, before.plain + text
-        return Generation(text, plain, before.calls, tokens, reason, before.look_alikes, chances)
+        likelihoods = (*before.likelihoods, *self._likelihoods())
+        return Generation(text, plain, before.calls, tokens, reason, before.look_alikes, chances, likelihoods)
 
     def after(self, call: DecodedCall) -> "DecodingRow":
         """Return the row that goes on behind this row's call.
@@ -164,6 +189,21 @@ class DecodingRow:
     def measure(self, probability: float, rank: int) -> None:
         """Keep the chance of a call at this position."""
         self._chances.append((len(self.written), probability, rank))
+
+    def measure_likeliest(self, scores: dict[int, float]) -> None:
+        """Keep log p of the likeliest tokens at this position, the likeliest first."""
+        self._likeliest[len(self.written)] = scores
+
+    def _likelihoods(self) -> list[TokenLikelihood]:
+        """Return log p of each token written outside the call, where rows keep it."""
+        found = []
+        for at, token in enumerate(self.written if self.rules.likeliest is not None else ()):
+            context, scores = [*self.prefix, *self.written[:at]], self._likeliest[at]
+            others = list(islice(scores.items(), self.rules.likeliest))
+            texts = [self.rules.vocabulary.text([one], context) for one in (token, *(other for other, _ in others))]
+            likeliest = tuple(zip(texts[1:], (value for _, value in others), strict=True))
+            found.append(TokenLikelihood(texts[0], scores.get(token, UNLISTED), likeliest))
+        return found
 
     def _start_chances(self) -> list[StartChance]:
         """Return the kept chances, each with what was written there; "" where the text ended instead."""
@@ -279,20 +319,27 @@ class DecodingRow:
             self.matcher = self.rules.vocabulary.matcher(self.rules.names - self.failed)
             return
         before = self.before.plain
-        if self.rules.one_sentence and (end := answer_end(before + self.written_text())) is not None:
+        if (end := self._end(before + self.written_text())) is not None:
             self._kept, self.stopped = max(end - len(before), 0), True
         elif len(self.written) >= min(self.budget, self.room) and not self.forced:
             self.stopped = True
 
+    def _end(self, text: str) -> int | None:
+        """Return the number of characters before a stop word, or of the sentence; None where the text goes on."""
+        ends: list[int] = [text.find(word) for word in self.rules.stop if word in text]
+        sentence = answer_end(text) if self.rules.one_sentence else None
+        return min(ends if sentence is None else [*ends, sentence], default=None)
+
     def _show(self, whole: bool = False) -> None:
-        """Pass new text to `watch`, but for an end that may become another character, ` [` or `->`."""
+        """Pass new text to `watch`, but for an end that may become another character, ` [`, `->` or a stop word."""
         if self.rules.watch is None:
             return
         if self.in_call:
             text = API_START + self.body_text().partition(RESULT_ARROW)[0].rstrip(f" -{INCOMPLETE}")
         else:
             text = self.written_text()
-            text = text if whole or self.stopped else BEGUN.sub("", text).rstrip(f" {INCOMPLETE}")
+            if not (whole or self.stopped):
+                text = BEGUN.sub("", text[: len(text) - _begun(self.rules.stop, text)]).rstrip(f" {INCOMPLETE}")
         if len(text) > self._shown:
             self.rules.watch(WrittenPiece(self.prompt, text[self._shown :], self.in_call))
             self._shown = len(text)
@@ -300,3 +347,9 @@ class DecodingRow:
     def _inside_character(self, written: list[int]) -> bool:
         vocabulary = self.rules.vocabulary
         return vocabulary.text(written, vocabulary.start).endswith(INCOMPLETE)
+
+
+def _begun(words: tuple[str, ...], text: str) -> int:
+    """Return how many characters at the end of the text begin one of the words."""
+    lengths = [length for word in words for length in range(1, len(word)) if text.endswith(word[:length])]
+    return max(lengths, default=0)

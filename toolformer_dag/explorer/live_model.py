@@ -25,7 +25,7 @@ from toolformer_dag.tools.tool import ToolCall
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
-    from toolformer_dag.model.loading import LanguageModel
+    from toolformer_dag.serving.shared_decoder import SharedDecoder
 
 SHOWN_TOKENS = 24
 """Tokens from the call on whose losses are shown; the five of the window decide."""
@@ -47,7 +47,7 @@ CREATE TEMP VIEW scored AS SELECT *, '' AS tool, '' AS shard, '' AS digest, 0 AS
 
 
 class LiveModel:
-    """The plan's model and tools, loaded when first asked; one question at a time."""
+    """The plan's model and tools, loaded when first asked; one question at a time, but for texts to complete."""
 
     def __init__(self, plan: Callable[[], Plan]) -> None:
         self._plan = plan
@@ -115,29 +115,15 @@ class LiveModel:
 
         Calls are made inline, by the tools of inference (paper, section 4.2).
         """
-        from toolformer_dag.decoding.greedy import generate
+        from toolformer_dag.serving.shared_decoder import TextRequest
 
         _refuse(text)
-        settings, lanes = self.plan.settings, self.plan.inference_lanes
         with self._lock:
-            [written] = generate(
-                self._finetuned,
-                [text],
-                {lane.tool.name: lane.tool for lane in lanes},
-                k=settings.decoding.k,
-                calls=settings.decoding.calls,
-                one_sentence=True,
-                max_new_tokens=settings.decoding.max_new_tokens,
-                contexts=[context],
-                limits={lane.tool.name: lane.limits for lane in lanes},
-                max_call_tokens=settings.sampling.max_call_tokens,
-            )
-        return {
-            "text": written.text,
-            "plain": written.plain,
-            "calls": [asdict(call) for call in written.calls],
-            "reason": written.reason,
-        }
+            decoder, decoding = self._decoder, self.plan.settings.decoding
+        request = TextRequest(text, decoding.max_new_tokens, decoding.calls, context=context, one_sentence=True)
+        [writing] = decoder.begin([request])
+        written = writing.done.result()
+        return {"text": written.text, "plain": written.plain, "calls": [asdict(call) for call in written.calls]}
 
     @cached_property
     def plan(self) -> Plan:
@@ -151,11 +137,14 @@ class LiveModel:
         return load_engine(self.plan.settings)
 
     @cached_property
-    def _finetuned(self) -> "LanguageModel":
+    def _decoder(self) -> "SharedDecoder":
         from toolformer_dag.model.loading import load_model
+        from toolformer_dag.serving.shared_decoder import SharedDecoder
         from toolformer_dag.training.training_report import finetuned_or_base
 
-        return load_model(self.plan.settings.model, finetuned_or_base(self.plan.settings))
+        settings = self.plan.settings
+        finetuned = load_model(settings.model, finetuned_or_base(settings))
+        return SharedDecoder(finetuned, self.plan.inference_lanes, settings)
 
     def _answer(self, lane: Lane, samples: Sequence[dict[str, Any]], context: str) -> None:
         asked = [sample for sample in samples if sample["reason"] is None]

@@ -95,11 +95,17 @@ class GreedyRows(Protocol):
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all other rows."""
 
+    def add(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Run sequences and add them behind the rows; at most `greedy_rows` of the backend together."""
+
     def ranks(self, token: int) -> list[int]:
         """Return, by row, how many tokens are more likely than `token`."""
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
+
+    def likeliest(self, row: int, tokens: int) -> dict[int, float]:
+        """Return so many of the most likely next tokens of a row with their log p, the likeliest first."""
 
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
         """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""

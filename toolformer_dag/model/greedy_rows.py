@@ -35,6 +35,13 @@ class GreedyBatch:
         self._branches.select(rows)
         self._features, self.scores = self._features[list(rows)], self.scores[list(rows)]
 
+    @torch.inference_mode()
+    def add(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Run sequences and add them behind the rows."""
+        features = self._branches.add(sequences)
+        self._features = torch.cat([self._features, features])
+        self.scores = torch.cat([self.scores, self._backbone.logits(features)])
+
     def ranks(self, token: int) -> list[int]:
         """Return, by row, how many tokens are more likely than `token`."""
         ranks: list[int] = (self.scores > self.scores[:, token, None]).sum(-1).tolist()
@@ -64,6 +71,12 @@ class GreedyBatch:
         others = self.scores[row].log_softmax(-1)
         others[tokens[0]] = -torch.inf
         return int((others > self.log_probability(row, tokens)).sum())
+
+    @torch.inference_mode()
+    def likeliest(self, row: int, tokens: int) -> dict[int, float]:
+        """Return so many of the most likely next tokens of a row with their log p, the likeliest first."""
+        found = self.scores[row].log_softmax(-1).topk(min(tokens, self.scores.shape[1]))
+        return dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))
 
     @torch.inference_mode()
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:

@@ -55,6 +55,13 @@ class CachedTexts:
             for layer, (keys, values) in head.layers.items()
         }
 
+    def make_room(self, slots: int, width: int) -> None:
+        """Allocate further slots, at least twice those there are, and wider ones, where these are too few."""
+        slots = self.slots if slots <= self.slots else max(slots, 2 * self.slots)
+        for layer, parts in self.layers.items():
+            self.layers[layer] = _grown(parts, slots, width)
+        self.slots = slots
+
     def tokens_run(self, sequence: Sequence[int]) -> int:
         """Return how many tokens `features` runs for a text."""
         return len(sequence)
@@ -123,14 +130,24 @@ class CachedBranches:
                 part[new] = 0
         self._arrange([*self.slots, *slots], [*self.kept, *kept], [*self.ages, *[0] * len(slots)])
 
+    def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Run texts behind the head, start a branch behind each, and return the features at their ends [B, F]."""
+        lengths = list(map(len, sequences))
+        self.texts.make_room(len(self.slots) + len(lengths), max(lengths))
+        for layer, parts in self.own.items():
+            self.own[layer] = _grown(parts, self.texts.slots, 0)
+        free = sorted(set(range(self.texts.slots)) - set(self.slots))[: len(lengths)]
+        features = self.texts.features(free, sequences, 0)
+        self.admit(free, lengths)
+        return features[range(len(lengths)), on_device(lengths, features.device) - 1]
+
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
         self._now = max(self.ages) + 1
         self.age = on_device(self.ages, self.device)
-        for layer, (keys, values) in self.own.items():
-            if keys.shape[2] < self._now:  # the room for own tokens is full: double it
-                more = (0, 0, 0, keys.shape[2])
-                self.own[layer] = F.pad(keys, more), F.pad(values, more)
+        for layer, parts in self.own.items():
+            if parts[0].shape[2] < self._now:  # the room for own tokens is full: double it
+                self.own[layer] = _grown(parts, 0, 2 * parts[0].shape[2])
         own = torch.arange(self._now, device=self.device)
         self._bias = torch.cat([self.text_bias, _hidden(own > self.age[:, None])], -1)
         self._visibility = None
@@ -252,6 +269,12 @@ def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
 def _hidden(hidden: Tensor) -> Tensor:
     """Return booleans [B, S] as a bias [B, 1, 1, S]: minus infinity where true."""
     return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None, None]
+
+
+def _grown(parts: tuple[Tensor, Tensor], rows: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values [B, H, T, D] with at least so many rows and so long, zero where they are new."""
+    more = (0, 0, 0, max(0, length - parts[0].shape[2]), 0, 0, 0, max(0, rows - len(parts[0])))
+    return (F.pad(parts[0], more), F.pad(parts[1], more)) if any(more) else parts
 
 
 def _room(like: Tensor, batch: int, length: int) -> Tensor:

@@ -6,7 +6,7 @@ stored at every `GRID`-th token of a text, and the few tokens up to a position r
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -50,6 +50,13 @@ class CacheUse:
     def mates(self, row: int, length: int) -> int:
         """Return a number that is equal for rows, of this number and length, that may share a pass."""
         return {"any": 0, "equal": length, "none": row}[self.company]
+
+    def grouped(self, lengths: Sequence[int]) -> Iterable[list[int]]:
+        """Return the numbers of the rows that may share a pass, by pass."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for row, length in enumerate(lengths):
+            groups[self.mates(row, length)].append(row)
+        return groups.values()
 
 
 class ModelCache:
@@ -239,24 +246,6 @@ class OwnTexts:
         return OwnBranches(self)
 
 
-def own_rows(backbone: Backbone, use: CacheUse, sequences: Sequence[Sequence[int]]) -> "tuple[OwnBranches, Tensor]":
-    """Run sequences from their beginning; return branches behind them, and the features at their ends [B, F]."""
-    head = ModelCache(backbone, use, 1)
-    company = replace(use, company="equal") if use.company == "any" and head.has_states else use
-    groups: dict[int, list[int]] = defaultdict(list)
-    for at, sequence in enumerate(sequences):
-        groups[company.mates(at, len(sequence))].append(at)
-    branches = OwnBranches(OwnTexts(head))
-    found: dict[int, Tensor] = {}
-    for group in groups.values():
-        lengths = [len(sequences[at]) for at in group]
-        cache = ModelCache(backbone, use, len(group))
-        features = cache.run([sequences[at] for at in group])
-        found.update(zip(group, features[range(len(group)), [length - 1 for length in lengths]], strict=True))
-        branches.groups.append((group, cache.cut(range(len(group)), lengths) if company.company == "any" else cache))
-    return branches, torch.stack([found[at] for at in range(len(sequences))])
-
-
 class OwnBranches:
     """Continuations of texts, one token at a time, each with keys and states of its own.
 
@@ -269,9 +258,14 @@ class OwnBranches:
         self._rerun = 0
         self.groups: list[tuple[list[int], ModelCache]] = []
 
+    @property
+    def count(self) -> int:
+        """The number of branches."""
+        return sum(len(numbers) for numbers, _ in self.groups)
+
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
         """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
-        before = sum(len(numbers) for numbers, _ in self.groups)
+        before = self.count
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at, (slot, length) in enumerate(zip(slots, kept, strict=True)):
             mates = self.texts.head.use.mates(at, length)
@@ -281,6 +275,24 @@ class OwnBranches:
             texts = [self.texts.sequences[slots[at]][: kept[at]] for at in group]
             begun = self._begun(cache, [self.texts.rows[slots[at]][1] for at in group], texts)
             self.groups.append(([before + at for at in group], begun))
+
+    def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Run sequences from their beginning, start a branch behind each, and return the features at their ends [B, F].
+
+        Branches share passes with those that were added with them alone.
+        """
+        head = self.texts.head
+        use = replace(head.use, company="equal") if head.use.company == "any" and head.has_states else head.use
+        before = self.count
+        found: dict[int, Tensor] = {}
+        for group in use.grouped(list(map(len, sequences))):
+            lengths = [len(sequences[at]) for at in group]
+            cache = ModelCache(head.backbone, head.use, len(group))
+            features = cache.run([sequences[at] for at in group])
+            found.update(zip(group, features[range(len(group)), [length - 1 for length in lengths]], strict=True))
+            begun = cache.cut(range(len(group)), lengths) if use.company == "any" else cache
+            self.groups.append(([before + at for at in group], begun))
+        return torch.stack([found[at] for at in range(len(sequences))])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolformer_dag.model.attention import on_device, padded
+from toolformer_dag.model.attention import padded
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
 from toolformer_dag.model.loading import (
@@ -21,7 +21,7 @@ from toolformer_dag.model.loading import (
     logits_or_none,
     own_logits,
 )
-from toolformer_dag.model.own_cache import CacheUse, ModelCache, OwnBranches, OwnTexts, own_rows
+from toolformer_dag.model.own_cache import CacheUse, ModelCache, OwnBranches, OwnTexts
 
 _log = logging.getLogger(__name__)
 
@@ -50,16 +50,11 @@ class Sharing:
         head.run([ids])
         return head
 
-    def rows(self, backbone: Backbone, sequences: Sequence[Sequence[int]]) -> "tuple[Branches, Tensor]":
-        """Run sequences from their beginning; return branches behind them, and the features at their ends [B, F]."""
+    def rows(self, backbone: Backbone) -> "Branches":
+        """Return no branches yet; `add` runs sequences from their beginning and starts branches behind them."""
         if self.cache is not None:
-            return own_rows(backbone, self.cache, sequences)
-        lengths = list(map(len, sequences))
-        texts = CachedHead(backbone, []).texts(len(lengths), max(lengths))
-        features = texts.features(range(len(lengths)), sequences, 0)
-        branches = texts.branches(len(lengths), GREEDY_ROOM)
-        branches.admit(range(len(lengths)), lengths)
-        return branches, features[range(len(lengths)), on_device(lengths, features.device) - 1]
+            return OwnBranches(OwnTexts(ModelCache(backbone, self.cache, 1)))
+        return CachedHead(backbone, []).texts(0, 0).branches(0, GREEDY_ROOM)
 
 
 OWN_CACHES = [

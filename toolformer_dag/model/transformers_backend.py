@@ -91,7 +91,8 @@ class TransformersBackend:
     @torch.inference_mode()
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
         """Run sequences to be continued."""
-        return GreedyBatch(self.backbone, *self.sharing.rows(self.backbone, sequences))
+        branches = self.sharing.rows(self.backbone)
+        return GreedyBatch(self.backbone, branches, branches.add(sequences))
 
     def _stored_tokens(self, head: int, text: TokenText, room: int) -> int:
         """Return how many tokens' keys a text and all its samples store, with `room` tokens for each sample."""

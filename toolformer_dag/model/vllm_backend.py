@@ -9,7 +9,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import compress, cycle
+from itertools import compress, cycle, islice
 from operator import not_
 from typing import Any
 
@@ -195,8 +195,8 @@ class VllmRows:
 
     def __init__(self, backend: VllmBackend, sequences: Sequence[Sequence[int]]) -> None:
         self._backend = backend
-        self._rows = [_Row(list(ids)) for ids in sequences]
-        self._continue()
+        self._rows: list[_Row] = []
+        self.add(sequences)
 
     def step(self, tokens: Sequence[int]) -> None:
         """Append a token to each row."""
@@ -207,6 +207,15 @@ class VllmRows:
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all other rows."""
         self._rows = [self._rows[at] for at in rows]
+
+    def add(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Run sequences and add them behind the rows."""
+        self._rows += [_Row(list(ids)) for ids in sequences]
+        self._continue()
+
+    def likeliest(self, row: int, tokens: int) -> dict[int, float]:
+        """Return so many of the most likely next tokens of a row with their log p; at most MOST_LIKELY."""
+        return dict(islice(self._rows[row].scores.items(), tokens))
 
     def ranks(self, token: int) -> list[int]:
         """Return, by row, how many tokens are more likely than `token`."""

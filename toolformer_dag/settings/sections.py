@@ -242,6 +242,21 @@ class DecodingSettings(SettingsTable):
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 
 
+class ServingSettings(SettingsTable):
+    """Limit what one request to `toolformer-dag serve` may cost, and how many wait."""
+
+    max_tokens: Unfingerprinted[int] = Field(
+        512, ge=1, description="Maximum tokens of an answer outside calls that a request may ask for."
+    )
+    calls: Unfingerprinted[int] = Field(8, ge=1, description="Maximum calls of an answer that a request may ask for.")
+    tool_seconds: Unfingerprinted[float] = Field(
+        60.0, gt=0, description="Seconds that an answer waits for its tools in all; later calls get no result."
+    )
+    waiting: Unfingerprinted[int] = Field(
+        128, ge=0, description="Texts that may be open beside one full batch; others are told to come again (429)."
+    )
+
+
 class EvaluatedModel(SettingsTable):
     """Name a further model that is measured: `"facebook/opt-125m"` for short."""
 
@@ -411,6 +426,7 @@ class SettingsTables(SettingsTable):
     )
     training: TrainingSettings = Field(TrainingSettings(), description="Finetuning on C*.")
     decoding: DecodingSettings = Field(DecodingSettings(), description="Decoding with tools.")
+    serving: ServingSettings = Field(ServingSettings(), description="What `toolformer-dag serve` allows a request.")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="What models are measured on.")
     export: ExportSettings = Field(
         ExportSettings(), description="What the cards of exported data sets and of checkpoints say."

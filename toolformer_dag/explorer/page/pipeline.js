@@ -87,7 +87,7 @@ function trying(overview) {
   };
   const line = () => running(() => data.line({ tool: chooser.value, text: field.value, context: context.value }), found => steps({ ...found, text: field.value }));
   const complete = () => running(() => data.complete({ text: field.value, context: context.value }), found =>
-    el("div", {}, el("h3", {}, "The text with what the model wrote"), found.reason ? el("p", { role: "alert" }, verdictName(found.reason)) : null,
+    el("div", {}, el("h3", {}, "The text with what the model wrote"),
       el("div", { className: "text" }, foreign(field.value), el("mark", {}, foreign(found.text))),
       found.calls.length ? table("Calls", [
         { title: "call", cell: call => foreign(`${call.tool}(${call.input})`) },

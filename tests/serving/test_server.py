@@ -1,0 +1,246 @@
+"""What clients get: the texts of `generate`, calls beside or inside, streams, limits and refusals by name."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_openai import ChatOpenAI, OpenAI
+
+from tests.command_line import cli
+from tests.serving.conftest import SUM, Served
+from tests.ui_server import free_port
+from toolformer_dag.serving.shared_decoder import OUT_OF_TIME, SharedDecoder
+from toolformer_dag.tools.options import ToolOptions
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
+
+PROMPTS = [f"Ada had {a} apples and got {b} more, so in total there were" for a in (17, 23) for b in (25, 31)]
+
+
+class Hanging(Tool):
+    """Answers when it is let go."""
+
+    name, version, defaults = "Calculator", "1", ToolDefaults(0.0, 20, 10, 0.5)
+    free = threading.Event()
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        self.free.wait()
+        return [ToolResult("42") for _ in calls]
+
+
+def client(address: str, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", **{"api_key": "none", "max_retries": 0, **options})
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    while not true():
+        time.sleep(0.01)
+
+
+def open_texts(decoder: SharedDecoder, state: str = "open") -> float:
+    value = decoder.figures.registry.get_sample_value("toolformer_texts", {"state": state})
+    assert value is not None
+    return value
+
+
+def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(served: Served) -> None:
+    first, *_ = usual = served.expected(PROMPTS, one_sentence=True)
+    long = served.expected([SUM], max_new_tokens=20, calls=2)[0]
+    assert first.calls and long.calls
+    with served.server() as (address, _):
+        ask = client(address).completions.create
+        given: dict[str, Any] = {"model": "embedded", "prompt": SUM, "max_tokens": 20, "extra_body": {"max_calls": 2}}
+        several = ask(model="embedded", prompt=PROMPTS)
+        assert [one.text for one in several.choices] == [one.plain for one in usual]
+        assert several.usage.completion_tokens == sum(one.tokens for one in usual)
+        apart = ask(**given, temperature=0, seed=3, logprobs=2).choices[0]
+        assert (apart.text, apart.finish_reason) == (long.plain, "length")
+        assert [(call["tool"], call["input"], call["result"]) for call in apart.calls] == [
+            (call.tool, call.input, call.result) for call in long.calls
+        ]
+        text = apart.text
+        for call in reversed(apart.calls):
+            written = f" [{call['tool']}({call['input']}) -> {call['result']}]"
+            text = text[: call["offset"]] + written + text[call["offset"] :]
+        assert text == long.text
+        assert "".join(apart.logprobs.tokens) == long.plain
+        found = apart.logprobs
+        for token, value, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+            assert len(top) == 2 and value <= max(top.values()) and top.get(token, value) == value
+        given["extra_body"] |= {"calls": "in_text"}
+        assert ask(**given).choices[0].text == long.text
+        pieces = list(ask(**given, stream=True, stream_options={"include_usage": True}))
+        assert "".join(one.choices[0].text for one in pieces[:-1]) == long.text
+        assert len(pieces) > 10 and pieces[-1].usage.completion_tokens == long.tokens
+        stopped = ask(**{**given, "extra_body": {}}, stop=["pp", "zzz"], stream=True)
+        assert "".join(one.choices[0].text for one in stopped) == long.plain.partition("pp")[0]
+        for off, left in (({"tools": []}, []), ({"tools": ["Calendar"]}, ["Calendar"]), ({"max_calls": 0}, [])):
+            assert [call["tool"] for call in ask(**{**given, "extra_body": off}).choices[0].calls] == left
+
+
+def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understand_it(served: Served) -> None:
+    expected = served.expected([SUM], max_new_tokens=20)[0]
+    with served.server() as (address, decoder):
+        shared: dict[str, Any] = {"model": "embedded", "base_url": f"{address}/v1", "api_key": "none", "temperature": 0}
+        chat = ChatOpenAI(**shared, max_tokens=20, logprobs=True, top_logprobs=1)
+        whole = chat.invoke(SUM)
+        assert whole.content == expected.plain and whole.response_metadata["finish_reason"] == "length"
+        assert "".join(one["token"] for one in whole.response_metadata["logprobs"]["content"]) == expected.plain
+        assert "".join(str(piece.content) for piece in chat.stream(SUM)) == expected.plain
+        assert OpenAI(**shared, max_tokens=20).invoke(SUM) == expected.plain
+        tool: Any = {"type": "function", "function": {"name": "Calendar"}}
+        ask = client(address).chat.completions.create
+        messages: Any = [{"role": "user", "content": [{"type": "text", "text": SUM}]}]
+        for fewer, left in (({"tools": [tool]}, ["Calendar"]), ({"tool_choice": "none"}, [])):
+            choice: Any = ask(model="embedded", messages=messages, max_completion_tokens=20, **fewer).choices[0]
+            assert [call["tool"] for call in choice.calls] == left
+        decoder.tokenizer.chat_template = None
+        with pytest.raises(openai.NotFoundError, match="no chat template"):
+            ask(model="embedded", messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "status"),
+    [
+        ("model", "gpt-4", 404),
+        ("temperature", 0.7, 400),
+        ("n", 2, 400),
+        ("echo", True, 400),
+        ("top_p", 0.5, 400),
+        ("prompt", [1, 2], 400),
+        ("prompt", [], 400),
+        ("prompt", "word " * 3000, 400),
+        ("max_tokens", 100_000, 400),
+        ("max_calls", 100, 400),
+        ("stop", [""], 400),
+        ("tools", ["os.system"], 400),
+        ("tools", [{"type": "function", "function": {"name": "Calculator", "parameters": {}}}], 400),
+        ("calls", "both", 400),
+        ("guided_json", {}, 400),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(served: Served, param: str, value: Any, status: int) -> None:
+    with served.server() as (address, _), pytest.raises(openai.APIStatusError) as refused:
+        client(address).completions.create(model="embedded", prompt=SUM, extra_body={param: value})
+    assert refused.value.status_code == status
+    assert (refused.value.param, refused.value.type) == (param, "invalid_request_error")
+
+
+def test_many_clients_share_batches_and_get_the_texts_of_each_alone(served: Served) -> None:
+    prompts = [f"Bo had {a} pens and got {a % 7 + 2} more, so in total there were" for a in range(11, 75)]
+    expected = served.expected(prompts, max_new_tokens=12)
+
+    async def ask_all(address: str) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as asked:
+            waiting, found = list(enumerate(prompts)), [""] * len(prompts)
+
+            async def one() -> None:
+                while waiting:
+                    at, prompt = waiting.pop()
+                    answer = await asked.completions.create(model="embedded", prompt=prompt, max_tokens=12)
+                    found[at] = answer.choices[0].text
+
+            await asyncio.gather(*(one() for _ in range(32)))
+            return found
+
+    with served.server() as (address, decoder):
+        assert asyncio.run(ask_all(address)) == [one.plain for one in expected]
+        figures = httpx.get(f"{address}/metrics").text
+        assert f'toolformer_tokens_total{{kind="written"}} {sum(one.tokens for one in expected)}.0' in figures
+        assert 'toolformer_requests_total{path="/v1/completions",status="200"} 64.0' in figures
+        assert open_texts(decoder) == 0
+
+
+def test_a_tool_that_hangs_holds_nobody_else_and_its_text_ends_at_its_limit(served: Served) -> None:
+    tool = Hanging("calculator", ToolOptions(), "")
+    tool.free = threading.Event()
+    expected = served.expected([SUM], max_new_tokens=20, k=0)[0]
+    with served.server(calculator=tool, serving={"tool_seconds": 3}) as (address, decoder):
+        ask = client(address).completions.create
+        slow = ask(model="embedded", prompt=SUM, stream=True)
+        wait_for(lambda: open_texts(decoder, "calling") == 1)
+        assert (
+            ask(model="embedded", prompt=SUM, max_tokens=20, extra_body={"tools": []}).choices[0].text == expected.plain
+        )
+        assert open_texts(decoder, "calling") == 1
+        calls = [call for chunk in slow for call in chunk.choices[0].calls]
+        assert [(call["tool"], call["result"], call["reason"]) for call in calls] == [("Calculator", None, OUT_OF_TIME)]
+        assert calls[0]["seconds"] >= 3
+        tool.free.set()
+
+
+def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come_again(served: Served) -> None:
+    tool = Hanging("calculator", ToolOptions(), "")
+    tool.free = threading.Event()
+    with served.server(calculator=tool, serving={"waiting": 0}) as (address, decoder):
+        body = {"model": "embedded", "prompt": SUM, "stream": True}
+        for stream in (True, False):
+            with httpx.Client() as http:
+                if stream:
+                    with http.stream("POST", f"{address}/v1/completions", json=body):
+                        wait_for(lambda: open_texts(decoder, "calling") == 1)
+                else:
+                    with pytest.raises(httpx.ReadTimeout):
+                        http.post(f"{address}/v1/completions", json={**body, "stream": False}, timeout=0.5)
+            wait_for(lambda: open_texts(decoder) == 0)
+        with pytest.raises(openai.RateLimitError) as busy:
+            client(address).completions.create(model="embedded", prompt=[SUM] * 65)
+        assert int(busy.value.response.headers["retry-after"]) >= 1 and open_texts(decoder) == 0
+        tool.free.set()
+
+
+def test_a_key_and_the_own_address_are_asked_for(served: Served) -> None:
+    with served.server(key="secret") as (address, _):
+        with pytest.raises(openai.AuthenticationError):
+            client(address).models.list()
+        [model] = client(address, api_key="secret").models.list().data
+        assert (model.id, model.tools) == ("embedded", ["Calculator", "Calendar"])  # type: ignore[attr-defined]
+        assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+        assert httpx.get(f"{address}/metrics").status_code == 401
+        for headers in ({"origin": "http://e.org"}, {"host": "e.org"}):
+            assert httpx.get(f"{address}/health", headers=headers).status_code == 403
+
+
+def test_beyond_this_machine_it_wants_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TOOLFORMER_DAG_API_KEY", raising=False)
+    done = cli("serve", "--host", "0.0.0.0")
+    assert done.returncode == 1 and "set TOOLFORMER_DAG_API_KEY" in done.stderr
+
+
+@pytest.mark.long
+def test_a_killed_server_leaves_nothing_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n")
+    port = free_port()
+    command = [sys.executable, "-m", "toolformer_dag.cli", "serve", "--port", str(port)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+    for end in (signal.SIGKILL, signal.SIGINT):
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as server:
+            assert server.stdout is not None and f"embedded at http://127.0.0.1:{port}/v1" in server.stdout.readline()
+            asked = client(f"http://127.0.0.1:{port}", max_retries=20)
+            stream = asked.completions.create(model="embedded", prompt=SUM, max_tokens=300, stream=True)
+            next(iter(stream))
+            os.killpg(server.pid, end)
+            if end is signal.SIGKILL:
+                with pytest.raises(openai.APIConnectionError):
+                    list(stream)
+            else:
+                assert list(stream)[-1].choices[0].finish_reason
+                assert server.stdout.read() == "stopped\n"
+            assert server.wait() == (-signal.SIGKILL if end is signal.SIGKILL else 0)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(server.pid, 0)
+    socket.create_server(("127.0.0.1", port)).close()

@@ -1,0 +1,58 @@
+"""`serve`: answer clients of OpenAI's protocol with a checkpoint that calls its tools."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.cli.web_server import HOST, LOOPBACK
+from toolformer_dag.files import UserError
+
+KEY = "TOOLFORMER_DAG_API_KEY"
+
+
+def serve(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help=f"Address to listen on. Beyond this machine, clients need the key in ${KEY}.")
+    ] = HOST,
+    model: Annotated[str, typer.Option(help="As for `generate`; default: the finetuned checkpoint, if any.")] = "",
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Complete texts for clients of OpenAI's protocol; tools are called inside the answers. Stop it with Ctrl-C.
+
+    Where the variable TOOLFORMER_DAG_API_KEY is set, clients must show its value.
+
+    Example: toolformer-dag serve; toolformer-dag serve --model base --port 8001
+    """
+    from toolformer_dag.cli.generate_command import asked_model
+
+    settings = settings_of(config, profile, set)
+    key = os.environ.get(KEY)
+    if host not in LOOPBACK and not key:
+        raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
+    asked = asked_model(settings, model, None)
+    from toolformer_dag.cli.web_server import OwnPages, answer, bound
+    from toolformer_dag.model.loading import load_model
+    from toolformer_dag.model.weights import folder_name, model_name
+    from toolformer_dag.pipeline.plan import lanes
+    from toolformer_dag.serving.server import serving_app
+    from toolformer_dag.serving.shared_decoder import SharedDecoder
+    from toolformer_dag.tools.tool import blamed
+
+    with bound(port, "serve", host) as listening:
+        known = [lane.at_inference() for lane in lanes(settings)]
+        for lane in known if asked.k else ():
+            with blamed(lane.tool, "prepare"):
+                lane.tool.prepare(lambda done: None)
+        own = asked.folder == model_name(settings.model)  # which may have a revision
+        loaded = load_model(settings.model, None if own else asked.folder)
+        name = folder_name(asked.name or (settings.model.name if own else asked.folder))
+        app = serving_app(SharedDecoder(loaded, known, settings, asked.k), name, key)
+        taken = listening.getsockname()[1]
+        typer.echo(f"{name} at http://{host}:{taken}/v1  (Ctrl-C stops it)")
+        answer(OwnPages(app, taken, LOOPBACK if host in LOOPBACK else ()), listening)
+        typer.echo("stopped")

@@ -1,0 +1,1 @@
+"""Completing texts for many clients at once, and the server that they speak to."""

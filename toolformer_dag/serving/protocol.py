@@ -1,0 +1,340 @@
+"""OpenAI's protocol: what a request may ask for, and what an answer looks like. What is not supported is refused."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Annotated, Any, ClassVar, Literal
+from uuid import uuid4
+
+import orjson
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from toolformer_dag.decoding.generation import Generation, TokenLikelihood, WrittenPiece, call_text
+from toolformer_dag.files import UserError
+from toolformer_dag.serving.shared_decoder import MadeCall, SharedDecoder, TextRequest, Writing
+
+NEUTRAL: Mapping[str, object] = {
+    "temperature": 0,
+    "top_p": 1,
+    "n": 1,
+    "best_of": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "echo": False,
+    "suffix": "",
+    "store": False,
+    "response_format": {"type": "text"},
+}
+"""Fields whose only value says what this server does anyway: decoding is greedy."""
+
+
+class Refused(UserError):
+    """A request that is not answered: the field that is wrong, the HTTP status, and OpenAI's code."""
+
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FunctionName(_Strict):
+    """The name of a tool; description and parameters are the server's own."""
+
+    name: str
+
+
+class NamedTool(_Strict):
+    """A tool in OpenAI's form."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class Asked(_Strict):
+    """What both kinds of requests may hold besides NEUTRAL.
+
+    - `seed`: every seed gives the same text.
+    - `calls`: whether calls are taken out of the text (`apart`) or stand in it.
+    - `max_calls`: the most calls of the answer. `context`: the date for the calendar, as 2023-01-30.
+    """
+
+    chat: ClassVar[bool] = False
+    model: str
+    max_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: dict[Literal["include_usage"], bool] | None = None
+    seed: int | None = None
+    user: str | None = None
+    tools: list[str | NamedTool] | None = None
+    calls: Literal["apart", "in_text"] = "apart"
+    max_calls: int | None = Field(None, ge=0)
+    context: str = ""
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens are asked for beside log p of each token; None where not even that is."""
+        raise NotImplementedError
+
+
+class CompletionRequest(Asked):
+    """A request to /v1/completions."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1)]
+    logprobs: int | None = Field(None, ge=0, le=5)
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens are asked for."""
+        return self.logprobs
+
+
+class TextPart(_Strict):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        """Return the message as chat templates take it."""
+        parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        return {"role": self.role, "content": "".join(part.text for part in parts)}
+
+
+class ChatRequest(Asked):
+    """A request to /v1/chat/completions."""
+
+    chat: ClassVar[bool] = True
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tool_choice: Literal["auto", "none"] | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens are asked for."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def parsed(kind: type[Asked], body: bytes) -> Asked:
+    """Parse a request. Raises Refused, which names the field."""
+    try:
+        fields = orjson.loads(body)
+        return kind.model_validate(_told_anyway_left_out(fields) if isinstance(fields, dict) else fields)
+    except orjson.JSONDecodeError as error:
+        raise Refused(f"the body is no JSON: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        told = f"{where} is not supported; leave it out" if first["type"] == "extra_forbidden" else None
+        raise Refused(told or f"{where}: {first['msg']}", where.partition(".")[0], code=first["type"]) from error
+
+
+def _told_anyway_left_out(fields: dict[str, Any]) -> dict[str, Any]:
+    for param in NEUTRAL.keys() & fields:
+        given, allowed = fields[param], NEUTRAL[param]
+        if given is not None and (given != allowed or isinstance(given, bool) != isinstance(allowed, bool)):
+            raise Refused(f"{param}: {given!r} is not supported; leave it out, or give {allowed!r}", param)
+    return {param: given for param, given in fields.items() if param not in NEUTRAL}
+
+
+def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[TextRequest]:
+    """Return the texts that are asked for. Raises Refused.
+
+    Without `max_tokens` a completion ends as that of the command `generate` does, with its first sentence or line.
+    """
+    if asked.model != model:
+        raise Refused(
+            f"there is no model {asked.model!r}; this server has {model!r}", "model", status=404, code="model_not_found"
+        )
+    if asked.likeliest is not None and asked.calls == "in_text":
+        raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
+    stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    if "" in stop:
+        raise Refused("stop: a stop word has at least one character", "stop")
+    decoding, serving = decoder.settings.decoding, decoder.settings.serving
+    one_sentence = asked.max_tokens is None and not asked.chat
+    usual = decoding.max_new_tokens if one_sentence else serving.max_tokens
+    tokens = _limited("max_tokens", asked.max_tokens, usual, serving.max_tokens)
+    calls = _limited("max_calls", asked.max_calls, decoding.calls, serving.calls)
+    withheld, likeliest = _withheld(asked, decoder), asked.likeliest
+    return [
+        TextRequest(prompt, tokens, calls, asked.context, one_sentence, withheld, stop, likeliest)
+        for prompt in _prompts(asked, decoder)
+    ]
+
+
+def _limited(param: str, given: int | None, usual: int, most: int) -> int:
+    if given is not None and given > most:
+        raise Refused(f"{param}: {given} is above the {most} that this server allows", param)
+    return min(usual, most) if given is None else given
+
+
+def _withheld(asked: Asked, decoder: SharedDecoder) -> frozenset[str]:
+    """Return the tools that may not be called: with `tools`, all that it does not name."""
+    if isinstance(asked, ChatRequest) and asked.tool_choice == "none":
+        return frozenset(decoder.tools)
+    named = {tool if isinstance(tool, str) else tool.function.name for tool in asked.tools or ()}
+    if unknown := sorted(named - set(decoder.tools)):
+        known = ", ".join(decoder.tools)
+        raise Refused(f"tools: this server has no {unknown[0]!r}; a request can only choose among {known}", "tools")
+    return frozenset() if asked.tools is None else frozenset(decoder.tools) - named
+
+
+def _prompts(asked: Asked, decoder: SharedDecoder) -> Sequence[str | list[int]]:
+    """Return the texts of a completion, or the tokens of a chat, in which the template's special tokens are such."""
+    if isinstance(asked, CompletionRequest):
+        return [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    assert isinstance(asked, ChatRequest)
+    if not decoder.tokenizer.chat_template:
+        raise Refused("this model's tokenizer has no chat template; ask /v1/completions", "messages", status=404)
+    try:
+        messages = [message.plain() for message in asked.messages]
+        return [decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)]
+    except Exception as error:  # of the model's own template
+        raise Refused(f"messages: the model's chat template does not take them: {error}", "messages") from error
+
+
+@dataclass(eq=False)
+class Answer:
+    """What a request gets, whole or in chunks."""
+
+    asked: Asked
+    model: str
+    id: str = field(default_factory=lambda: uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def in_text(self) -> bool:
+        """Whether calls stand in the text."""
+        return self.asked.calls == "in_text"
+
+    def whole(self, writings: Sequence[Writing]) -> dict[str, Any]:
+        """Return the answer with a choice per text."""
+        choices = []
+        for index, writing in enumerate(writings):
+            written = writing.done.result()
+            text = written.text if self.in_text else written.plain
+            tokens = _within(written.likelihoods, len(written.plain))
+            choices.append(self.choice(index, text, tokens, writing.calls, finish(writing), "message"))
+        return self.body(choices) | {"usage": usage(writings)}
+
+    def body(self, choices: Sequence[Mapping[str, Any]], chunk: str = "") -> dict[str, Any]:
+        """Return what stands around choices; `chunk`: the end of the kind's name."""
+        prefix, kind = ("chatcmpl", f"chat.completion{chunk}") if self.asked.chat else ("cmpl", "text_completion")
+        head = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices}
+
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[tuple[int, TokenLikelihood]],
+        calls: Sequence[MadeCall],
+        finish_reason: str | None,
+        message: str,
+    ) -> dict[str, Any]:
+        """Return a choice; `message`: where the text of a chat stands."""
+        logprobs = None
+        if self.asked.likeliest is not None:
+            logprobs = _chat_logprobs(tokens) if self.asked.chat else _logprobs(tokens)
+        return {
+            "index": index,
+            "finish_reason": finish_reason,
+            "logprobs": logprobs,
+            "calls": [self._call(made) for made in calls],
+            **({message: {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}),
+        }
+
+    def _call(self, made: MadeCall) -> dict[str, Any]:
+        call, offset = made.call, made.text_offset if self.in_text else made.plain_offset
+        told = {"tool": call.tool, "input": call.input, "result": call.result, "reason": call.reason}
+        return {**told, "seconds": round(made.seconds, 6), "offset": offset}
+
+
+@dataclass(eq=False)
+class TextStream:
+    """The chunks of one text. `shown`: characters of plain text so far; `tokens`, `calls`: how many were told."""
+
+    answer: Answer
+    index: int
+    writing: Writing
+    shown: int = 0
+    tokens: int = 0
+    calls: int = 0
+
+    def chunks(
+        self, what: WrittenPiece | Generation, likelihoods: Sequence[TokenLikelihood]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what a piece of text adds, or the end of the text; of a call, nothing before it has its answer."""
+        if isinstance(what, Generation):
+            yield self._chunk("", what.likelihoods, finish_reason=finish(self.writing))
+        elif what.call is not None:
+            self.calls += 1
+            text = call_text(what.call) if self.answer.in_text else ""
+            yield self._chunk(text, (), self.writing.calls[self.calls - 1 : self.calls])
+        elif not what.in_call:
+            self.shown += len(what.text)
+            yield self._chunk(what.text, likelihoods)
+
+    def _chunk(
+        self,
+        text: str,
+        likelihoods: Sequence[TokenLikelihood],
+        calls: Sequence[MadeCall] = (),
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        new = _within(likelihoods, self.shown)[self.tokens :]
+        self.tokens += len(new)
+        choice = self.answer.choice(self.index, text, new, calls, finish_reason, "delta")
+        return self.answer.body([choice], ".chunk")
+
+
+def usage(writings: Sequence[Writing]) -> dict[str, int]:
+    """Count tokens; those of calls that the model wrote are among the completion's."""
+    prompt = sum(writing.prompt_tokens for writing in writings)
+    written = sum(writing.done.result().tokens for writing in writings)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def finish(writing: Writing) -> str:
+    """Return why a text ended: `length` for a limit of tokens, else `stop`."""
+    return "length" if writing.row.full else "stop"
+
+
+def _within(likelihoods: Sequence[TokenLikelihood], characters: int) -> list[tuple[int, TokenLikelihood]]:
+    """Return the tokens that begin within so many characters of the plain text, with the character."""
+    begins = accumulate((len(one.text) for one in likelihoods), initial=0)
+    return [(at, one) for at, one in zip(begins, likelihoods, strict=False) if at < characters]
+
+
+def _logprobs(tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
+    return {
+        "tokens": [one.text for _, one in tokens],
+        "token_logprobs": [one.log_probability for _, one in tokens],
+        "top_logprobs": [dict(one.likeliest) for _, one in tokens],
+        "text_offset": [at for at, _ in tokens],
+    }
+
+
+def _chat_logprobs(tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
+    def told(text: str, value: float) -> dict[str, Any]:
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    content = [
+        {**told(one.text, one.log_probability), "top_logprobs": [told(*other) for other in one.likeliest]}
+        for _, one in tokens
+    ]
+    return {"content": content, "refusal": None}

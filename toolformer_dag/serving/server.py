@@ -1,0 +1,210 @@
+"""The server: OpenAI's routes over a shared decoder, with health and figures."""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import orjson
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from toolformer_dag.decoding.generation import Generation, TokenLikelihood, WrittenPiece
+from toolformer_dag.serving.protocol import (
+    Answer,
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    Refused,
+    TextStream,
+    parsed,
+    text_requests,
+    usage,
+)
+from toolformer_dag.serving.shared_decoder import Busy, NothingWritten, SharedDecoder, Writing
+
+MOST_BYTES = 1 << 20
+"""Of a request."""
+GONE = 499
+"""The status that is counted where the client left."""
+Event = tuple[Writing, WrittenPiece | Future[Generation], Sequence[TokenLikelihood]]
+_log = logging.getLogger(__name__)
+
+
+def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlette:
+    """Return the application; it closes the decoder at its end. Which pages may ask is for the caller to guard.
+
+    `model`: the name by which clients ask. `key`: what they must show everywhere but at /health.
+    """
+
+    async def health(request: Request) -> Response:
+        return _json({"status": "ok" if decoder.alive else "decoding has ended"}, 200 if decoder.alive else 503)
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(decoder.figures.registry), media_type="text/plain; version=0.0.4")
+
+    async def models(request: Request) -> Response:
+        known = {"id": model, "object": "model", "created": 0, "owned_by": "toolformer-dag"}
+        return _json({"object": "list", "data": [{**known, "tools": list(decoder.tools)}]})
+
+    async def complete(kind: type[Asked], request: Request) -> Response:
+        asked = parsed(kind, await _body(request))
+        texts, answer = text_requests(asked, model, decoder), Answer(asked, model)
+        if asked.stream:
+            events = asyncio.Queue[Event]()
+            writings = decoder.begin(texts, partial(_tell, asyncio.get_running_loop(), events))
+            for writing in writings:
+                writing.done.add_done_callback(partial(_tell, asyncio.get_running_loop(), events, writing))
+            return _Stream(decoder, writings, _chunks(answer, writings, events))
+        writings = decoder.begin(texts)
+        try:
+            await _finished(request, writings)
+            return _json(answer.whole(writings))
+        finally:
+            _drop(decoder, writings)
+
+    def route(
+        path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET", guarded: bool = True
+    ) -> Route:
+        async def respond(request: Request) -> Response:
+            try:
+                shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+                if guarded and key and not hmac.compare_digest(shown.encode(), key.encode()):
+                    raise Refused("show the key as `Authorization: Bearer KEY`", status=401, code="invalid_api_key")
+                response = await answer(request)
+            except ClientDisconnect:
+                response = Response(status_code=GONE)
+            except Exception as error:  # noqa: BLE001 - the client is told, the log has it
+                response = _refusal(error)
+            decoder.figures.requests.labels(path, response.status_code).inc()
+            return response
+
+        return Route(path, respond, methods=[method])
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(decoder.close)
+
+    routes = [
+        route("/health", health, guarded=False),
+        route("/metrics", metrics),
+        route("/v1/models", models),
+        route("/v1/completions", partial(complete, CompletionRequest), "POST"),
+        route("/v1/chat/completions", partial(complete, ChatRequest), "POST"),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; the texts end with the client."""
+
+    def __init__(self, decoder: SharedDecoder, writings: Sequence[Writing], chunks: AsyncIterator[bytes]) -> None:
+        super().__init__(chunks, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._drop = partial(_drop, decoder, writings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._drop()
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    events: "asyncio.Queue[Event]",
+    writing: Writing,
+    what: WrittenPiece | Future[Generation],
+) -> None:
+    """Pass a piece of a text, or its end, to the thread that answers."""
+    told = isinstance(what, WrittenPiece) and writing.request.likeliest is not None
+    tokens = writing.row.generation().likelihoods if told else ()
+    loop.call_soon_threadsafe(events.put_nowait, (writing, what, tokens))
+
+
+async def _chunks(answer: Answer, writings: Sequence[Writing], events: "asyncio.Queue[Event]") -> AsyncIterator[bytes]:
+    streams = {writing: TextStream(answer, index, writing) for index, writing in enumerate(writings)}
+    ended = 0
+    while ended < len(writings):
+        writing, what, tokens = await events.get()
+        if isinstance(what, Future) and (error := what.exception()) is not None:
+            yield _event(_error(error)[0])
+            return
+        ended += isinstance(what, Future)
+        for chunk in streams[writing].chunks(what.result() if isinstance(what, Future) else what, tokens):
+            yield _event(chunk)
+    if (answer.asked.stream_options or {}).get("include_usage"):
+        yield _event(answer.body([], ".chunk") | {"usage": usage(writings)})
+    yield b"data: [DONE]\n\n"
+
+
+async def _body(request: Request) -> bytes:
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > MOST_BYTES:
+            raise Refused(f"the request has more than {MOST_BYTES:,} bytes; send less text", status=413)
+    return bytes(found)
+
+
+async def _finished(request: Request, writings: Sequence[Writing]) -> None:
+    """Wait until all texts are written. Raises ClientDisconnect where the client leaves, and the error of a text."""
+    texts = asyncio.gather(*(asyncio.wrap_future(writing.done) for writing in writings))
+    gone = asyncio.ensure_future(_left(request))
+    await asyncio.wait((texts, gone), return_when=asyncio.FIRST_COMPLETED)
+    gone.cancel()
+    if not texts.done():
+        texts.cancel()
+        raise ClientDisconnect
+    texts.result()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _drop(decoder: SharedDecoder, writings: Sequence[Writing]) -> None:
+    for writing in writings:
+        if not writing.done.done():
+            decoder.drop(writing)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _error(error: BaseException) -> tuple[dict[str, Any], int]:
+    """Return an error in OpenAI's form, and its status."""
+    param, status, code, kind = None, 500, None, "server_error"
+    if isinstance(error, Refused):
+        param, status, code, kind = error.param, error.status, error.code, "invalid_request_error"
+    elif isinstance(error, NothingWritten):
+        param, status, code, kind = "prompt", 400, error.reason, "invalid_request_error"
+    elif isinstance(error, Busy):
+        status, code, kind = 429, "rate_limit_exceeded", "rate_limit_error"
+    told = f"{type(error).__name__}: {error}" if status == 500 else str(error)
+    return {"error": {"message": told, "type": kind, "param": param, "code": code}}, status
+
+
+def _refusal(error: Exception) -> Response:
+    body, status = _error(error)
+    if status == 500:
+        _log.error("a request failed", exc_info=error)
+    response = _json(body, status)
+    if isinstance(error, Busy):
+        response.headers["retry-after"] = str(error.seconds)
+    return response
