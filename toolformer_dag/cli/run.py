@@ -52,11 +52,15 @@ def run(
     if first is not None and not report.failed:
         from toolformer_dag.cli.first_look import first_look
 
-        named = [("--config", config), ("--profile", profile), *(("--set", pair) for pair in set or ())]
-        options = "".join(f" {name} {quote(str(value))}" for name, value in named if value)
-        corpus = "".join(f" --shards {quote(pattern)}" for pattern in shards or ())
-        typer.echo(first_look(project.plan, first, options, corpus))
+        options = _typed(("--config", [config]), ("--profile", [profile]), ("--set", set))
+        typer.echo(first_look(project.plan, first, options, _typed(("--shards", shards))))
     report.raise_for_failures()
+
+
+def _typed(*options: tuple[str, Sequence[object] | None]) -> str:
+    """Return options as they are typed; those without a value are left out."""
+    pairs = [(name, value) for name, values in options for value in values or () if value]
+    return "".join(f" {name} {quote(str(value))}" for name, value in pairs)
 
 
 def stale(
