@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, exp
 
-from toolformer_dag.decoding.generation import Generation, WrittenPiece, run_open_calls
+from toolformer_dag.decoding.generation import RECORDED, Generation, WrittenPiece, run_open_calls
 from toolformer_dag.decoding.vocabulary import vocabulary_of
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
 from toolformer_dag.model.backend import Backend, GreedyRows
@@ -65,7 +65,7 @@ def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
 
 
 def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
-    """Trace the chance of a call; stop rows whose sentence ends; begin calls where ` [` is among the k most likely.
+    """Note the chance of a call; stop rows whose sentence ends; begin calls where ` [` is among the k most likely.
 
     The probability of several tokens is their product. It is compared with every token but the first of ` [`.
     """
@@ -78,6 +78,8 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         return first[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
 
     for at, row in enumerate(rows):
+        if row.asks_start and (rules.traced or first[at] < max(rules.k, RECORDED)):
+            row.see_start(exp(batch.log_probability(at, start)))
         if rules.traced and row.is_free:
             row.measure(exp(batch.log_probability(at, start)), rank(at))
         if best:
@@ -108,6 +110,7 @@ def generate(
     withheld: frozenset[str] = frozenset(),
     contexts: Sequence[str] | None = None,
     limits: Mapping[str, ToolLimits] | None = None,
+    min_probability: Mapping[str, float] | None = None,
     max_call_tokens: int = 64,
     one_sentence: bool = False,
     traced: bool = False,
@@ -118,6 +121,8 @@ def generate(
 
     - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
       the probability of ` [` to 0, as it is after the last call. Two calls have text between them, as in C*.
+    - Where p of ` [` is below a tool's `min_probability`, the tool is not called. Where it is below all, no call
+      starts, even if ` [` is the most likely token.
     - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
       is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
       the k most likely tokens there; else it has no result.
@@ -128,7 +133,7 @@ def generate(
     - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
     - Behind a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
-    `tools` and `limits` have the names in the text as keys. `contexts` are ISO dates for the calendar.
+    `tools`, `limits`, `min_probability` have the names in the text as keys. `contexts` are ISO dates for the calendar.
     `max_new_tokens` limits the text outside calls, `max_call_tokens` a call up to `->`; the context limits both.
     `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
     piece of text as it is decoded. `backend` runs the model; by default its own (`backend_of`).
@@ -143,6 +148,7 @@ def generate(
         max_call_tokens,
         names,
         frozenset(tools),
+        min_probability or {},
         one_sentence=one_sentence,
         traced=traced,
         watch=watch,

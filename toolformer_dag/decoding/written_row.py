@@ -1,6 +1,6 @@
 """The state of a row during decoding: its permitted tokens, its call, and why it stops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ class DecodingRules:
     - `context_length`: the most tokens of a sequence.
     - `k`: as in `generate`. `calls`: the most calls of an answer; 0 where none may be written.
     - `names`: the tools that may be called. `known`: all tools, whose names are barred behind other brackets.
+    - `min_probability`: as in `generate`.
     - `one_sentence`: whether a text ends with its first sentence (`answer_end`).
     - `traced`: whether rows keep the chance of a call at every position.
     - `watch`: gets every piece of text as it is written.
@@ -36,6 +37,7 @@ class DecodingRules:
     max_call_tokens: int
     names: frozenset[str]
     known: frozenset[str]
+    min_probability: Mapping[str, float] = field(default_factory=dict)
     one_sentence: bool = False
     traced: bool = False
     watch: Callable[[WrittenPiece], None] | None = None
@@ -73,6 +75,7 @@ class DecodingRow:
     _kept: int | None = None  # characters of the written text, where its sentence ends inside a token
     _shown: int = 0  # characters of the text or the call that `watch` got
     _chances: list[tuple[int, float, int]] = field(default_factory=list)
+    _p_starts: dict[int, float] = field(default_factory=dict)  # p of ` [` by place, as far as it was asked
     _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
 
     def __post_init__(self) -> None:
@@ -108,7 +111,30 @@ class DecodingRow:
         """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
         here = self.may_call and (bool(self.written) or not self.after_call)
-        return here and fits and self.is_free
+        return here and fits and self.is_free and bool(self._callable(len(self.written)))
+
+    @property
+    def asks_start(self) -> bool:
+        """Return whether p of ` [` says something here: where a call may begin, or none was made yet."""
+        return self.is_free and (self.may_call or not self.after_call)
+
+    def see_start(self, probability: float) -> None:
+        """Keep p of ` [` at this place."""
+        self._p_starts[len(self.written)] = probability
+
+    def _callable(self, place: int) -> frozenset[str]:
+        """Return the tools that may be called behind so many written tokens."""
+        probability, least = self._p_starts.get(place, 0.0), self.rules.min_probability
+        return frozenset(name for name in self.rules.names if least.get(name, 0.0) <= probability)
+
+    @property
+    def _p_start(self) -> float | None:
+        """p of ` [` where the first call began, else the largest so far."""
+        if self.after_call:
+            return self.before.p_start
+        if self.in_call:
+            return self._p_starts.get(len(self.written))
+        return max([self.before.p_start or 0.0, *self._p_starts.values()])
 
     def generation(self) -> Generation:
         """Return what is written so far, without an open call."""
@@ -122,7 +148,7 @@ class DecodingRow:
             tokens += len(self.rules.vocabulary.start) + len(self.body)
         chances = (*before.chances, *self._start_chances())
         text, plain = before.text + text, before.plain + text
-        return Generation(text, plain, before.calls, tokens, reason, before.look_alikes, chances)
+        return Generation(text, plain, before.calls, tokens, reason, before.look_alikes, chances, self._p_start)
 
     def after(self, call: DecodedCall) -> "DecodingRow":
         """Return the row that goes on behind this row's call.
@@ -140,7 +166,8 @@ class DecodingRow:
         if not inserted:
             row.failed = self.failed | {call.tool}
             row.forced = list(self.rules.vocabulary.start)
-            row.stopped = not call.tool or row.failed >= self.rules.names or not row.may_call
+            row.see_start(self._p_starts.get(len(self.written), 0.0))
+            row.stopped = not call.tool or row.failed >= row._callable(0) or not row.may_call
         return row
 
     def without_look_alike(self) -> "DecodingRow":
@@ -215,7 +242,8 @@ class DecodingRow:
         before = [*self.prefix[-len(begun) - 1 :], *self.written]
         if before[len(before) - len(begun) :] != begun:
             return False
-        cut = self._inside_character(self.written[: max(len(self.written) - len(begun), 0)])
+        place = max(len(self.written) - len(begun), 0)
+        cut = self._inside_character(self.written[:place]) or not self._callable(place)
         taken = self.after_call and len(self.written) <= len(begun)
         return not self.may_call or cut or taken
 
@@ -276,7 +304,7 @@ class DecodingRow:
             self._show(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
             self._shown = 0
-            self.matcher = self.rules.vocabulary.matcher(self.rules.names - self.failed)
+            self.matcher = self.rules.vocabulary.matcher(self._callable(len(self.written)) - self.failed)
             return
         before = self.before.plain
         if self.rules.one_sentence and (end := answer_end(before + self.written_text())) is not None:

@@ -15,7 +15,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import run_sql, scratch
 from toolformer_dag.lake.warehouse_filling import JUDGED, RULE, SCORED_DOCUMENTS
 from toolformer_dag.model.requests import LossRequest, Proposal, ProposalRequest, SampledCall
-from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.plan import Lane, Plan, start_thresholds
 from toolformer_dag.pipeline.scored_candidates import parsed_call
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.calls import Call, format_call
@@ -126,6 +126,7 @@ class LiveModel:
                 {lane.tool.name: lane.tool for lane in lanes},
                 k=settings.decoding.k,
                 calls=settings.decoding.calls,
+                min_probability=start_thresholds(lanes),
                 one_sentence=True,
                 max_new_tokens=settings.decoding.max_new_tokens,
                 contexts=[context],
