@@ -57,7 +57,7 @@ def plain_sentences(paths: list[Path], count: int) -> Benchmark:
 
 def study_settings(folder: Path, seed: int, share: float) -> Settings:
     """Return the demo's settings with pages, samples and batches of a seed."""
-    values = {"corpus.small_web.seed": seed + 1, "sampling.seed": seed, "training.seed": seed}
+    values: dict[str, float] = {"corpus.small_web.seed": seed + 1, "sampling.seed": seed, "training.seed": seed}
     values |= {"evaluation.seed": seed + 7, "training.plain_texts": share, "execution.workers": 1}
     file = folder / f"seed{seed}" / "toolformer.toml"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -111,37 +111,52 @@ class Reference:
         text = plain = ""
         made: list[DecodedCall] = []
         tokens, left, self.look_alikes = 0, self.new, 0
+        refused = False
         while True:
             names = set(self.tools) - self.withheld
             may_call = self.k > 0 and bool(names) and len(made) < self.calls
-            written, calls = self.write(ids, left, may_call, after_call=bool(made))
+            written, calls = self.write(ids, left, may_call, after_call=bool(made), refused=refused)
             head = self.text(ids, written)
             text, plain, tokens, left = text + head, plain + head, tokens + len(written), left - len(written)
             ids, found = ids + written, None
-            names &= self.callable(ids)
+            likely, refused = self.callable(ids), False
             while calls and names and found is None:
-                body = self.call(ids + self.start, names)
+                body = self.call(ids + self.start, names & likely if names < set(self.tools) - self.withheld else names)
+                named = self.named(body)
+                refused = named is not None and self.text(self.start, body[:named]).partition("(")[0] not in likely
+                if refused:
+                    tokens += len(self.start) + (named or 0)
+                    break
                 tokens += len(self.start) + len(body)
                 made.append(self.answer(self.closed(ids + self.start, body), context))
                 found, names = made[-1].result, names - {made[-1].tool} if made[-1].tool else set()
                 calls = len(made) < self.calls
+            if refused:
+                continue
             if found is None:
                 return Generation(text, plain, tuple(made), tokens, None, self.look_alikes)
             inserted = f" [{made[-1].tool}({made[-1].input}) -> {found}]"
             text += inserted
             ids = ids + tokenizer(inserted, add_special_tokens=False).input_ids
 
-    def write(self, ids: list[int], budget: int, may_call: bool, after_call: bool) -> tuple[list[int], bool]:
+    def named(self, body: list[int]) -> int | None:
+        """How many tokens of a call write its name with the bracket."""
+        return next((at for at in range(len(body) + 1) if "(" in self.text(self.start, body[:at])), None)
+
+    def write(
+        self, ids: list[int], budget: int, may_call: bool, after_call: bool, refused: bool
+    ) -> tuple[list[int], bool]:
         written: list[int] = []
         begun, bare = 0, -1
         while len(written) < budget:
             scores = self.scores(ids + written)
             half = [self.text(ids, written[: len(written) - n]).endswith("\ufffd") for n in (0, len(self.start) - 1)]
-            here = may_call and not (after_call and not written)
+            here = may_call and not ((after_call or refused) and not written)
             if here and not half[0] and self.callable(ids + written) and self.triggered(ids + written, scores):
                 return written, True
             here = may_call and not half[1] and not (after_call and len(written) - begun < len(self.start))
             here = here and bool(self.callable(ids + written[: len(written) - len(self.start) + 1]))
+            here = here and not (refused and len(written) < len(self.start))
             if not here and (ids + written + [self.start[-1]])[-len(self.start) :] == self.start:
                 scores[self.start[-1]] = -math.inf
             token = int(scores.argmax())
@@ -371,8 +386,10 @@ def test_a_tool_is_called_only_where_the_start_of_a_call_is_likely_enough(script
     for one, other, here in zip(found.values(), before, likely, strict=True):
         assert bool(one.calls) >= here and (not here or one.calls == other.calls)
     assert not all(one.calls for one in found.values())
-    tools = generate(scripted, PROMPTS, TOOLS, **options, min_probability={"Calculator": 1.0})
-    assert {call.tool for one in tools for call in one.calls} <= {"Calendar", "WikiSearch"}
+    one_only = check(scripted, PROMPTS, k=1, least={"Calculator": 1.0})
+    called = {prompt: [call.tool for call in one.calls] for prompt, one in one_only.items()}
+    assert {tool for tools in called.values() for tool in tools} == {"Calendar", "WikiSearch"}
+    assert called["It is now"] == ["Calendar"] and not called["Bo had 3 and 4, so"]
 
 
 def test_a_larger_k_calls_more_often(scripted: LanguageModel) -> None:

@@ -121,8 +121,8 @@ def generate(
 
     - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
       the probability of ` [` to 0, as it is after the last call. Two calls have text between them, as in C*.
-    - Where p of ` [` is below a tool's `min_probability`, the tool is not called. Where it is below all, no call
-      starts, even if ` [` is the most likely token.
+    - Where p of ` [` is below a tool's `min_probability`, a call to it ends behind its name, and the text goes on
+      without it. Where p is below all of them, no call starts, even if ` [` is the most likely token.
     - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
       is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
       the k most likely tokens there; else it has no result.
@@ -169,6 +169,8 @@ def _go_on(
     """Replace rows that stopped in a call or before a look-alike by those that go on there; run all calls together."""
     for row in [row for row in rows if row.at_look_alike]:
         rows[row.prompt] = row.without_look_alike()
+    for row in [row for row in rows if row.refused]:
+        rows[row.prompt] = row.without_call()
     opened = [row for row in rows if row.in_call]
     asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
     for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):

@@ -13,6 +13,8 @@ from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, 
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW
 
+REFUSED = -1.0
+"""In place of p of ` [` where a call was refused: none starts there again."""
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
 
@@ -55,6 +57,7 @@ class DecodingRow:
     - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
     - `matcher`: what may follow in an open call; None outside of one.
     - `forced`: the next tokens, whatever the model's scores.
+    - `refused`: whether the row stopped in a call to a tool that needs a likelier start.
     - `no_bracket`: whether no opening bracket may come first; `at_look_alike`: whether a look-alike of a call would.
     - `stopped`: whether the text or the call has ended.
     """
@@ -69,6 +72,7 @@ class DecodingRow:
     body: list[int] = field(default_factory=list)
     matcher: LLMatcher | None = None
     forced: list[int] = field(default_factory=list)
+    refused: bool = False
     no_bracket: bool = False
     at_look_alike: bool = False
     stopped: bool = False
@@ -119,8 +123,8 @@ class DecodingRow:
         return self.is_free and (self.may_call or not self.after_call)
 
     def see_start(self, probability: float) -> None:
-        """Keep p of ` [` at this place."""
-        self._p_starts[len(self.written)] = probability
+        """Keep p of ` [` at this place, or REFUSED."""
+        self._p_starts.setdefault(len(self.written), probability)
 
     def _callable(self, place: int) -> frozenset[str]:
         """Return the tools that may be called behind so many written tokens."""
@@ -170,12 +174,22 @@ class DecodingRow:
             row.stopped = not call.tool or row.failed >= row._callable(0) or not row.may_call
         return row
 
+    def without_call(self) -> "DecodingRow":
+        """Return the row that goes on without the refused call; none starts at its place."""
+        left = self.budget - len(self.written)
+        row = DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, self.generation())
+        row.see_start(REFUSED)
+        return row
+
     def without_look_alike(self) -> "DecodingRow":
         """Return the row that goes on where this one stopped before a look-alike of a call."""
         so_far = self.generation()
         before = replace(so_far, look_alikes=so_far.look_alikes + 1)
         left = self.budget - len(self.written)
-        return DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, before, no_bracket=True)
+        row = DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, before, no_bracket=True)
+        if self._p_starts.get(len(self.written)) == REFUSED:
+            row.see_start(REFUSED)
+        return row
 
     def written_text(self) -> str:
         """Return the text written outside the call."""
@@ -283,13 +297,21 @@ class DecodingRow:
             self.matcher.consume_token(token)
             room = self.room - len(self.written) - len(self.rules.vocabulary.start)
             full = len(self.body) >= min(self.rules.max_call_tokens, room)
-            self.stopped = full or RESULT_ARROW in self.body_text()
+            self.refused = self._is_refused()
+            self.stopped = self.refused or full or RESULT_ARROW in self.body_text()
         elif token in self.rules.vocabulary.ends:
             self.stopped = True
         else:
             self.written.append(token)
             self._after_token()
         self._show()
+
+    def _is_refused(self) -> bool:
+        """Return whether the name of the open call is written, and its tool needs a likelier start."""
+        if not self.rules.min_probability:
+            return False
+        name, bracket, _ = self.body_text().partition("(")
+        return bool(bracket) and name not in self._callable(len(self.written))
 
     def stop(self) -> None:
         """End the text or the call here."""
@@ -304,7 +326,8 @@ class DecodingRow:
             self._show(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
             self._shown = 0
-            self.matcher = self.rules.vocabulary.matcher(self._callable(len(self.written)) - self.failed)
+            names = self._callable(len(self.written)) - self.failed if self.failed else self.rules.names
+            self.matcher = self.rules.vocabulary.matcher(names)
             return
         before = self.before.plain
         if self.rules.one_sentence and (end := answer_end(before + self.written_text())) is not None:
@@ -317,6 +340,8 @@ class DecodingRow:
         if self.rules.watch is None:
             return
         if self.in_call:
+            if self.rules.min_probability and (self.refused or "(" not in self.body_text()):
+                return
             text = API_START + self.body_text().partition(RESULT_ARROW)[0].rstrip(f" -{INCOMPLETE}")
         else:
             text = self.written_text()

@@ -87,8 +87,8 @@ class ToolSettings(SettingsTable):
         None,
         ge=0,
         le=1,
-        description="Decoding calls the tool only where the probability of ` [` is at least this; when left out, "
-        "`decoding.min_probability`.",
+        description="Decoding calls the tool only where the probability of ` [` is at least this, and else goes on "
+        "without the call; when left out, `decoding.min_probability`.",
     )
     look_ahead: bool = Field(
         True,
