@@ -77,6 +77,19 @@ def loss_curve(curve: pl.DataFrame) -> str:
     return _picture("curves", *parts)
 
 
+def start_curves(rows: pl.DataFrame) -> str:
+    """Draw questions answered right (blue) and questions with a call (orange) over min_probability, in per cent.
+
+    Needs min_probability, accuracy, calls; the first and the last value of each stand below. Returns Markdown.
+    """
+    x, parts = rows["min_probability"].to_list(), []
+    for name, column, color, at in (("right", "accuracy", BLUE, 0), ("calls", "calls", ORANGE, WIDTH // 2)):
+        y = rows[column].to_list()
+        parts.append(_curve(x, y, color, y_from=0, y_to=100))
+        parts.append(_text(at, f"{name} {y[0]:.3g} to {y[-1]:.3g} %", color))
+    return _picture("right answers and calls over min_probability", *parts)
+
+
 PLOTTED: Mapping[str, tuple[Sequence[str], str]] = {
     "table_2": (("tool", "tau_f"), "examples"),
     **{f"table_{number}": (("benchmark", "model", "figures_of"), "accuracy") for number in range(3, 8)},

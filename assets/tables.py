@@ -132,11 +132,13 @@ def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.Metada
 
 
 def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
-    """Texts of C* per lane, as in Table 2, and all."""
+    """Texts of C* per lane, as in Table 2, all with calls, and those that stand as they are."""
     batches = [batch["tools"] for batch in corpus_batches(table.plan.lake)]
-    counts = Counter(tool for tools in batches for tool in tools.list.explode())
-    found = {**{lane.key: counts[lane.key] for lane in table.plan.lanes}, "all": sum(map(len, batches))}
-    return {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in found.items()}
+    counts = Counter(tool for tools in batches for tool in tools.list.explode())  # None for a text without calls
+    found = {lane.key: counts[lane.key] for lane in table.plan.lanes}
+    found["all"] = sum(map(len, batches)) - counts[None]
+    shown = {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in found.items()}
+    return {**shown, **({"texts without calls": dg.MetadataValue.int(counts[None])} if counts[None] else {})}
 
 
 def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:

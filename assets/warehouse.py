@@ -18,9 +18,9 @@ from toolformer_dag.assets.metadata import (
     frame_table,
     last_metadata,
 )
-from toolformer_dag.assets.plots import PLOTTED, bars
+from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
-from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, tools_called
+from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, over_min_probability, tools_called
 from toolformer_dag.exports.corpus_export import (
     asset_files,
     asset_folder,
@@ -190,9 +190,9 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDB
     """Show the rows as numbers, Markdown and a plot; what was shown last is shown again where nothing changed."""
     key, table = asset_key(output.name), TABLES[output.name]
     rows, told, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
-    version = fingerprint(
-        [output.code_version, [rows.write_json(), told, None if called is None else called.write_json()]]
-    )
+    started = over_min_probability(warehouse, table)
+    content = [None if frame is None else frame.write_json() for frame in (called, started)]
+    version = fingerprint([output.code_version, [rows.write_json(), told, *content]])
     last = last_metadata(context, key)
     if getattr(last.get("content"), "value", None) == version:
         shown = {**last, UNCHANGED: True}
@@ -201,6 +201,7 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDB
             ROWS: rows.height,
             "table": dg.MetadataValue.md(frame_table(table.wide(rows), rows.height, EXAMPLE_CHARACTERS)),
             **({} if called is None else {"tools called": dg.MetadataValue.md(frame_table(called, called.height))}),
+            **({} if started is None else {"over min_probability": dg.MetadataValue.md(start_curves(started))}),
             "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in told)),
             "content": version,
             UNCHANGED: False,

@@ -4,7 +4,7 @@ import codecs
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -102,6 +102,7 @@ class Reference:
     new: int
     call_tokens: int
     calls: int = 1
+    least: Mapping[str, float] = field(default_factory=dict)
 
     def run(self, prompt: str, context: str) -> Generation:
         tokenizer = self.model.tokenizer
@@ -110,35 +111,52 @@ class Reference:
         text = plain = ""
         made: list[DecodedCall] = []
         tokens, left, self.look_alikes = 0, self.new, 0
+        refused = False
         while True:
             names = set(self.tools) - self.withheld
             may_call = self.k > 0 and bool(names) and len(made) < self.calls
-            written, calls = self.write(ids, left, may_call, after_call=bool(made))
+            written, calls = self.write(ids, left, may_call, after_call=bool(made), refused=refused)
             head = self.text(ids, written)
             text, plain, tokens, left = text + head, plain + head, tokens + len(written), left - len(written)
             ids, found = ids + written, None
+            likely, refused = self.callable(ids), False
             while calls and names and found is None:
-                body = self.call(ids + self.start, names)
+                body = self.call(ids + self.start, names & likely if names < set(self.tools) - self.withheld else names)
+                named = self.named(body)
+                refused = named is not None and self.text(self.start, body[:named]).partition("(")[0] not in likely
+                if refused:
+                    tokens += len(self.start) + (named or 0)
+                    break
                 tokens += len(self.start) + len(body)
                 made.append(self.answer(self.closed(ids + self.start, body), context))
                 found, names = made[-1].result, names - {made[-1].tool} if made[-1].tool else set()
                 calls = len(made) < self.calls
+            if refused:
+                continue
             if found is None:
                 return Generation(text, plain, tuple(made), tokens, None, self.look_alikes)
             inserted = f" [{made[-1].tool}({made[-1].input}) -> {found}]"
             text += inserted
             ids = ids + tokenizer(inserted, add_special_tokens=False).input_ids
 
-    def write(self, ids: list[int], budget: int, may_call: bool, after_call: bool) -> tuple[list[int], bool]:
+    def named(self, body: list[int]) -> int | None:
+        """How many tokens of a call write its name with the bracket."""
+        return next((at for at in range(len(body) + 1) if "(" in self.text(self.start, body[:at])), None)
+
+    def write(
+        self, ids: list[int], budget: int, may_call: bool, after_call: bool, refused: bool
+    ) -> tuple[list[int], bool]:
         written: list[int] = []
         begun, bare = 0, -1
         while len(written) < budget:
             scores = self.scores(ids + written)
             half = [self.text(ids, written[: len(written) - n]).endswith("\ufffd") for n in (0, len(self.start) - 1)]
-            here = may_call and not (after_call and not written)
-            if here and not half[0] and self.triggered(ids + written, scores):
+            here = may_call and not ((after_call or refused) and not written)
+            if here and not half[0] and self.callable(ids + written) and self.triggered(ids + written, scores):
                 return written, True
             here = may_call and not half[1] and not (after_call and len(written) - begun < len(self.start))
+            here = here and bool(self.callable(ids + written[: len(written) - len(self.start) + 1]))
+            here = here and not (refused and len(written) < len(self.start))
             if not here and (ids + written + [self.start[-1]])[-len(self.start) :] == self.start:
                 scores[self.start[-1]] = -math.inf
             token = int(scores.argmax())
@@ -166,11 +184,16 @@ class Reference:
         ends = "->" in before[-1:] + new or any(unopened(whole + new, *kind) > unopened(whole, *kind) for kind in KINDS)
         return (bare and bool(re.search(r"[(\[{<]", new))) or (after_call and ends)
 
+    def callable(self, ids: list[int]) -> set[str]:
+        p = self.p_start(ids) if self.least else 0.0
+        return {name for name in self.tools if name not in self.withheld and p >= self.least.get(name, 0.0)}
+
+    def p_start(self, ids: list[int]) -> float:
+        steps = (self.scores(ids + self.start[:at]).softmax(-1)[token] for at, token in enumerate(self.start))
+        return float(math.prod(steps))
+
     def triggered(self, ids: list[int], scores: torch.Tensor) -> bool:
-        probability = scores.softmax(-1)
-        start = float(probability[self.start[0]])
-        for at in range(1, len(self.start)):
-            start *= float(self.scores(ids + self.start[:at]).softmax(-1)[self.start[at]])
+        probability, start = scores.softmax(-1), self.p_start(ids)
         better = [token for token, p in enumerate(probability.tolist()) if p > start and token != self.start[0]]
         return len(better) < self.k
 
@@ -249,12 +272,17 @@ class Reference:
 
 
 def check(
-    model: LanguageModel, prompts: Sequence[str], k: int, withheld: frozenset[str] = frozenset(), calls: int = 1
+    model: LanguageModel,
+    prompts: Sequence[str],
+    k: int,
+    withheld: frozenset[str] = frozenset(),
+    calls: int = 1,
+    least: Mapping[str, float] | None = None,
 ) -> Any:
     contexts = [f"2023-01-{at + 10}" for at in range(len(prompts))]
     options = {"k": k, "withheld": withheld, "calls": calls, "max_new_tokens": 20, "max_call_tokens": 16}
-    found = generate(model, prompts, TOOLS, contexts=contexts, **options)
-    reference = Reference(model, TOOLS, k, withheld, 20, 16, calls)
+    found = generate(model, prompts, TOOLS, contexts=contexts, min_probability=least, **options)
+    reference = Reference(model, TOOLS, k, withheld, 20, 16, calls, least or {})
     assert found == [reference.run(prompt, date) for prompt, date in zip(prompts, contexts, strict=True)]
     return dict(zip(prompts, found, strict=True))
 
@@ -343,6 +371,25 @@ def test_withheld_tools_are_never_called(scripted: LanguageModel, withheld: set[
     assert not called & withheld
     assert called <= set(TOOLS)
     assert bool(called) == (len(withheld) < len(TOOLS))
+
+
+def test_a_tool_is_called_only_where_the_start_of_a_call_is_likely_enough(scripted: LanguageModel) -> None:
+    options = {"k": 100, "max_new_tokens": 20, "max_call_tokens": 16}
+    before = generate(scripted, PROMPTS, TOOLS, **options)
+    recorded = sorted(one.p_start or 0.0 for one in before)
+    at = len(recorded) // 2
+    least = (recorded[at - 1] + recorded[at]) / 2  # a batch may round the probability itself otherwise
+    assert 0 < recorded[0] < least < recorded[-1] <= 1
+    found = check(scripted, PROMPTS, k=100, least=dict.fromkeys(TOOLS, least))
+    likely = [one.p_start is not None and one.p_start >= least for one in before]
+    assert [here for here in likely if here] and all(one.calls for one in before)
+    for one, other, here in zip(found.values(), before, likely, strict=True):
+        assert bool(one.calls) >= here and (not here or one.calls == other.calls)
+    assert not all(one.calls for one in found.values())
+    one_only = check(scripted, PROMPTS, k=1, least={"Calculator": 1.0})
+    called = {prompt: [call.tool for call in one.calls] for prompt, one in one_only.items()}
+    assert {tool for tools in called.values() for tool in tools} == {"Calendar", "WikiSearch"}
+    assert called["It is now"] == ["Calendar"] and not called["Bo had 3 and 4, so"]
 
 
 def test_a_larger_k_calls_more_often(scripted: LanguageModel) -> None:

@@ -62,8 +62,10 @@ def sums(*withheld: str) -> Benchmark:
     return Benchmark("sums", asked, number_is_right, withheld=frozenset(withheld))
 
 
-def lanes(*tools: Tool) -> list[Lane]:
-    return [Lane(tool, tau_s=0.0, k=1, m=1, tau_f=0.0, limits=ToolLimits(retries=0)) for tool in tools]
+def lanes(*tools: Tool | Lane) -> list[Lane]:
+    limits = ToolLimits(retries=0)
+    made = (tool if isinstance(tool, Lane) else Lane(tool, 0.0, k=1, m=1, tau_f=0.0, limits=limits) for tool in tools)
+    return list(made)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def ask(adder: LanguageModel, tmp_path: Path) -> Ask:
 
     def asked(
         condition: Condition,
-        *tools: Tool,
+        *tools: Tool | Lane,
         benchmark: Benchmark | None = None,
         call_tokens: int = 64,
         advance: Callable[[int], None] = lambda answered: None,
@@ -120,6 +122,14 @@ def test_right_with_the_tool_and_wrong_without(ask: Ask) -> None:
 def test_withheld_tools_are_not_called(ask: Ask) -> None:
     found = ask(Condition("tools", 400), benchmark=sums("Calculator", "QA"))
     assert {one.called for one in found} <= {"Calendar", None}
+
+
+def test_where_nothing_should_be_called_an_answer_without_a_call_is_right(ask: Ask) -> None:
+    nothing = replace(sums(), calls_nothing=True)
+    assert figures(ask(WITH_TOOLS, benchmark=nothing))["accuracy"] == 0
+    assert figures(ask(DISABLED, benchmark=nothing))["accuracy"] == 1
+    likely = replace(lanes(CALCULATOR)[0], min_probability=1.0)
+    assert figures(ask(WITH_TOOLS, likely, benchmark=nothing))["accuracy"] == 1
 
 
 def test_what_is_no_call_is_not_counted_as_one(ask: Ask) -> None:

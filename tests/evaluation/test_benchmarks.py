@@ -15,7 +15,6 @@ from toolformer_dag.evaluation.benchmark import (
 )
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, wikitext
 from toolformer_dag.evaluation.catalogue import (
-    READERS,
     benchmark_identity,
     chosen_benchmarks,
     chosen_identity,
@@ -36,6 +35,7 @@ RULES = {
     **dict.fromkeys(("webquestions", "nq", "triviaqa"), in_first_twenty_words),
     **dict.fromkeys(("asdiv", "svamp", "mawps"), number_is_right),
     "mlqa": in_first_ten_words,
+    **dict.fromkeys(("irrelevance", "when2call"), in_first_twenty_words),
 }
 
 
@@ -228,6 +228,43 @@ READ: list[tuple[str, dict[str, str], list[tuple[str, list[tuple[str, tuple[str,
             ("MLQA (de, all En)", [mlqa_asked("Where?"), mlqa_asked("Who?")], {"not_in_english": 1}),
         ],
     ),
+    (
+        "irrelevance",
+        {
+            "BFCL_v4_irrelevance.json": "\n".join(
+                json.dumps({"id": "irrelevance_0", "question": question, "function": [{"name": "add"}]})
+                for question in (
+                    [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who is Bo?"}]],
+                    [{"role": "user", "content": "Find Bo."}],
+                    "Where is Bo?",
+                    [[{"role": "system", "content": "Be brief."}]],
+                )
+            )
+        },
+        [
+            (
+                "BFCL_v4_irrelevance",
+                [(ASK + asked, ("no call",)) for asked in ("Who is Bo?", "Find Bo.", "Where is Bo?")],
+                {"nobody_asks": 1},
+            )
+        ],
+    ),
+    (
+        "when2call",
+        {
+            "when2call_test_mcq.jsonl": "\n".join(
+                json.dumps({"uuid": "1", "question": f"What {label}?", "correct_answer": label, "tools": []})
+                for label in ("cannot_answer", "tool_call", "request_for_info", "direct")
+            )
+        },
+        [
+            (
+                "When2Call",
+                [(f"{ASK}What {label}?", ("no call",)) for label in ("cannot_answer", "direct")],
+                {"tool_call": 1, "request_for_info": 1},
+            )
+        ],
+    ),
 ]
 
 
@@ -241,6 +278,7 @@ def test_a_benchmark_is_read_in_each_form_it_is_passed_on_in(
     assert told == expected
     for one in found:
         assert one.withheld == WITHHELD.get(name, set()) and one.correct is RULES[name]
+        assert one.calls_nothing == (name in ("irrelevance", "when2call"))
         assert {each.context for each in one.questions} == {"2012-01-01" if name == "templama" else ""}
 
 
@@ -409,7 +447,7 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", REAL)
 def test_real_files(shared: Path, name: str) -> None:
     path, count = REAL[name]
     found = read_benchmark(name, shared / "data" / "benchmarks" / path)

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from duckdb import DuckDBPyConnection
 
-from toolformer_dag.assets.plots import PLOTTED, bars
+from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
 from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
@@ -22,6 +22,7 @@ from toolformer_dag.evaluation.paper_tables import (
     PAPER_TABLES,
     PaperTable,
     notes,
+    over_min_probability,
     paper_figures,
     paper_table,
     tools_called,
@@ -71,7 +72,7 @@ IN_CORPUS = (True, None, True, *[False] * 10)
 
 def outcomes() -> list[QuestionOutcome]:
     """Draw outcomes of every benchmark under every condition, with up to two calls each, and of a baseline."""
-    random, found = Random(0), []
+    random, chances, found = Random(0), Random(1), []
     for name in BENCHMARKS:
         without = [Condition("no model: a + b", None, "no model")] if name == "SVAMP" else []
         questions = tuple(BenchmarkQuestion(f"{name} {at}", ("1",)) for at in range(1, 12 + len(name) % 5))
@@ -81,7 +82,8 @@ def outcomes() -> list[QuestionOutcome]:
                 tools = random.choices(("QA", "Calculator"), k=random.randrange(3)) if condition.k else []
                 calls = tuple(DecodedCall(tool, "1", "1", None) for tool in tools)
                 text = " 1" if random.random() < 0.4 else " 2"
-                found.append(judge(benchmark, number, condition, Generation(text, text, calls, tokens=1)))
+                p_start = chances.random() if condition.k is not None else None
+                found.append(judge(benchmark, number, condition, Generation(text, text, calls, 1, p_start=p_start)))
     return found
 
 
@@ -307,6 +309,48 @@ def test_questions_won_and_lost_are_those_that_tools_change(database: Path) -> N
     }
     told = rows(database, "select benchmark, question, k, outcome from won_and_lost")
     assert {tuple(row.values()) for row in told} == expected and len(told) == len(expected)
+
+
+def with_tools(benchmark: str | None = None) -> list[tuple[QuestionOutcome, QuestionOutcome]]:
+    """Return the answers of Toolformer with tools, each with that of the same question without."""
+    found = [one for one in outcomes() if one.benchmark == benchmark or benchmark is None]
+    plain = {(one.benchmark, one.question): one for one in found if one.condition == "Toolformer (disabled)"}
+    return [(one, plain[one.benchmark, one.question]) for one in found if one.condition == "Toolformer"]
+
+
+def test_needless_calls_are_those_after_which_an_answer_is_no_better(database: Path) -> None:
+    pairs = [(one, plain) for one, plain in with_tools() if one.calls and not (one.correct and not plain.correct)]
+    expected = {
+        (one.benchmark, one.question, "right anyway" if one.correct else "worse" if plain.correct else "wrong anyway")
+        for one, plain in pairs
+    }
+    told = rows(database, "from needless_calls where condition = 'Toolformer'")
+    assert {(row["benchmark"], row["question"], row["outcome"]) for row in told} == expected
+    assert len(told) == len(expected) > len({outcome for _, _, outcome in expected}) == 3
+    shares = {row["benchmark"]: row for row in rows(database, "from needless_shares where condition = 'Toolformer'")}
+    for name in BENCHMARKS:
+        called = [one for one, _ in with_tools(name) if one.calls]
+        needless = [one for one, _ in pairs if one.benchmark == name]
+        assert (shares[name]["with_calls"], shares[name]["needless"]) == (len(called), len(needless))
+        assert shares[name]["share"] == percent(len(needless) / len(called))
+        assert (shares[name]["low"], shares[name]["high"]) == tuple(map(percent, wilson(len(needless), len(called))))
+
+
+def test_calls_and_right_answers_over_min_probability_follow_from_the_recorded_ones(
+    database: Path, warehouse: DuckDBPyConnection
+) -> None:
+    told = rows(database, "from over_min_probability where condition = 'Toolformer' and min_probability = 0.5")
+    for row in told:
+        pairs = with_tools(None if row["benchmark"] == "All" else row["benchmark"])
+        stays = [bool(one.calls) and one.p_start >= 0.5 for one, _ in pairs]
+        goes = [bool(one.calls) and one.p_start < 0.5 for one, _ in pairs]
+        right = sum((plain if gone else one).correct for (one, plain), gone in zip(pairs, goes, strict=True))
+        later = sum(plain.p_start >= 0.5 for (_, plain), gone in zip(pairs, goes, strict=True) if gone)
+        assert (row["n"], row["with_calls"], row["correct"], row["later"]) == (len(pairs), sum(stays), right, later)
+    assert len(told) == len(BENCHMARKS) + 1
+    drawn = over_min_probability(warehouse, paper_table("9"))
+    assert drawn is not None and drawn["min_probability"].to_list() == pytest.approx([at / 20 for at in range(21)])
+    assert start_curves(drawn).startswith("![right answers and calls over min_probability](data:image/svg+xml")
 
 
 def test_what_a_reader_left_out_is_counted_and_told(database: Path, warehouse: DuckDBPyConnection) -> None:

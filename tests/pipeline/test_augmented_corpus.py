@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.cuts import fitting, words
 from tests.pipeline.conftest import StaleInput, TableOutput, hand_made, publish, update_one
+from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
@@ -107,6 +108,65 @@ def test_calls_that_lanes_found_in_copies_of_a_document_meet(
     [row] = outputs[CORPUS].table.read("one").iter_rows(named=True)
     assert (row["shard"], row["text"], row["calls"]) == ("one", TEXT, calls)
     assert report.rejections == ({} if calls == 2 else {"duplicate_document": 1})
+
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve"
+
+
+def plainly(folder: Path, model: Path, share: float, copied: bool = False) -> dict[str, TableOutput]:
+    """Publish twelve texts of the calculator's lane and the calendar's, of which three have a call of the first."""
+    outputs = hand_made(folder, *NAMES, shards=["one"], model=model, sections={"training": {"plain_texts": share}})
+    texts = {word: f"A {word} is a number and nothing more." for word in WORDS.split()}
+    publish(outputs[RAW], "one", [{"shard": "one", "digest": word, "text": text} for word, text in texts.items()])
+    for lane in NAMES:
+        rows = [
+            {"tool": lane, "shard": "one", "digest": word, "segment": 0, "offset": 0, "text": text, "text_digest": word}
+            for word, text in texts.items()
+        ]
+        publish(outputs[f"{lane}/heuristic_subset"], "one", rows)
+        copies = [{"shard": "one", "digest": word} for word in ("eight", "eleven")] if copied else []
+        filtered = outputs[f"{lane}/filtered_calls"]
+        for inner in filtered.inner:
+            if inner.stage.name == "filter_rule":
+                publish(inner, WHOLE, copies)
+        calls = [
+            {"tool": lane, "shard": "one", "digest": word, "segment": 0, "position": 1, "sample": 0, "char_offset": 1}
+            | {"input": "1", "result": "1", "delta": 1.0}
+            for word in ("one", "two", "three")
+        ]
+        publish(filtered, "one", calls if lane == "calculator" else [])
+    return outputs
+
+
+def stored(outputs: dict[str, TableOutput]) -> dict[str, tuple[str, int]]:
+    update_one(outputs, CORPUS)
+    rows = outputs[CORPUS].table.read("one").select("digest", "text", "text_with_calls", "calls", "tools").rows()
+    for _, text, with_calls, calls, tools in rows:
+        assert (text == with_calls, len(tools)) == (calls == 0, min(calls, 1))
+    return {digest: (text, calls) for digest, text, _, calls, _ in rows}
+
+
+def test_texts_in_which_no_call_helped_stand_as_they_are_in_the_proportion_asked(tmp_path: Path, model: Path) -> None:
+    found = {share: stored(plainly(tmp_path / str(share), model, share)) for share in (0.0, 0.9, 1.0, 2.0, 9.0)}
+    plain = {share: {word for word, (_, calls) in rows.items() if not calls} for share, rows in found.items()}
+    assert all(
+        {word for word, (_, calls) in rows.items() if calls} == {"one", "two", "three"} for rows in found.values()
+    )
+    assert len(plain[0.0]) == 0 and len(plain[0.9]) in (2, 3)  # 2.7, rounded by a hash
+    assert plain[1.0] == {"eight", "eleven", "five"} and len(plain[2.0]) == 6 and len(plain[9.0]) == 9
+    assert plain[0.9] <= plain[1.0] <= plain[2.0] <= plain[9.0], "a larger proportion adds texts and drops none"
+    without = stored(plainly(tmp_path / "copied", model, 1.0, copied=True))
+    assert {word for word, (_, calls) in without.items() if not calls} == {"five", "four", "nine"}
+
+
+def test_a_proportion_of_texts_without_calls_makes_c_alone_stale(tmp_path: Path, model: Path) -> None:
+    outputs = plainly(tmp_path, model, 0.0)
+    update_one(outputs, CORPUS)
+    changed = plainly(tmp_path / "other", model, 1.0)
+    assert {name for name, one in changed.items() if one.settings != outputs[name].settings} == {CORPUS}
+    assert "plain_texts" not in outputs[CORPUS].settings and changed[CORPUS].settings["plain_texts"] == 1.0
+    wanted = "calculator/heuristic_subset"
+    assert wanted in changed[CORPUS].depends_on and wanted not in outputs[CORPUS].depends_on
 
 
 def test_calls_of_a_document_that_is_gone_are_refused(tmp_path: Path, model: Path) -> None:

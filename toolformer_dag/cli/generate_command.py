@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,6 +65,9 @@ def generate(
     k: Annotated[
         int | None, typer.Option(min=0, help="A call starts when ` [` is among the k most likely tokens.")
     ] = None,
+    min_probability: Annotated[
+        float | None, typer.Option(min=0, max=1, help="And only where the probability of ` [` is at least this.")
+    ] = None,
     disabled: Annotated[
         bool, typer.Option("--disabled", help="No calls: the probability of ` [` is set to 0.")
     ] = False,
@@ -91,11 +94,13 @@ def generate(
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"; toolformer-dag
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
-    from toolformer_dag.pipeline.plan import lanes
+    from toolformer_dag.pipeline.plan import lanes, start_thresholds
     from toolformer_dag.tools.built_in.calendar import Calendar
 
     settings = settings_of(config, profile, set)
     known = lanes(settings)
+    if min_probability is not None:
+        known = [replace(lane, min_probability=min_probability) for lane in known]
     dated = any(isinstance(lane.tool, Calendar) for lane in known)  # a tool of one's own may read contexts otherwise
     if dated:
         _check_date("--context", context)
@@ -105,10 +110,11 @@ def generate(
         raise typer.Exit(_complete_file(loaded, asked, text, partial(_record, dated), context))
     valid_text("the text", text)
     keys = {lane.tool.name: lane.key for lane in known}
+    least = min(start_thresholds(known).get(name, 0.0) for name in keys)
     for one in asked:
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
-        _complete_text(loaded, one, text, context, trace, keys)
+        _complete_text(loaded, one, text, context, least if trace else None, keys)
 
 
 def _names_lines(text: str) -> bool:
@@ -172,10 +178,13 @@ def _complete_text(
     asked: AskedModel,
     text: str,
     context: str,
-    trace: bool,
+    traced_from: float | None,
     keys: Mapping[str, str],
 ) -> None:
-    """Print the text; on a terminal as it is decoded. Raises UserError where nothing was written."""
+    """Print the text; on a terminal as it is decoded. Raises UserError where nothing was written.
+
+    `traced_from`: the least probability at which a call may begin, where the chances of one are printed.
+    """
     from toolformer_dag.decoding.generation import why_nothing
 
     live = _LiveText(text, keys) if sys.stdout.isatty() else None
@@ -189,16 +198,17 @@ def _complete_text(
             if call.reason is not None:
                 typer.echo(_failure(keys, call), err=True)
         typer.echo(text + generation.text)
-    if trace:
-        _print_chances(generation, asked.k)
+    if traced_from is not None:
+        _print_chances(generation, asked.k, traced_from)
 
 
-def _print_chances(generation: "Generation", k: int) -> None:
+def _print_chances(generation: "Generation", k: int, least: float) -> None:
     """Print a line per position, with a mark where a call may begin."""
-    typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}")
+    typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}" + (f", p >= {least:g}" if least else ""))
     for chance in generation.chances:
         text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
-        typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {'<' if chance.rank < k else ' '} {text}"))
+        mark = "<" if chance.rank < k and chance.probability >= least else " "
+        typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"))
 
 
 def _record(dated: bool, line: bytes) -> dict[str, Any]:
@@ -256,6 +266,7 @@ def _decoder(
     from toolformer_dag.decoding.greedy import generate as decode
     from toolformer_dag.model.loading import load_model
     from toolformer_dag.model.weights import model_name
+    from toolformer_dag.pipeline.plan import start_thresholds
 
     known = [lane.at_inference() for lane in lanes]
     own = asked.folder == model_name(settings.model)  # which may have a revision
@@ -268,6 +279,7 @@ def _decoder(
         max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
         one_sentence=max_new_tokens is None,
         limits={lane.tool.name: lane.limits for lane in known},
+        min_probability=start_thresholds(known),
         max_call_tokens=settings.sampling.max_call_tokens,
         traced=trace,
     )

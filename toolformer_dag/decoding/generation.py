@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import RESULT_ARROW, Call, format_call, parse_call
@@ -12,6 +12,8 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 DECODING = 5  # raise this when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
 """The reason of every call to a tool that raised ToolDown."""
+RECORDED = 10
+"""p of ` [` is recorded where fewer tokens are likelier, also where no call may begin: then p > 1/11 is among them."""
 NO_END = "no_end"
 """The reason of a call without `->` within the limit of tokens, in whose input `)` was never likely."""
 
@@ -84,6 +86,8 @@ class Generation:
     - `look_alikes`: how many look-alikes of a call, such as `<QA(`, decoding kept the model from writing.
     - `chances`: the chance of a call at every position, where `generate` was asked to trace.
     - `likelihoods`: log p of the tokens of `plain`, where the rules say so.
+    - `p_start`: the model's p of ` [` where the first call began; of a text without a call, the largest p of ` [`
+      among the places where it was one of the RECORDED likeliest tokens. Batches may round it otherwise.
     """
 
     text: str
@@ -94,6 +98,7 @@ class Generation:
     look_alikes: int = 0
     chances: tuple[StartChance, ...] = ()
     likelihoods: tuple[TokenLikelihood, ...] = ()
+    p_start: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, exp
 
-from toolformer_dag.decoding.generation import Generation, WrittenPiece, run_open_calls
+from toolformer_dag.decoding.generation import RECORDED, Generation, WrittenPiece, run_open_calls
 from toolformer_dag.decoding.vocabulary import vocabulary_of
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
 from toolformer_dag.model.backend import Backend, GreedyRows
@@ -79,6 +79,8 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         return first[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
 
     for at, row in enumerate(rows):
+        if row.asks_start and (row.rules.traced or first[at] < max(row.rules.k, RECORDED)):
+            row.see_start(exp(batch.log_probability(at, start)))
         if row.is_free:
             _note_likely(batch, row, at, rank)
         if row.rules.one_sentence:
@@ -117,6 +119,7 @@ def generate(
     withheld: frozenset[str] = frozenset(),
     contexts: Sequence[str] | None = None,
     limits: Mapping[str, ToolLimits] | None = None,
+    min_probability: Mapping[str, float] | None = None,
     max_call_tokens: int = 64,
     one_sentence: bool = False,
     traced: bool = False,
@@ -127,6 +130,8 @@ def generate(
 
     - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
       the probability of ` [` to 0, as it is after the last call. Two calls have text between them, as in C*.
+    - Where p of ` [` is below a tool's `min_probability`, a call to it ends behind its name, and the text goes on
+      without it. Where p is below all of them, no call starts, even if ` [` is the most likely token.
     - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
       is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
       the k most likely tokens there; else it has no result.
@@ -137,7 +142,7 @@ def generate(
     - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
     - Behind a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
-    `tools` and `limits` have the names in the text as keys. `contexts` are ISO dates for the calendar.
+    `tools`, `limits`, `min_probability` have the names in the text as keys. `contexts` are ISO dates for the calendar.
     `max_new_tokens` limits the text outside calls, `max_call_tokens` a call up to `->`; the context limits both.
     `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
     piece of text as it is decoded. `backend` runs the model; by default its own (`backend_of`).
@@ -152,6 +157,7 @@ def generate(
         max_call_tokens,
         names,
         frozenset(tools),
+        min_probability or {},
         one_sentence=one_sentence,
         traced=traced,
         watch=watch,
@@ -172,6 +178,8 @@ def _go_on(
     """Replace rows that stopped in a call or before a look-alike by those that go on there; run all calls together."""
     for row in [row for row in rows if row.at_look_alike]:
         rows[row.prompt] = row.without_look_alike()
+    for row in [row for row in rows if row.refused]:
+        rows[row.prompt] = row.without_call()
     opened = [row for row in rows if row.in_call]
     asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
     for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):

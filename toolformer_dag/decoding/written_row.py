@@ -1,6 +1,6 @@
 """The state of a row during decoding: its permitted tokens, its call, and why it stops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -22,6 +22,8 @@ from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, 
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW
 
+REFUSED = -1.0
+"""In place of p of ` [` where a call was refused: none starts there again."""
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
 
@@ -33,6 +35,7 @@ class DecodingRules:
     - `context_length`: the most tokens of a sequence.
     - `k`: as in `generate`. `calls`: the most calls of an answer; 0 where none may be written.
     - `names`: the tools that may be called. `known`: all tools, whose names are barred behind other brackets.
+    - `min_probability`: as in `generate`.
     - `one_sentence`: whether a text ends with its first sentence (`answer_end`).
     - `traced`: whether rows keep the chance of a call at every position.
     - `watch`: gets every piece of text as it is written.
@@ -47,6 +50,7 @@ class DecodingRules:
     max_call_tokens: int
     names: frozenset[str]
     known: frozenset[str]
+    min_probability: Mapping[str, float] = field(default_factory=dict)
     one_sentence: bool = False
     traced: bool = False
     watch: Callable[[WrittenPiece], None] | None = None
@@ -66,6 +70,7 @@ class DecodingRow:
     - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
     - `matcher`: what may follow in an open call; None outside of one.
     - `forced`: the next tokens, whatever the model's scores.
+    - `refused`: whether the row stopped in a call to a tool that needs a likelier start.
     - `no_bracket`: whether no opening bracket may come first; `at_look_alike`: whether a look-alike of a call would.
     - `stopped`: whether the text or the call has ended.
     """
@@ -80,6 +85,7 @@ class DecodingRow:
     body: list[int] = field(default_factory=list)
     matcher: LLMatcher | None = None
     forced: list[int] = field(default_factory=list)
+    refused: bool = False
     no_bracket: bool = False
     at_look_alike: bool = False
     stopped: bool = False
@@ -87,6 +93,7 @@ class DecodingRow:
     _shown: int = 0  # characters of the text or the call that `watch` got
     _chances: list[tuple[int, float, int]] = field(default_factory=list)
     _likeliest: dict[int, dict[int, float]] = field(default_factory=dict)  # by number of written tokens, log p by token
+    _p_starts: dict[int, float] = field(default_factory=dict)  # p of ` [` by place, as far as it was asked
     _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
 
     def __post_init__(self) -> None:
@@ -132,7 +139,30 @@ class DecodingRow:
         """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
         here = self.may_call and (bool(self.written) or not self.after_call)
-        return here and fits and self.is_free
+        return here and fits and self.is_free and bool(self._callable(len(self.written)))
+
+    @property
+    def asks_start(self) -> bool:
+        """Return whether p of ` [` says something here: where a call may begin, or none was made yet."""
+        return self.is_free and (self.may_call or not self.after_call)
+
+    def see_start(self, probability: float) -> None:
+        """Keep p of ` [` at this place, or REFUSED."""
+        self._p_starts.setdefault(len(self.written), probability)
+
+    def _callable(self, place: int) -> frozenset[str]:
+        """Return the tools that may be called behind so many written tokens."""
+        probability, least = self._p_starts.get(place, 0.0), self.rules.min_probability
+        return frozenset(name for name in self.rules.names if least.get(name, 0.0) <= probability)
+
+    @property
+    def _p_start(self) -> float | None:
+        """p of ` [` where the first call began, else the largest so far."""
+        if self.after_call:
+            return self.before.p_start
+        if self.in_call:
+            return self._p_starts.get(len(self.written))
+        return max([self.before.p_start or 0.0, *self._p_starts.values()])
 
     def generation(self) -> Generation:
         """Return what is written so far, without an open call."""
@@ -147,7 +177,9 @@ class DecodingRow:
         chances = (*before.chances, *self._start_chances())
         text, plain = before.text + text, before.plain + text
         likelihoods = (*before.likelihoods, *self._likelihoods())
-        return Generation(text, plain, before.calls, tokens, reason, before.look_alikes, chances, likelihoods)
+        return Generation(
+            text, plain, before.calls, tokens, reason, before.look_alikes, chances, likelihoods, self._p_start
+        )
 
     def after(self, call: DecodedCall) -> "DecodingRow":
         """Return the row that goes on behind this row's call.
@@ -165,7 +197,15 @@ class DecodingRow:
         if not inserted:
             row.failed = self.failed | {call.tool}
             row.forced = list(self.rules.vocabulary.start)
-            row.stopped = not call.tool or row.failed >= self.rules.names or not row.may_call
+            row.see_start(self._p_starts.get(len(self.written), 0.0))
+            row.stopped = not call.tool or row.failed >= row._callable(0) or not row.may_call
+        return row
+
+    def without_call(self) -> "DecodingRow":
+        """Return the row that goes on without the refused call; none starts at its place."""
+        left = self.budget - len(self.written)
+        row = DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, self.generation())
+        row.see_start(REFUSED)
         return row
 
     def without_look_alike(self) -> "DecodingRow":
@@ -173,7 +213,10 @@ class DecodingRow:
         so_far = self.generation()
         before = replace(so_far, look_alikes=so_far.look_alikes + 1)
         left = self.budget - len(self.written)
-        return DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, before, no_bracket=True)
+        row = DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, before, no_bracket=True)
+        if self._p_starts.get(len(self.written)) == REFUSED:
+            row.see_start(REFUSED)
+        return row
 
     def written_text(self) -> str:
         """Return the text written outside the call."""
@@ -255,7 +298,8 @@ class DecodingRow:
         before = [*self.prefix[-len(begun) - 1 :], *self.written]
         if before[len(before) - len(begun) :] != begun:
             return False
-        cut = self._inside_character(self.written[: max(len(self.written) - len(begun), 0)])
+        place = max(len(self.written) - len(begun), 0)
+        cut = self._inside_character(self.written[:place]) or not self._callable(place)
         taken = self.after_call and len(self.written) <= len(begun)
         return not self.may_call or cut or taken
 
@@ -295,13 +339,21 @@ class DecodingRow:
             self.matcher.consume_token(token)
             room = self.room - len(self.written) - len(self.rules.vocabulary.start)
             full = len(self.body) >= min(self.rules.max_call_tokens, room)
-            self.stopped = full or RESULT_ARROW in self.body_text()
+            self.refused = self._is_refused()
+            self.stopped = self.refused or full or RESULT_ARROW in self.body_text()
         elif token in self.rules.vocabulary.ends:
             self.stopped = True
         else:
             self.written.append(token)
             self._after_token()
         self._show()
+
+    def _is_refused(self) -> bool:
+        """Return whether the name of the open call is written, and its tool needs a likelier start."""
+        if not self.rules.min_probability:
+            return False
+        name, bracket, _ = self.body_text().partition("(")
+        return bool(bracket) and name not in self._callable(len(self.written))
 
     def stop(self) -> None:
         """End the text or the call here."""
@@ -316,7 +368,8 @@ class DecodingRow:
             self._show(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
             self._shown = 0
-            self.matcher = self.rules.vocabulary.matcher(self.rules.names - self.failed)
+            names = self._callable(len(self.written)) - self.failed if self.failed else self.rules.names
+            self.matcher = self.rules.vocabulary.matcher(names)
             return
         before = self.before.plain
         if (end := self._end(before + self.written_text())) is not None:
@@ -335,6 +388,8 @@ class DecodingRow:
         if self.rules.watch is None:
             return
         if self.in_call:
+            if self.rules.min_probability and (self.refused or "(" not in self.body_text()):
+                return
             text = API_START + self.body_text().partition(RESULT_ARROW)[0].rstrip(f" -{INCOMPLETE}")
         else:
             text = self.written_text()

@@ -14,7 +14,7 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
-from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
@@ -83,13 +83,15 @@ class Asking:
     def identity(self) -> dict[str, Any]:
         """Return what determines a generation besides prompt and context; tools are included for k > 0."""
         weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
-        decoding = determining(self.settings.decoding, but=("k", "calls"))
+        decoding = determining(self.settings.decoding, but=("k", "calls", "min_probability"))
         names = sorted(lane.tool.name for lane in self.lanes)  # no look-alike of a call to them is written
-        written = {"model": weights, **decoding, "decoding": DECODING, "names": names}
+        written = {"model": weights, **decoding, "decoding": DECODING, "names": names, "columns": list(ROW)}
         if self.k == 0:
             return written
+        least = start_thresholds(self.lanes)
         return {
             **written,
+            **({"min_probability": least} if least else {}),
             "k": self.k,
             **determining(self.settings.decoding, "calls"),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
@@ -115,6 +117,7 @@ class Asking:
             max_call_tokens=self.settings.sampling.max_call_tokens,
             contexts=contexts,
             limits={lane.tool.name: lane.limits for lane in self.lanes},
+            min_probability=start_thresholds(self.lanes),
         )
 
     @property
@@ -127,7 +130,7 @@ CHUNK = 256  # prompts per write: a killed run loses at most these
 KEY = ("prompt", "context")
 ROW = pl.Schema(
     {name: pl.String() for name in (*KEY, "text", "plain")}
-    | {"calls": CALLS, "tokens": pl.Int64(), "reason": pl.String(), "look_alikes": pl.Int64()}
+    | {"calls": CALLS, "tokens": pl.Int64(), "reason": pl.String(), "look_alikes": pl.Int64(), "p_start": pl.Float64()}
 )
 
 
@@ -171,7 +174,8 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
 
 def _generation(row: Mapping[str, Any]) -> Generation:
     calls = tuple(DecodedCall(**call) for call in row["calls"])
-    return Generation(row["text"], row["plain"], calls, row["tokens"], row["reason"], row["look_alikes"])
+    written = (row["text"], row["plain"], calls, row["tokens"], row["reason"], row["look_alikes"])
+    return Generation(*written, p_start=row["p_start"])
 
 
 @dataclass(frozen=True, slots=True)

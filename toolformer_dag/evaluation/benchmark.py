@@ -34,6 +34,7 @@ class Benchmark:
 
     - `withheld`: names, in the text, of tools that may not be called because they would make the benchmark trivial.
     - `left_out`: the number of the source's records without a question, by reason.
+    - `calls_nothing`: whether an answer is right that calls no tool, whatever it says; `correct` is then not asked.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Benchmark:
     correct: Rule
     withheld: frozenset[str] = frozenset()
     left_out: Mapping[str, int] = field(default_factory=dict)
+    calls_nothing: bool = False
 
 
 SIGN = r"(?:(?<!\w)[-\u2212])?"  # not the hyphen of `COVID-19`

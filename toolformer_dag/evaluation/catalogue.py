@@ -24,9 +24,12 @@ READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
     "nq": readers.natural_questions,
     "triviaqa": readers.trivia_qa,
     "mlqa": readers.mlqa,
+    "irrelevance": readers.irrelevance,
+    "when2call": readers.when2call,
     "dateset": lambda _: [dateset()],
 }
-"""Readers by name: `lama`, `mawps` and `mlqa` read a folder, `dateset` ignores its path, the others read a file."""
+"""Readers by name: `lama`, `mawps` and `mlqa` read a folder, `irrelevance` a file or a folder, `dateset` ignores its
+path, the others read a file."""
 READING = 7  # raise this when the same files would give other questions, or the same output another judgement
 
 
@@ -72,10 +75,10 @@ def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list
             raise BenchmarkError(
                 f"{each.name} has no questions ({dict(each.left_out)}); give the benchmark's own files"
             )
-    return synthetic + [_sampled(each, section.benchmark_questions) for each in chosen]
+    return synthetic + [sampled(each, section.benchmark_questions) for each in chosen]
 
 
-def _sampled(benchmark: Benchmark, limit: int | None) -> Benchmark:
+def sampled(benchmark: Benchmark, limit: int | None) -> Benchmark:
     """Take at most `limit` questions at equal distances: benchmarks are sorted by kinds of questions."""
     questions = benchmark.questions
     taken = len(questions) if limit is None else min(limit, len(questions))

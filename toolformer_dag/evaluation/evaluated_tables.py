@@ -48,6 +48,8 @@ EVALUATED = (
             "correct": "whether the answer is right by the paper's rule (section 4.2)",
             "tokens": "number of tokens that the model chose, those of calls included",
             "look_alikes": "number of look-alikes of a call, such as `<QA(`, that decoding kept the model from writing",
+            "p_start": "p of ` [` where the first call began; of an answer without a call the largest p of ` [`, where "
+            "it was among the ten likeliest tokens; null without a model",
         },
         pl.Schema(OUTCOME_SCHEMA),
         (OUTCOMES,),

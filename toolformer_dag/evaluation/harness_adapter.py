@@ -120,8 +120,11 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[str, Any]:
     """Return a benchmark as a task of the harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
 
-    The tools that the benchmark withholds are those of the model, not of the task: see `HarnessModel`.
+    The tools that the benchmark withholds are those of the model, not of the task: see `HarnessModel`. Raises UserError
+    for a benchmark in which nothing should be called: the harness sees texts without calls.
     """
+    if benchmark.calls_nothing:
+        raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
     asked = [
         {"prompt": one.prompt, "answers": list(one.answers), "context": one.context} for one in benchmark.questions
     ]

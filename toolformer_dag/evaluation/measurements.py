@@ -36,7 +36,7 @@ from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.weights import folder_name, model_identity
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.heldout_texts import document_texts, heldout_documents, heldout_texts
-from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.plan import Plan, start_thresholds
 from toolformer_dag.pipeline.stage import REJECTIONS, encoded
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.setting_types import determining
@@ -99,7 +99,8 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
         "decoding_k": sorted(set(plan.settings.evaluation.decoding_k)),
         "models": _models(plan),
         "overlap": MATCHING,
-        "decoding": {**determining(plan.settings.decoding), "version": DECODING},
+        "decoding": {**determining(plan.settings.decoding, but=("min_probability",)), "version": DECODING},
+        **({"min_probability": least} if (least := start_thresholds(plan.lanes)) else {}),
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "model": dict(plan.model),
         "lanes": {lane.key: result_settings(lane) for lane in plan.inference_lanes},

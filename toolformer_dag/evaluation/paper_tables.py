@@ -282,6 +282,14 @@ def _lines_that_fill(table: PaperTable, asked: set[str]) -> list[str]:
     return [f"Not asked: {', '.join(names)}; add {', '.join(lines)} under [evaluation.benchmarks]."] if names else []
 
 
+def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
+    """Return calls and right answers of Toolformer over `decoding.min_probability`; None where that has no place."""
+    if table.number != "9":
+        return None
+    found = rows(warehouse, "FROM over_min_probability WHERE benchmark = 'All' AND condition = 'Toolformer'")
+    return None if found.is_empty() else found
+
+
 def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
     """Return which tools were called, in per cent; None for a table without benchmarks."""
     if not table.is_of_benchmarks:

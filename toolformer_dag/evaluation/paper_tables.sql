@@ -285,6 +285,78 @@ COMMENT ON COLUMN won_and_lost.written_without IS 'what was written without tool
 COMMENT ON COLUMN won_and_lost.written_with IS 'what was written with them, calls included';
 COMMENT ON COLUMN won_and_lost.calls IS 'all calls of that text in order: tool, input, result, and why there is none';
 
+CREATE VIEW needless_calls AS
+SELECT benchmark, question, model, tool.condition, tool.k,
+       CASE WHEN plain.correct AND NOT tool.correct THEN 'worse' WHEN tool.correct THEN 'right anyway' ELSE 'wrong anyway' END AS outcome,
+       tool.prompt, tool.gold, plain.written AS written_without, tool.written AS written_with,
+       tool.called, tool.call_input, tool.call_result, tool.calls
+FROM outcomes AS plain JOIN outcomes AS tool USING (benchmark, question, model)
+WHERE plain.k = 0 AND tool.k > 0 AND len(tool.calls) > 0 AND (plain.correct OR NOT tool.correct)
+ORDER BY benchmark, model, tool.k, question;
+COMMENT ON VIEW needless_calls IS 'Questions in which a model called a tool and its answer was not better for it: what was called, and what it wrote with tools and without.';
+COMMENT ON COLUMN needless_calls.k IS 'k of decoding of the answer with tools';
+COMMENT ON COLUMN needless_calls.outcome IS 'worse: right without tools only; right anyway, wrong anyway: as without tools';
+COMMENT ON COLUMN needless_calls.written_without IS 'what was written without tools';
+COMMENT ON COLUMN needless_calls.written_with IS 'what was written with them, calls included';
+COMMENT ON COLUMN needless_calls.calls IS 'all calls of that text in order: tool, input, result, and why there is none';
+
+CREATE VIEW needless_shares AS
+WITH called AS (
+    SELECT benchmark, condition, model, k, count(*) AS n, count(*) FILTER (len(calls) > 0) AS with_calls
+    FROM outcomes WHERE k > 0 GROUP BY ALL
+), found AS (
+    SELECT benchmark, condition, count(*) AS needless, count(*) FILTER (outcome = 'worse') AS worse FROM needless_calls GROUP BY ALL
+)
+SELECT benchmark, condition, model, k, n, with_calls, coalesce(needless, 0) AS needless, coalesce(worse, 0) AS worse,
+       100 * coalesce(needless, 0) / nullif(with_calls, 0) AS share,
+       interval_end(coalesce(needless, 0), nullif(with_calls, 0), -1.959963984540054) AS low,
+       interval_end(coalesce(needless, 0), nullif(with_calls, 0), 1.959963984540054) AS high
+FROM called LEFT JOIN found USING (benchmark, condition)
+ORDER BY benchmark, condition_order(condition), condition;
+COMMENT ON VIEW needless_shares IS 'The share of needless_calls in the questions with a call, by benchmark and condition, in per cent with 95 % intervals.';
+COMMENT ON COLUMN needless_shares.n IS 'questions';
+COMMENT ON COLUMN needless_shares.with_calls IS 'those with a call';
+COMMENT ON COLUMN needless_shares.needless IS 'those of them whose answer was not better for it';
+COMMENT ON COLUMN needless_shares.worse IS 'those of them that were right without tools only';
+COMMENT ON COLUMN needless_shares.share IS 'needless / with_calls, per cent; null without a call';
+COMMENT ON COLUMN needless_shares.low IS 'lower end of its 95 % interval, per cent';
+COMMENT ON COLUMN needless_shares.high IS 'upper end of its 95 % interval, per cent';
+
+-- Whether a call stays at a larger threshold follows from p of its ` [`. Where it goes, the text is the one without tools,
+-- unless a call begins at a later place: then p of ` [` is large enough somewhere in the text without tools.
+CREATE VIEW over_min_probability AS
+WITH asked AS (
+    SELECT tool.benchmark, tool.condition, model, tool.k, len(tool.calls) > 0 AS called, tool.p_start, tool.correct,
+           plain.correct AS correct_without, plain.p_start AS largest
+    FROM outcomes AS plain JOIN outcomes AS tool USING (benchmark, question, model)
+    WHERE plain.k = 0 AND tool.k > 0 AND tool.p_start IS NOT NULL
+), counted AS (
+    SELECT benchmark, condition, model, k, step / 20 AS min_probability, count(*) AS n,
+           count(*) FILTER (called AND p_start >= step / 20) AS with_calls,
+           count(*) FILTER (CASE WHEN called AND p_start < step / 20 THEN correct_without ELSE correct END) AS correct,
+           count(*) FILTER (called AND p_start < step / 20 AND largest >= step / 20) AS later
+    FROM asked, range(21) AS steps(step) GROUP BY ALL
+), with_all AS (
+    FROM counted
+    UNION ALL BY NAME
+    SELECT 'All' AS benchmark, condition, model, k, min_probability, sum(n)::BIGINT AS n, sum(with_calls)::BIGINT AS with_calls,
+           sum(correct)::BIGINT AS correct, sum(later)::BIGINT AS later
+    FROM counted GROUP BY ALL
+)
+SELECT benchmark, condition, model, k, min_probability, n, with_calls, 100 * with_calls / n AS calls, correct, 100 * correct / n AS accuracy,
+       interval_end(correct, n, -1.959963984540054) AS low, interval_end(correct, n, 1.959963984540054) AS high, later
+FROM with_all ORDER BY benchmark, condition_order(condition), condition, min_probability;
+COMMENT ON VIEW over_min_probability IS 'Calls and right answers at every twentieth of decoding.min_probability, from the recorded p of ` [`: nothing is decoded again. All: every question.';
+COMMENT ON COLUMN over_min_probability.min_probability IS 'a call starts only where p of ` [` is at least this';
+COMMENT ON COLUMN over_min_probability.n IS 'questions';
+COMMENT ON COLUMN over_min_probability.with_calls IS 'questions whose first call stays';
+COMMENT ON COLUMN over_min_probability.calls IS 'the same, per cent';
+COMMENT ON COLUMN over_min_probability.correct IS 'right answers: with tools where the call stays, else without';
+COMMENT ON COLUMN over_min_probability.accuracy IS 'right answers, per cent';
+COMMENT ON COLUMN over_min_probability.low IS 'lower end of its 95 % interval (Wilson), per cent';
+COMMENT ON COLUMN over_min_probability.high IS 'upper end of its 95 % interval (Wilson), per cent';
+COMMENT ON COLUMN over_min_probability.later IS 'questions in which a call might begin at a later place instead, which the figures leave out';
+
 CREATE VIEW questions_in_corpus AS
 SELECT benchmark, condition, count(*) AS n, count(*) FILTER (in_corpus) AS n_in, count(*) FILTER (in_corpus IS NULL) AS too_short,
        100 * count(*) FILTER (in_corpus AND correct) / nullif(n_in, 0) AS accuracy_in,

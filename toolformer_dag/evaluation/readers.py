@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -311,6 +312,57 @@ def _mawps(record: Any) -> QuestionOrReason:
     if len(solutions) != 1:
         return NO_NUMBER
     return _question(mathematics("", record["sQuestion"].strip()), solutions[0])
+
+
+NO_RIGHT_CALL = ("cannot_answer", "direct")
+"""Labels of When2Call under which no call is right. `request_for_info` is left out: there a person would be asked."""
+
+
+def irrelevance(path: Path) -> list[Benchmark]:
+    """Read the irrelevance sets of the Berkeley Function-Calling Leaderboard: a file, or a folder of them.
+
+    A record has `question`: turns, each a list of messages (`role`, `content`); in earlier releases the messages alone,
+    or a text. The user's last message is asked. The functions of the record (`function`), none of which helps, are not
+    offered: what is measured is whether the tools of the settings are called. Right is an answer without a call.
+    """
+    found = files(path, "*irrelevance*.json", "*irrelevance*.jsonl") if path.is_dir() else [path]
+    return [_without_call(file.stem, file, _last_asked) for file in found]
+
+
+def when2call(file: Path) -> list[Benchmark]:
+    """Read the test set of When2Call (`question`, `correct_answer`): the questions that no tool answers.
+
+    Right is an answer without a call. Questions that a tool answers are left out, and those where a person would be
+    asked for what is missing.
+    """
+    return [_without_call("When2Call", file, _unanswerable)]
+
+
+def _without_call(name: str, file: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
+    found = benchmark(name, {file: json_lines(file)}, convert, in_first_twenty_words)
+    return replace(found, calls_nothing=True)
+
+
+def _last_asked(record: Any) -> QuestionOrReason:
+    turns = record["question"]
+    if isinstance(turns, str):
+        return _nothing_to_call(turns)
+    messages = turns[-1] if isinstance(turns[-1], list) else turns
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    return _nothing_to_call(asked[-1]) if asked else "nobody_asks"
+
+
+def _unanswerable(record: Any) -> QuestionOrReason:
+    label = record["correct_answer"]
+    return _nothing_to_call(record["question"]) if label in NO_RIGHT_CALL else str(label)
+
+
+def _nothing_to_call(asked: str) -> BenchmarkQuestion:
+    return BenchmarkQuestion(f"Answer the following question: {asked.strip()}", (NO_CALL,))
+
+
+NO_CALL = "no call"
+"""What stands in `gold` where an answer without a call is right."""
 
 
 def _question(prompt: str, answer: Any, wording: str = "") -> QuestionOrReason:

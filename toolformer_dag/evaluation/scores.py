@@ -63,6 +63,7 @@ class QuestionOutcome:
     - `right_tool`: whether a called tool is the question's target; None where it has none.
     - `reason`: why the first call without a result had none, or why nothing was generated (`does_not_fit`); else None.
     - `tokens`: the number of tokens that the model chose; `look_alikes`: how many look-alikes of a call were barred.
+    - `p_start`: p of ` [` where the first call began, or the largest of a text without one; None without a model.
     """
 
     benchmark: str
@@ -85,6 +86,7 @@ class QuestionOutcome:
     correct: bool
     tokens: int
     look_alikes: int
+    p_start: float | None
 
 
 def judge(
@@ -96,12 +98,15 @@ def judge(
 ) -> QuestionOutcome:
     """Judge what was written after question `number` of a benchmark, from 1, by the benchmark's rule.
 
+    Where nothing should be called, a call without a result counts as one.
+
     `lane_of`: name of a tool in the text -> key of its lane, which questions name as their target.
     """
     question = benchmark.questions[number - 1]
     called = {lane_of.get(call.tool) for call in generation.calls}
     reasons = [call.reason for call in generation.calls if call.reason is not None]
     first = next(iter(generation.calls), None)
+    nothing, by_rule = benchmark.calls_nothing, benchmark.correct
     return QuestionOutcome(
         benchmark=benchmark.name,
         question=number,
@@ -120,9 +125,10 @@ def judge(
         calls=generation.calls,
         reason=reasons[0] if reasons else generation.reason,
         right_tool=question.tool in called if question.tool else None,
-        correct=benchmark.correct(generation.plain, question.answers),
+        correct=not generation.calls if nothing else by_rule(generation.plain, question.answers),
         tokens=generation.tokens,
         look_alikes=generation.look_alikes,
+        p_start=None if generation.p_start is None else round(generation.p_start, 4),
     )
 
 
@@ -179,6 +185,7 @@ OUTCOME_SCHEMA = {
     "correct": pl.Boolean(),
     "tokens": pl.Int64(),
     "look_alikes": pl.Int64(),
+    "p_start": pl.Float64(),
 }
 Weights = tuple[str, int]
 """What a model is, or was finetuned from, and its number of parameters."""

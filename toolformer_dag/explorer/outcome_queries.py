@@ -16,7 +16,8 @@ PAIRS = """
 SELECT one.benchmark, count(*) AS questions, count(*) FILTER (one.correct AND NOT other.correct) AS won,
        count(*) FILTER (other.correct AND NOT one.correct) AS lost,
        count(*) FILTER (one.correct AND other.correct) AS both,
-       count(*) FILTER (one.called IS NOT NULL) AS called
+       count(*) FILTER (len(one.calls) > 0) AS called,
+       count(*) FILTER (len(one.calls) > 0 AND (other.correct OR NOT one.correct)) AS needless
 FROM outcomes AS one JOIN outcomes AS other USING (benchmark, question)
 WHERE one.condition = $one AND other.condition = $other
 GROUP BY one.benchmark ORDER BY one.benchmark

@@ -36,6 +36,7 @@ from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
 
 READ = ("settings", "raw_shards", "loss_deltas", "swapped_results", "filtered_calls", "augmented_corpus")
@@ -167,6 +168,7 @@ def _told(plan: Plan) -> dict[str, Any]:
         "sampling.top_p": settings.sampling.top_p,
         "sampling.seed": settings.sampling.seed,
         "training.examples_per_tool": settings.training.examples_per_tool,
+        **{f"training.{name}": value for name, value in determining(settings.training, "plain_texts").items()},
         "tools": lanes,
     }
 

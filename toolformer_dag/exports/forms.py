@@ -323,8 +323,8 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
 
 
 def conversation(text: CorpusText) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a text, which has at least one call; arguments are objects."""
-    at = text.calls[0].offset
+    """Yield the messages of a text; arguments are objects. A text without calls is parted at a space in its middle."""
+    at = text.calls[0].offset if text.calls else max(text.plain.rfind(" ", 0, len(text.plain) // 2), 0)
     yield {"role": "user", "content": INSTRUCTION + text.plain[:at]}
     for number, call in enumerate(text.calls):
         function = {"name": _function_name(call.name), "arguments": {"input": call.input}}

@@ -1,11 +1,12 @@
 """augmented_corpus: C*, the texts with the calls of all tools in them (paper, section 2, "Model Finetuning").
 
-It has a part per shard. As a whole it is read in the order of the hashes of its documents' texts, however these are
-spread over shards (`corpus_rows`): the training texts are.
+Beside them, where `training.plain_texts` asks for it, texts in which no call helped. It has a part per shard. As a
+whole it is read in the order of the hashes of its documents' texts, however these are spread over shards
+(`corpus_rows`): the training texts are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import polars as pl
@@ -14,6 +15,7 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
+from toolformer_dag.pipeline.filtered_calls import FILTER_RULE
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -21,6 +23,7 @@ from toolformer_dag.pipeline.merging import (
     Example,
     KeptCall,
     examples,
+    plain_examples,
     split_of,
     text_order,
 )
@@ -30,6 +33,7 @@ from toolformer_dag.pipeline.stage import (
     DIGEST,
     SEGMENT,
     SHARD,
+    TEXT_KEY,
     Column,
     InputsOf,
     PartRows,
@@ -41,6 +45,7 @@ from toolformer_dag.pipeline.stage import (
     versions,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out
 
 NAME = "training/augmented_corpus"
@@ -52,7 +57,14 @@ Row = tuple[int, str, int, str, int, str, str, list[str], int, str]
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return what determines the rows beside the kept calls and the documents."""
-    return {**cutting(plan), "tools": plan.lane_names, "merging": MERGING, "heldout_share": HELDOUT_SHARE}
+    plain = determining(plan.settings.training, "plain_texts")
+    return {**cutting(plan), "tools": plan.lane_names, "merging": MERGING, "heldout_share": HELDOUT_SHARE, **plain}
+
+
+def reads(plan: Plan, lane: None) -> tuple[str, ...]:
+    """Return the tables that are read: the texts that tools want too, where some of these stand in C* as they are."""
+    wanted = ("*/heuristic_subset",) if plan.settings.training.plain_texts else ()
+    return (raw_shards.NAME, "*/filtered_calls", *wanted)
 
 
 def inputs(output: TableOutput) -> InputsOf:
@@ -64,14 +76,18 @@ def inputs(output: TableOutput) -> InputsOf:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Merge the kept calls of all lanes into a shard's documents, cut these into texts, keep the texts with calls.
 
+    With `training.plain_texts` texts without calls stand beside them (`plain_texts`).
+
     Lanes may have cut a document differently, so calls meet by their character in the document. Taking the calls out of
     `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`). Memory: kept calls and
     texts of the shard. Raises StaleInput where a document is gone.
     """
     rejected = Rejected()
-    calls = _calls_at_home(output.plan, part, rejected)
-    cuts = DocumentCuts(worker, output.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
-    found = list(_rows(_documents(output.plan, calls), calls, output.plan.lane_names, cuts, rejected))
+    plan, calls = output.plan, _calls_at_home(output.plan, part, rejected)
+    plain = plain_texts(plan, part, calls)
+    cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
+    found = list(_rows(documents, calls, plain, plan.lane_names, cuts, rejected))
     table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
     return PartRows([table], rejected, [cuts.name])
 
@@ -93,6 +109,34 @@ def _calls_at_home(plan: Plan, shard: str, rejected: Rejected) -> pl.DataFrame:
 
 def _kept(plan: Plan, shard: str) -> pl.DataFrame:
     return pl.concat([plan.lake.table(f"{lane.key}/filtered_calls").read(shard) for lane in plan.lanes])
+
+
+def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
+    """Choose texts of a shard in which no call of any lane stays: (shard, digest, offset).
+
+    Each lane gives so many of the texts that it wanted as `training.plain_texts` says, in proportion to its texts with
+    calls: those with the smallest hashes, and none that another lane gave. Parts of a text are rounded by a hash, so
+    that shards with few calls give their share too. Copies of documents that count in another shard give none.
+    `calls`: the calls that are merged in the shard. Memory: the places of the lanes' texts in the shard.
+    """
+    share, lake = plan.settings.training.plain_texts, plan.lake
+    chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
+    if not share:
+        return chosen
+    counted_elsewhere = [lake.table(COPIES), *(lake.table(f"{lane.key}/{FILTER_RULE}") for lane in plan.lanes)]
+    copies = pl.concat([table.read(WHOLE).select(DOCUMENT) for table in counted_elsewhere])
+    inside = pl.col("char_offset").is_between("offset", pl.col("offset") + pl.col("length"), closed="left")
+    for lane in plan.lanes:
+        table = lake.table(f"{lane.key}/heuristic_subset").scan([shard])
+        columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
+        texts = table.select(columns).collect().join(copies, on=DOCUMENT, how="anti")
+        held = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(inside)
+        wanted = share * held.filter(tool=lane.key).select(TEXT_KEY).n_unique()
+        rounded = int(wanted + int.from_bytes(text_order(f"{lane.key} {shard}"), "big") / 2**64)
+        free = texts.join(held, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
+        distinct = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
+        chosen = pl.concat([chosen, distinct.head(rounded).select(chosen.columns)])
+    return chosen
 
 
 def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
@@ -151,7 +195,7 @@ def _by_shard(plan: Plan, copies: pl.DataFrame) -> dict[str, str]:
 
 
 def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str, str]]:
-    """(shard, digest, place, text) of the documents that have calls."""
+    """(shard, digest, place, text) of the documents that are named."""
     wanted, found, shards = calls.select(DOCUMENT).unique(), 0, set(calls["shard"])
     for shard in (one for one in plan.lake.table(raw_shards.NAME).parts() if one in shards):
         for batch in raw_shards.documents(plan, shard):
@@ -166,18 +210,21 @@ def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str,
 def _rows(
     documents: Iterator[tuple[str, str, str, str]],
     calls: pl.DataFrame,
+    plain: pl.DataFrame,
     names: Mapping[str, str],
     cuts: DocumentCuts,
     rejected: Rejected,
 ) -> Iterator[Row]:
     """Rows of the corpus; counts in `rejected` the calls that are not used."""
-    by_document = calls.partition_by(DOCUMENT, as_dict=True)
+    columns = ("tool", "char_offset", "input", "result", "delta")
+    by_document = {key: kept.select(columns).rows() for key, kept in calls.partition_by(DOCUMENT, as_dict=True).items()}
+    places = {key: set(found["offset"]) for key, found in plain.partition_by(DOCUMENT, as_dict=True).items()}
     while some := list(islice(documents, raw_shards.BATCH)):
         cut = cuts.of([(place, text) for _, _, place, text in some])
         for (shard, digest, _, text), (pieces, _) in zip(some, cut, strict=True):
-            kept = by_document[shard, digest].select("tool", "char_offset", "input", "result", "delta").iter_rows()
-            found = [KeptCall(tool, names[tool], *call) for tool, *call in kept]
-            for example in examples(pieces, found, list(names.values())):
+            found = [KeptCall(tool, names[tool], *call) for tool, *call in by_document.get((shard, digest), ())]
+            as_they_are = plain_examples(pieces, places.get((shard, digest), ()), found, list(names.values()))
+            for example in chain(examples(pieces, found, list(names.values())), as_they_are):
                 if isinstance(example, Dropped):
                     rejected[shard, example.reason] += example.calls
                 else:
@@ -217,13 +264,13 @@ STAGE = Stage(
         "offset": Column(pl.Int64(), "character of the document at which the text begins"),
         "text": Column(pl.String(), "x: the text without calls (the baseline's corpus C)"),
         "text_with_calls": Column(pl.String(), "x*: the text with its calls (C*)"),
-        "tools": Column(pl.List(pl.String()), "lanes whose calls it holds"),
-        "calls": Column(pl.Int32(), "number of calls"),
+        "tools": Column(pl.List(pl.String()), "lanes whose calls it holds; none in a text that stands as it is"),
+        "calls": Column(pl.Int32(), "number of calls; 0 in a text that stands as it is (training.plain_texts)"),
         "split": Column(pl.String(), "train or heldout"),
     },
     key=("digest", "segment"),
     settings=settings,
-    reads=(raw_shards.NAME, "*/filtered_calls"),
+    reads=reads,
     inputs=inputs,
     inner=(DOCUMENT_COPIES,),
     group="training",

@@ -1,7 +1,7 @@
 """A document and the calls of all tools in it -> texts with their calls, in train or held out (paper, section 2)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -71,6 +71,17 @@ def examples(pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequen
         yield Dropped("outside_every_text", outside)
     for number, found in sorted(placed.items()):
         yield _example(pieces[number], found, names)
+
+
+def plain_examples(
+    pieces: Sequence[Segment], offsets: Collection[int], calls: Sequence[KeptCall], names: Sequence[str]
+) -> Iterator[Example]:
+    """The texts among `pieces` that hold a character of `offsets`, no place of a call and nothing like a call."""
+    starts = [piece.offset for piece in pieces]
+    taken = {bisect_right(starts, call.char_offset) - 1 for call in calls}
+    for number in sorted({bisect_right(starts, offset) - 1 for offset in offsets} - taken - {-1}):
+        if not holds_call(pieces[number].text, names):
+            yield Example(pieces[number], pieces[number].text, ())
 
 
 def _by_piece(pieces: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:

@@ -1,6 +1,6 @@
 """What a run is made of: settings, the lanes with their tools, the model's identity, the shard files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ class Lane:
 
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
     rejected before they are scored. `candidates`: a file of calls; `sampling`: whether others are sampled too.
+    `min_probability`: of ` [`, where decoding may call the tool.
     """
 
     tool: Tool
@@ -35,6 +36,7 @@ class Lane:
     look_ahead: bool = True
     candidates: Path | None = None
     sampling: bool = True
+    min_probability: float = 0.0
 
     @property
     def key(self) -> str:
@@ -59,7 +61,7 @@ class Lane:
 
 def lanes(settings: Settings) -> list[Lane]:
     """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError, SettingsError."""
-    found = [_lane(tool, settings.tools[key], settings.root) for key, tool in enabled_tools(settings).items()]
+    found = [_lane(tool, settings.tools[key], settings) for key, tool in enabled_tools(settings).items()]
     floor = settings.filtering.loss_floor
     for lane in found:
         if floor is None:
@@ -89,8 +91,13 @@ def lane_named(settings: Settings, name: str) -> Lane:
     raise UserError(f"there is no tool {name!r}; the settings have {names}")
 
 
-def _lane(tool: Tool, section: ToolSettings, root: Path) -> Lane:
-    paper, file = tool.defaults, section.candidates
+def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
+    """Return the least p of ` [` at which decoding calls a tool, by its name in the text, for tools that have one."""
+    return {lane.tool.name: lane.min_probability for lane in lanes if lane.min_probability}
+
+
+def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
+    paper, file, least = tool.defaults, section.candidates, section.min_probability
     return Lane(
         tool=tool,
         tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
@@ -99,8 +106,9 @@ def _lane(tool: Tool, section: ToolSettings, root: Path) -> Lane:
         tau_f=paper.tau_f if section.tau_f is None else section.tau_f,
         limits=section.limits,
         look_ahead=section.look_ahead,
-        candidates=file and root / file,
+        candidates=file and settings.root / file,
         sampling=section.sampling or file is None,
+        min_probability=settings.decoding.min_probability if least is None else least,
     )
 
 

@@ -21,7 +21,7 @@ from toolformer_dag.model.backend import GreedyRows
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.serving.figures import Figures
 from toolformer_dag.serving.tool_threads import ToolThreads
 from toolformer_dag.settings.sections import Settings
@@ -128,7 +128,7 @@ class SharedDecoder:
         self.tokenizer = copy.deepcopy(language_model.tokenizer)  # the other one is used in the thread
         self._encoding, self._lock, self._closed = Encoding(self.tokenizer), threading.Lock(), False
         self._vocabulary, self._backend = vocabulary_of(language_model), backend_of(language_model)
-        self._k = settings.decoding.k if k is None else k
+        self._k, self._thresholds = settings.decoding.k if k is None else k, start_thresholds(lanes)
         self._threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
         self._seconds, self._missed = 1.0, 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -184,6 +184,7 @@ class SharedDecoder:
             self.settings.sampling.max_call_tokens,
             names,
             frozenset(self.tools),
+            self._thresholds,
             one_sentence=request.one_sentence,
             watch=watch and partial(watch, writing),
             stop=request.stop,
@@ -276,6 +277,8 @@ class SharedDecoder:
             self._waiting.appendleft(writing)
         elif row.at_look_alike:
             self._go_on(writing, row.without_look_alike())
+        elif row.refused:
+            self._go_on(writing, row.without_call())
         elif row.in_call:
             self._call(writing, row)
         else:

@@ -183,6 +183,12 @@ class TrainingSettings(SettingsTable):
         description="Maximum held-out texts of C that choose the checkpoint; at most half of those that there are.",
     )
     examples_per_tool: int = Field(25_000, ge=1, description="Maximum texts with calls that one tool adds to C*.")
+    plain_texts: Annotated[float, AsBefore(0.0)] = Field(
+        0.0,
+        ge=0,
+        description="Texts in which no call helped that stand in C* as they are, per text with calls of each tool: a "
+        "model that sees them learns when not to call. 0 is the paper's.",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of the sequences.")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
@@ -230,14 +236,21 @@ class TrainingSettings(SettingsTable):
         return self if told or not often else self.model_copy(update={"passes": PASSES})
 
     def determining(self) -> dict[str, Any]:
-        """Return what trained weights depend on beside the texts; two keys only say which texts these are."""
-        return determining(self, but=("heldout_texts", "examples_per_tool"))
+        """Return what trained weights depend on beside the texts; some keys only say which texts these are."""
+        return determining(self, but=("heldout_texts", "examples_per_tool", "plain_texts"))
 
 
 class DecodingSettings(SettingsTable):
     """Configure decoding with tools (section 4.2 of the paper)."""
 
     k: int = Field(10, ge=0, description="A call starts when ` [` is among the k most likely tokens; 0 disables calls.")
+    min_probability: Annotated[float, AsBefore(0.0)] = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="A call starts only where the probability of ` [` is at least this, beside `k`; 0 is the paper's. "
+        "`[tools.X]` may have its own.",
+    )
     calls: int = Field(1, ge=1, description="Maximum calls in an answer, those without a result included; paper: 1.")
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 

@@ -83,6 +83,13 @@ class ToolSettings(SettingsTable):
         description="Filtering threshold: a call is kept when it lowers the loss by at least this much, in nats; or "
         "`{ by_chance = 0.05 }`, which chooses it from the swapped results.",
     )
+    min_probability: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Decoding calls the tool only where the probability of ` [` is at least this, and else goes on "
+        "without the call; when left out, `decoding.min_probability`.",
+    )
     look_ahead: bool = Field(
         True,
         description="Whether a call is rejected, before it is scored, when its input names a number or a name that the "

@@ -39,10 +39,11 @@ function compared(conditions, preferred) {
   };
   const button = (row, which) => el("button", { type: "button", onclick: () => ask(row.benchmark, which, row[which]).catch(failed(listed)), "aria-label": `${row[which]} ${which} in ${row.benchmark}` }, count(row[which]));
   data.pairs({ one, other }).then(rows => {
-    place.replaceChildren(rows.length ? table(`${one} against ${other}`, [
+    place.replaceChildren(rows.length ? table(`${one} against ${other}; needless: a call after which the answer is no better`, [
       { title: "benchmark", cell: row => foreign(row.benchmark) },
       { title: "questions", number: true, cell: row => count(row.questions) },
       { title: "with a call", number: true, cell: row => count(row.called) },
+      { title: "of these needless", number: true, cell: row => (row.called ? `${count(row.needless)} (${percent(row.needless / row.called)})` : "–") },
       { title: "won", number: true, cell: row => button(row, "won") },
       { title: "lost", number: true, cell: row => button(row, "lost") },
       { title: "both right", number: true, cell: row => count(row.both) },
