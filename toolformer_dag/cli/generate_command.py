@@ -94,27 +94,38 @@ def generate(
     Example: toolformer-dag generate "Ada had 17 apples and got 25 more, so in total there were"; toolformer-dag
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
-    from toolformer_dag.pipeline.plan import lanes, start_thresholds
-    from toolformer_dag.tools.built_in.calendar import Calendar
-
     settings = settings_of(config, profile, set)
-    known = lanes(settings)
-    if min_probability is not None:
-        known = [replace(lane, min_probability=min_probability) for lane in known]
-    dated = any(isinstance(lane.tool, Calendar) for lane in known)  # a tool of one's own may read contexts otherwise
-    if dated:
-        _check_date("--context", context)
+    known = _lanes(settings, min_probability)
+    dated = _dated(known, context)
     asked = [asked_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
     loaded = partial(_decoder, settings, known, max_new_tokens, trace)
     if _names_lines(text):
         raise typer.Exit(_complete_file(loaded, asked, text, partial(_record, dated), context))
     valid_text("the text", text)
     keys = {lane.tool.name: lane.key for lane in known}
-    least = min(start_thresholds(known).get(name, 0.0) for name in keys)
+    least = min(lane.min_probability for lane in known)
     for one in asked:
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
         _complete_text(loaded, one, text, context, least if trace else None, keys)
+
+
+def _lanes(settings: Settings, min_probability: float | None) -> "Sequence[Lane]":
+    """Return the lanes, with another threshold of decoding where one was typed."""
+    from toolformer_dag.pipeline.plan import lanes
+
+    known = lanes(settings)
+    return known if min_probability is None else [replace(lane, min_probability=min_probability) for lane in known]
+
+
+def _dated(known: "Sequence[Lane]", context: str) -> bool:
+    """Return whether contexts are dates. Raises UserError for one that is none; a tool of one's own may read others."""
+    from toolformer_dag.tools.built_in.calendar import Calendar
+
+    dated = any(isinstance(lane.tool, Calendar) for lane in known)
+    if dated:
+        _check_date("--context", context)
+    return dated
 
 
 def _names_lines(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, exp
+from types import MappingProxyType
 
 from toolformer_dag.decoding.generation import RECORDED, Generation, WrittenPiece, run_open_calls
 from toolformer_dag.decoding.vocabulary import vocabulary_of
@@ -79,21 +80,24 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         return first[at] if len(start) == 1 else batch.rank_of_sequence(at, start)
 
     for at, row in enumerate(rows):
-        if row.asks_start and (row.rules.traced or first[at] < max(row.rules.k, RECORDED)):
-            row.see_start(exp(batch.log_probability(at, start)))
-        if row.is_free:
-            _note_likely(batch, row, at, rank)
+        _note_likely(batch, row, at, first[at] < RECORDED, rank)
         if row.rules.one_sentence:
             row.stop_before(best[at])
         if row.may_begin_call and first[at] < row.rules.k and rank(at) < row.rules.k:
             row.begin_call()
 
 
-def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, rank: Callable[[int], int]) -> None:
-    """Note the chance of a call at this position, and the likeliest tokens, where the row's rules ask for them."""
-    if row.rules.traced:
-        row.measure(exp(batch.log_probability(at, row.rules.vocabulary.start)), rank(at))
-    if row.rules.likeliest is not None:
+def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, rank: Callable[[int], int]) -> None:
+    """Note p of ` [` at this position, and the likeliest tokens, where the row's rules ask for them.
+
+    `recorded`: whether ` [` is likely enough here that p is noted in any case.
+    """
+    start, traced = row.rules.vocabulary.start, row.rules.traced
+    if row.asks_start and (traced or recorded or rank(at) < row.rules.k):
+        row.see_start(exp(batch.log_probability(at, start)))
+    if traced and row.is_free:
+        row.measure(exp(batch.log_probability(at, start)), rank(at))
+    if row.rules.likeliest is not None and row.is_free:
         row.measure_likeliest(batch.likeliest(at, LISTED))
 
 
@@ -119,7 +123,7 @@ def generate(
     withheld: frozenset[str] = frozenset(),
     contexts: Sequence[str] | None = None,
     limits: Mapping[str, ToolLimits] | None = None,
-    min_probability: Mapping[str, float] | None = None,
+    min_probability: Mapping[str, float] = MappingProxyType({}),
     max_call_tokens: int = 64,
     one_sentence: bool = False,
     traced: bool = False,
@@ -157,7 +161,7 @@ def generate(
         max_call_tokens,
         names,
         frozenset(tools),
-        min_probability or {},
+        min_probability,
         one_sentence=one_sentence,
         traced=traced,
         watch=watch,
@@ -176,10 +180,7 @@ def _go_on(
     rows: list[DecodingRow], tools: Mapping[str, Tool], contexts: Sequence[str] | None, limits: Mapping[str, ToolLimits]
 ) -> None:
     """Replace rows that stopped in a call or before a look-alike by those that go on there; run all calls together."""
-    for row in [row for row in rows if row.at_look_alike]:
-        rows[row.prompt] = row.without_look_alike()
-    for row in [row for row in rows if row.refused]:
-        rows[row.prompt] = row.without_call()
+    rows[:] = [row.taken_back() or row for row in rows]
     opened = [row for row in rows if row.in_call]
     asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
     for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):

@@ -201,6 +201,12 @@ class DecodingRow:
             row.stopped = not call.tool or row.failed >= row._callable(0) or not row.may_call
         return row
 
+    def taken_back(self) -> "DecodingRow | None":
+        """Return the row that goes on before a look-alike or a refused call; None where neither stopped this one."""
+        if self.at_look_alike:
+            return self.without_look_alike()
+        return self.without_call() if self.refused else None
+
     def without_call(self) -> "DecodingRow":
         """Return the row that goes on without the refused call; none starts at its place."""
         left = self.budget - len(self.written)

@@ -106,7 +106,6 @@ def judge(
     called = {lane_of.get(call.tool) for call in generation.calls}
     reasons = [call.reason for call in generation.calls if call.reason is not None]
     first = next(iter(generation.calls), None)
-    nothing, by_rule = benchmark.calls_nothing, benchmark.correct
     return QuestionOutcome(
         benchmark=benchmark.name,
         question=number,
@@ -125,11 +124,21 @@ def judge(
         calls=generation.calls,
         reason=reasons[0] if reasons else generation.reason,
         right_tool=question.tool in called if question.tool else None,
-        correct=not generation.calls if nothing else by_rule(generation.plain, question.answers),
+        correct=_is_right(benchmark, generation, question.answers),
         tokens=generation.tokens,
         look_alikes=generation.look_alikes,
-        p_start=None if generation.p_start is None else round(generation.p_start, 4),
+        p_start=_rounded(generation.p_start),
     )
+
+
+def _is_right(benchmark: Benchmark, generation: Generation, answers: Sequence[str]) -> bool:
+    if benchmark.calls_nothing:
+        return not generation.calls
+    return benchmark.correct(generation.plain, answers)
+
+
+def _rounded(probability: float | None) -> float | None:
+    return None if probability is None else round(probability, 4)
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:

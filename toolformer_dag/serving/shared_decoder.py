@@ -275,10 +275,8 @@ class SharedDecoder:
         writing.row = row
         if not row.stopped:
             self._waiting.appendleft(writing)
-        elif row.at_look_alike:
-            self._go_on(writing, row.without_look_alike())
-        elif row.refused:
-            self._go_on(writing, row.without_call())
+        elif (taken_back := row.taken_back()) is not None:
+            self._go_on(writing, taken_back)
         elif row.in_call:
             self._call(writing, row)
         else:
