@@ -175,7 +175,7 @@ def test_the_shell_completes_commands_saved_queries_lanes_profiles_and_settings(
     (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n[tools.sums]\nuse = 'a:B'\n[profiles.mine]\n")
     assert completed("tool", "s") == ["sums"]
     assert completed("run", "--profile", "m") == ["mine"]
-    assert completed("run", "--set", "tools.sums.m") == ["tools.sums.m="]
+    assert completed("run", "--set", "tools.sums.m") == ["tools.sums.m=", "tools.sums.min_probability="]
     assert "training.max_steps=" in completed("run", "--set", "training.")
     (tmp_path / "toolformer.toml").write_text("broken [")
     assert completed("tool", "calc") == ["calculator"]

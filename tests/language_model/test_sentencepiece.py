@@ -5,6 +5,7 @@
 
 import base64
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,7 +103,10 @@ def test_with_a_tokenizer_json_that_file_is_what_counts(folder: Folder, tmp_path
     ).input_ids == own.encode("the total")
 
 
-def test_tiktoken_s_file_of_the_same_name_is_named_with_what_reads_it(tmp_path: Path) -> None:
+def test_tiktoken_s_file_of_the_same_name_is_named_with_what_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tiktoken", None)  # nothing that the library needs brings it
     ranks = [base64.b64encode(bytes([byte])) + f" {byte}".encode() for byte in range(256)]
     (tmp_path / "tokenizer.model").write_bytes(b"\n".join(ranks))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
