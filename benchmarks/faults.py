@@ -260,7 +260,7 @@ def limits(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
 
 
 def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, tuple[int, int]]:
-    """Flip a bit of a file of every kind, ask `verify`, and put them back, until there were `flips`.
+    """Flip a bit of a file of every kind, every other time unseen, ask `verify`, and put them back, `flips` times.
 
     Return, by kind of file, how many there were and how many `verify` named. Raises AssertionError where it names more.
     """
@@ -273,8 +273,8 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
         if chosen["published rows"].parents[2].parts[-2:] == chosen["manifests"].with_suffix("").parts[-2:]:
             continue  # behind a damaged manifest nothing is known
         contents = {file: file.read_bytes() for file in chosen.values()}
-        for file in contents:
-            flip(file, draw)
+        for place, file in enumerate(contents):
+            (flip, rot)[(place + tried.total() // len(KINDS)) % 2](file, draw)
         found = {one.path for one in verified(plan).damaged}
         assert found <= contents.keys(), found - contents.keys()
         for kind, file in chosen.items():

@@ -3,10 +3,12 @@
 python -m benchmarks.soak [--minutes 20] [--flips 2000] [--documents 14] [--seed 0] [--work FOLDER]
 
 Each fault is tried on worlds of its own until its share of the time is over, at least once. First, single bits are
-flipped, and `verify` has to name each file. The exit status is 1 where anything was wrong.
+flipped, half of them under the same size and times, and `verify` has to name each file. The exit status is 1 where
+anything was wrong.
 """
 
 import argparse
+import gzip
 import random
 import sys
 import time
@@ -48,6 +50,8 @@ FAULTS: dict[str, tuple[Fault, bool, float]] = {
 def undisturbed(folder: Path, documents: int) -> tuple[Undisturbed, World]:
     """Run a world once, and measure it; return it with one in which finetuning and evaluation ran too."""
     fresh = World.make(folder / "fresh", documents)
+    with gzip.open(next((fresh.folder / "web").iterdir()), "ab") as shard:
+        shard.write(b"no document\n")  # a line that is rejected
     whole = fresh.copy(folder / "whole")
     ended, seconds = seconds_of(whole)
     if ended.error:

@@ -51,6 +51,12 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path, tables: list[War
         build(Lake(tmp_path / "lake"), tables, LANES, tmp_path)
 
 
+def test_a_database_without_tables_says_how_it_is_filled(tmp_path: Path) -> None:
+    duckdb.connect(tmp_path / "empty.duckdb").close()
+    with pytest.raises(WarehouseError, match=r"holds no tables yet; run `toolformer-dag run`"):
+        query(tmp_path / "empty.duckdb", "FROM table_2")
+
+
 @pytest.mark.parametrize("content", [b"", b"[tools.calculator]\n", b"SQLite format 3\0", b"DUCK" * 5 + b"!"])
 def test_a_file_that_is_none_of_duckdbs_is_named_and_never_replaced(
     tmp_path: Path, tables: list[WarehouseTable], content: bytes

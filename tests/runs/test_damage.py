@@ -14,7 +14,8 @@ from tests.command_line import cli
 from tests.damage import flip, rot
 from tests.runs.conftest import World, assert_same, by_machine, free
 from toolformer_dag import identity
-from toolformer_dag.cli.project import REPAIRS
+from toolformer_dag.assets import TRAINING_JOB
+from toolformer_dag.cli.project import REPAIRS, Project
 from toolformer_dag.exports.verify_project import verified
 from toolformer_dag.files import UserError
 from toolformer_dag.lake import storage
@@ -147,6 +148,22 @@ def test_weights_that_rot_are_not_used_and_a_checkpoint_is_made_again(world: Wor
 
 
 @pytest.mark.long
+def test_c_star_that_was_damaged_before_training_begins_is_made_again(world: World, monkeypatch) -> None:
+    run_job, begun = Project._run_job, []
+
+    def damaged(self, name, *arguments):
+        if name == TRAINING_JOB and TRAINING_JOB not in begun:
+            [file, *_] = sorted(world.folder.glob("lake/training/augmented_corpus/files/*/*.parquet"))
+            file.write_bytes(file.read_bytes()[:-1])
+        begun.append(name)
+        run_job(self, name, *arguments)
+
+    monkeypatch.setattr(Project, "_run_job", damaged)
+    world.edit("max_steps = 1\n", "max_steps = 2\n")
+    world.run(training=True)
+    assert begun.count(TRAINING_JOB) == 2 and not world.stale()
+
+
 def test_a_base_model_that_rots_makes_no_row(world: World, monkeypatch) -> None:
     monkeypatch.setattr(identity, "LARGE", 0)
     weights = world.folder / "model/model.safetensors"

@@ -36,7 +36,7 @@ class Commands(typer.Typer):
                 stream.reconfigure(errors="backslashreplace")
         try:
             return super().__call__(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # panics of Rust are no Exception
             message = _remedied(error)
             if message is None:
                 raise
@@ -44,7 +44,7 @@ class Commands(typer.Typer):
             raise SystemExit(1) from error
 
 
-def _remedied(error: Exception) -> str | None:
+def _remedied(error: BaseException) -> str | None:
     """Return the message of an error that a person can mend; None for any other."""
     if isinstance(error, UserError):
         return str(error)

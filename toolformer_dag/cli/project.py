@@ -3,7 +3,7 @@
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from toolformer_dag.exports.verify_project import set_aside
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.storage import CheckedFile
-from toolformer_dag.lake.table import DamagedPart
+from toolformer_dag.lake.table import DamagedPart, MissingPart
 from toolformer_dag.model.weights import DamagedCheckpoint
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
@@ -132,7 +132,11 @@ class Project:
 
     def _train(self, report: RunReport, sink: Sink) -> None:
         """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
-        few = too_few_to_train(self.plan) if self.stale().keys() & set(TRAINED) else None
+        try:
+            few = too_few_to_train(self.plan) if self.stale().keys() & set(TRAINED) else None
+        except (DamagedPart, MissingPart):  # C*: the first job makes it again
+            report.damaged = True
+            return
         if few:
             report.untrained = f"nothing was finetuned: {few}"
         else:
@@ -143,8 +147,11 @@ class Project:
 
         Raises KeyboardInterrupt where a signal or the UI ended the run.
         """
-        by_hand = name == TRAINING_JOB
-        stale = [one for one in self.stale() if (one in BY_HAND) == by_hand]
+        by_hand, found = name == TRAINING_JOB, self.stale()
+        stale = [one for one in found if (one in BY_HAND) == by_hand]
+        if _lost(name, found):
+            report.damaged = True  # the first job makes it again before
+            return
         everything = with_descendants(outputs(self.plan), stale)
         chosen = [one for one in everything if one in IN_BOTH_JOBS or (one in BY_HAND) == by_hand]
         if not chosen:
@@ -156,6 +163,11 @@ class Project:
         if was_interrupted(result):
             raise KeyboardInterrupt
         _add(report, chosen, result)
+
+
+def _lost(name: str, stale: Mapping[str, Reasons]) -> bool:
+    """Return whether what the first job has made turned out to be damaged since, where the job is the second."""
+    return name == TRAINING_JOB and any(not stale[one].retry_only for one in stale.keys() - {*BY_HAND, *IN_BOTH_JOBS})
 
 
 def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:

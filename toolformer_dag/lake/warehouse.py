@@ -17,7 +17,17 @@ from typing import Any
 import duckdb
 import polars as pl
 
-from toolformer_dag.files import ReadError, StorageError, locked, replace_whole, sealed, unsealed, write_whole
+from toolformer_dag.files import (
+    ReadError,
+    StorageError,
+    WriteError,
+    limit_met,
+    locked,
+    replace_whole,
+    sealed,
+    unsealed,
+    write_whole,
+)
 from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
@@ -59,7 +69,8 @@ STORAGE_VERSIONS = 2**16
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
 NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
-"""Errors of a disk that is full, or of memory that could not be spilled to it; a failed checkpoint is one too."""
+FULL = ("CHECKPOINT", "No space left", "quota exceeded")
+"""Errors of a disk that is full, or of memory that could not be spilled to it, and what others of them say."""
 
 
 class WarehouseError(StorageError):
@@ -88,25 +99,34 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]
     the old one stays.
     """
     refuse_other_file(database)
-    with session(), _alone(database), _folder_beside(database) as folder:
-        content = _content(lake, tables, lanes)
-        last = _last_content(database)
-        shards = last.changed_shards(content) if last else None
-        files = _part_files(lake, tables, last if shards is not None else None, shards or ())
-        for name, frame in _own_rows(lake, tables, lanes, content).items():
-            files.setdefault(name, []).append(str(folder / f"{name}.parquet"))
-            frame.write_parquet(files[name][-1])
-        fresh = folder / "fresh.duckdb"
-        try:
-            if shards is not None:
-                shutil.copyfile(database, fresh)
-            counts = fill(fresh, folder, (*tables, *OWN_TABLES), files, shards)
-        except duckdb.Error as error:
-            raise WarehouseError(f"cannot write {database}: {_reason(error)}") from error
-        made = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
-        replace_whole(fresh, database)
-        write_whole(_seal_path(database), sealed(str(database), made))
-        return counts
+    try:
+        with session(), _alone(database), _folder_beside(database) as folder:
+            return _built(lake, tables, lanes, database, folder)
+    except (duckdb.Error, pl.exceptions.ComputeError) as error:  # what Polars calls a full disk
+        raise WarehouseError(f"cannot write {database}: {_reason(error)}") from error
+    except OSError as error:
+        raise WriteError(database, error) from error
+
+
+def _built(
+    lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path, folder: Path
+) -> Mapping[str, int]:
+    """Build in `folder`, then rename. Needs the lock. Raises DamagedPart, OSError and what DuckDB and Polars raise."""
+    content = _content(lake, tables, lanes)
+    last = _last_content(database)
+    shards = last.changed_shards(content) if last else None
+    files = _part_files(lake, tables, last if shards is not None else None, shards or ())
+    for name, frame in _own_rows(lake, tables, lanes, content).items():
+        files.setdefault(name, []).append(str(folder / f"{name}.parquet"))
+        frame.write_parquet(files[name][-1])
+    fresh = folder / "fresh.duckdb"
+    if shards is not None:
+        shutil.copyfile(database, fresh)
+    counts = fill(fresh, folder, (*tables, *OWN_TABLES), files, shards)
+    made = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
+    replace_whole(fresh, database)
+    write_whole(_seal_path(database), sealed(str(database), made))
+    return counts
 
 
 @contextmanager
@@ -180,9 +200,11 @@ def received(paths: PathSettings) -> Path:
     return paths.warehouse
 
 
-def _reason(error: duckdb.Error) -> str:
-    """Return what DuckDB says, and the remedy."""
-    if isinstance(error, NO_SPACE) or "CHECKPOINT" in str(error):
+def _reason(error: Exception) -> str:
+    """Return what DuckDB or Polars says, and the remedy."""
+    if limit := limit_met(error):
+        remedy = f"{limit} and run again"
+    elif isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL):
         remedy = "free space and run again"
     else:
         remedy = (
@@ -212,10 +234,15 @@ def refuse_other_file(database: Path) -> None:
 
 
 def _foreign_tables(database: Path) -> list[str]:
-    """Return the tables of a database in which those of a warehouse are missing; none where it cannot be read."""
+    """Return the tables of a database in which those of a warehouse are missing."""
+    found = _table_names(database)
+    return [] if {"lanes", "rejections"} <= set(found) else found
+
+
+def _table_names(database: Path) -> list[str]:
+    """Return the names of a database's tables; none where it cannot be read."""
     with suppress(duckdb.Error), duckdb.connect(database, read_only=True, config={**OFFLINE, **CLOSED}) as connection:
-        found = [name for (name,) in connection.sql("SELECT table_name FROM duckdb_tables()").fetchall()]
-        return [] if {"lanes", "rejections"} <= set(found) else found
+        return [name for (name,) in connection.sql("SELECT table_name FROM duckdb_tables()").fetchall()]
     return []
 
 
@@ -251,6 +278,8 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
         with duckdb.connect(database, read_only=True, config={**OFFLINE, **config}) as connection:
             yield connection
     except duckdb.Error as error:
+        if isinstance(error, duckdb.CatalogException) and not _table_names(database):
+            raise WarehouseError(f"{database} holds no tables yet; run `toolformer-dag run`") from error
         raise WarehouseError(str(error)) from error
 
 
