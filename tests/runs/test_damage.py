@@ -164,6 +164,7 @@ def test_c_star_that_was_damaged_before_training_begins_is_made_again(world: Wor
     assert begun.count(TRAINING_JOB) == 2 and not world.stale()
 
 
+@pytest.mark.long
 def test_a_base_model_that_rots_makes_no_row(world: World, monkeypatch) -> None:
     monkeypatch.setattr(identity, "LARGE", 0)
     weights = world.folder / "model/model.safetensors"
