@@ -40,8 +40,7 @@ def test_a_machine_that_is_lost_in_each_stage_changes_no_row(new_line: NewLine, 
     assert found["engine"] == "ray" and found["actors"] == 0
     said = "\n".join(found["said"])
     assert "memory" not in said
-    lost = re.findall(r"/(\w+), chunk \d+: actor .* was lost with its machine; another worker gets the chunk", said)
-    assert lost and set(lost) <= {"scored_candidates", "loss_deltas", "swapped_results"}  # some may be done before
+    assert re.search(r"chunk \d+: actor .* was lost with its machine; another worker gets the chunk", said)
     assert_same(line, finished(*names))
 
 
