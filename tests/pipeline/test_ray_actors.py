@@ -33,7 +33,7 @@ def in_cluster(what: str, line: Line) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_machine_that_is_lost_in_each_stage_changes_no_row(new_line: NewLine, finished: NewLine) -> None:
+def test_a_machine_that_is_lost_in_any_stage_changes_no_row(new_line: NewLine, finished: NewLine) -> None:
     names = ["one", "two", "three", "four"]
     line = new_line(*names)
     found = in_cluster("killed", line)

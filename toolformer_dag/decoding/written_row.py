@@ -22,8 +22,6 @@ from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, 
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW
 
-REFUSED = -1.0
-"""In place of p of ` [` where a call was refused: none starts there again."""
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
 
@@ -65,6 +63,7 @@ class DecodingRow:
     - `prompt`: the index of the prompt.
     - `prefix`: the fixed tokens, including the prompt.
     - `failed`: the tools that were called at the end of the prefix and found nothing.
+    - `no_start`: whether no call may start there, since one was refused.
     - `budget`: the most tokens outside a call.
     - `before`: what was written before this row.
     - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
@@ -81,6 +80,7 @@ class DecodingRow:
     budget: int
     before: Generation
     failed: frozenset[str] = frozenset()
+    no_start: bool = False
     written: list[int] = field(default_factory=list)
     body: list[int] = field(default_factory=list)
     matcher: LLMatcher | None = None
@@ -147,11 +147,13 @@ class DecodingRow:
         return self.is_free and (self.may_call or not self.after_call)
 
     def see_start(self, probability: float) -> None:
-        """Keep p of ` [` at this place, or REFUSED."""
+        """Keep p of ` [` at this place."""
         self._p_starts.setdefault(len(self.written), probability)
 
     def _callable(self, place: int) -> frozenset[str]:
         """Return the tools that may be called behind so many written tokens."""
+        if self.no_start and not place:
+            return frozenset()
         probability, least = self._p_starts.get(place, 0.0), self.rules.min_probability
         return frozenset(name for name in self.rules.names if least.get(name, 0.0) <= probability)
 
@@ -210,19 +212,15 @@ class DecodingRow:
     def without_call(self) -> "DecodingRow":
         """Return the row that goes on without the refused call; none starts at its place."""
         left = self.budget - len(self.written)
-        row = DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, self.generation())
-        row.see_start(REFUSED)
-        return row
+        return DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, self.generation(), no_start=True)
 
     def without_look_alike(self) -> "DecodingRow":
         """Return the row that goes on where this one stopped before a look-alike of a call."""
         so_far = self.generation()
         before = replace(so_far, look_alikes=so_far.look_alikes + 1)
-        left = self.budget - len(self.written)
-        row = DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, before, no_bracket=True)
-        if self._p_starts.get(len(self.written)) == REFUSED:
-            row.see_start(REFUSED)
-        return row
+        left, no_start = self.budget - len(self.written), self.no_start and not self.written
+        prefix = self.prefix + self.written
+        return DecodingRow(self.rules, self.prompt, prefix, left, before, no_start=no_start, no_bracket=True)
 
     def written_text(self) -> str:
         """Return the text written outside the call."""

@@ -271,13 +271,20 @@ COMMENT ON COLUMN figure_4.accuracy IS 'mean of the benchmarks'' right answers, 
 COMMENT ON COLUMN figure_4.low IS 'lower end of its 95 % interval, per cent';
 COMMENT ON COLUMN figure_4.high IS 'upper end of its 95 % interval, per cent';
 
-CREATE VIEW won_and_lost AS
-SELECT benchmark, question, model, tool.k, CASE WHEN tool.correct THEN 'won' ELSE 'lost' END AS outcome,
-       tool.prompt, tool.gold, plain.written AS written_without, tool.written AS written_with,
-       tool.called, tool.call_input, tool.call_result, tool.calls
+CREATE VIEW with_and_without AS
+SELECT tool.*, plain.correct AS correct_without, plain.written AS written_without, plain.p_start AS p_start_without
 FROM outcomes AS plain JOIN outcomes AS tool USING (benchmark, question, model)
-WHERE plain.k = 0 AND tool.k > 0 AND plain.correct <> tool.correct
-ORDER BY benchmark, model, tool.k, question;
+WHERE plain.k = 0 AND tool.k > 0;
+COMMENT ON VIEW with_and_without IS 'outcomes with tools, each beside the same model''s without them.';
+COMMENT ON COLUMN with_and_without.correct_without IS 'whether the answer without tools is right';
+COMMENT ON COLUMN with_and_without.written_without IS 'what was written without tools';
+COMMENT ON COLUMN with_and_without.p_start_without IS 'p_start of the answer without tools';
+
+CREATE VIEW won_and_lost AS
+SELECT benchmark, question, model, k, CASE WHEN correct THEN 'won' ELSE 'lost' END AS outcome,
+       prompt, gold, written_without, written AS written_with, called, call_input, call_result, calls
+FROM with_and_without WHERE correct <> correct_without
+ORDER BY benchmark, model, k, question;
 COMMENT ON VIEW won_and_lost IS 'Questions that a model answers right with tools and wrong without (won), or the other way round (lost).';
 COMMENT ON COLUMN won_and_lost.k IS 'k of decoding of the answer with tools';
 COMMENT ON COLUMN won_and_lost.outcome IS 'won: right with tools only; lost: right without them only';
@@ -286,13 +293,11 @@ COMMENT ON COLUMN won_and_lost.written_with IS 'what was written with them, call
 COMMENT ON COLUMN won_and_lost.calls IS 'all calls of that text in order: tool, input, result, and why there is none';
 
 CREATE VIEW needless_calls AS
-SELECT benchmark, question, model, tool.condition, tool.k,
-       CASE WHEN plain.correct AND NOT tool.correct THEN 'worse' WHEN tool.correct THEN 'right anyway' ELSE 'wrong anyway' END AS outcome,
-       tool.prompt, tool.gold, plain.written AS written_without, tool.written AS written_with,
-       tool.called, tool.call_input, tool.call_result, tool.calls
-FROM outcomes AS plain JOIN outcomes AS tool USING (benchmark, question, model)
-WHERE plain.k = 0 AND tool.k > 0 AND len(tool.calls) > 0 AND (plain.correct OR NOT tool.correct)
-ORDER BY benchmark, model, tool.k, question;
+SELECT benchmark, question, model, condition, k,
+       CASE WHEN correct THEN 'right anyway' WHEN correct_without THEN 'worse' ELSE 'wrong anyway' END AS outcome,
+       prompt, gold, written_without, written AS written_with, called, call_input, call_result, calls
+FROM with_and_without WHERE len(calls) > 0 AND (correct_without OR NOT correct)
+ORDER BY benchmark, model, k, question;
 COMMENT ON VIEW needless_calls IS 'Questions in which a model called a tool and its answer was not better for it: what was called, and what it wrote with tools and without.';
 COMMENT ON COLUMN needless_calls.k IS 'k of decoding of the answer with tools';
 COMMENT ON COLUMN needless_calls.outcome IS 'worse: right without tools only; right anyway, wrong anyway: as without tools';
@@ -326,15 +331,12 @@ COMMENT ON COLUMN needless_shares.high IS 'upper end of its 95 % interval, per c
 -- unless a call begins at a later place: then p of ` [` is large enough somewhere in the text without tools.
 CREATE VIEW over_min_probability AS
 WITH asked AS (
-    SELECT tool.benchmark, tool.condition, model, tool.k, len(tool.calls) > 0 AS called, tool.p_start, tool.correct,
-           plain.correct AS correct_without, plain.p_start AS largest
-    FROM outcomes AS plain JOIN outcomes AS tool USING (benchmark, question, model)
-    WHERE plain.k = 0 AND tool.k > 0 AND tool.p_start IS NOT NULL
+    SELECT *, len(calls) > 0 AS with_call FROM with_and_without WHERE p_start IS NOT NULL
 ), counted AS (
     SELECT benchmark, condition, model, k, step / 20 AS min_probability, count(*) AS n,
-           count(*) FILTER (called AND p_start >= step / 20) AS with_calls,
-           count(*) FILTER (CASE WHEN called AND p_start < step / 20 THEN correct_without ELSE correct END) AS correct,
-           count(*) FILTER (called AND p_start < step / 20 AND largest >= step / 20) AS later
+           count(*) FILTER (with_call AND p_start >= step / 20) AS with_calls,
+           count(*) FILTER (CASE WHEN with_call AND p_start < step / 20 THEN correct_without ELSE correct END) AS correct,
+           count(*) FILTER (with_call AND p_start < step / 20 AND p_start_without >= step / 20) AS later
     FROM asked, range(21) AS steps(step) GROUP BY ALL
 ), with_all AS (
     FROM counted

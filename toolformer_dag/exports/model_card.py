@@ -119,8 +119,8 @@ def _header(plan: Plan, license: str) -> str:
 def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
     parts = plan.lake.table(CORPUS).pointers()
     versions = {part: pointer.record["inputs"] for part, pointer in parts.items()}
-    called = corpus_rows(plan.lake, ["calls", "split"]).filter(pl.col("split") == TRAIN)
-    plain = called.filter(pl.col("calls") == 0).select(pl.len()).collect().item()
+    trained_on = corpus_rows(plan.lake, ["calls", "split"]).filter(pl.col("split") == TRAIN)
+    plain = trained_on.filter(pl.col("calls") == 0).select(pl.len()).collect().item()
     rows = [
         ("training texts", f"{report.texts:,}" + (f", {plain:,} of them without calls" if plain else "")),
         ("tokens", f"{report.tokens:,}"),

@@ -69,8 +69,9 @@ STORAGE_VERSIONS = 2**16
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
 NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
+"""What DuckDB raises where a disk is full, or memory could not be spilled to it."""
 FULL = ("CHECKPOINT", "No space left", "quota exceeded")
-"""Errors of a disk that is full, or of memory that could not be spilled to it, and what others of them say."""
+"""What other errors say then."""
 
 
 class WarehouseError(StorageError):
