@@ -279,6 +279,7 @@ COMMENT ON VIEW with_and_without IS 'outcomes with tools, each beside the same m
 COMMENT ON COLUMN with_and_without.correct_without IS 'whether the answer without tools is right';
 COMMENT ON COLUMN with_and_without.written_without IS 'what was written without tools';
 COMMENT ON COLUMN with_and_without.p_start_without IS 'p_start of the answer without tools';
+COMMENT ON COLUMN with_and_without.calls IS 'all calls of the text with tools in order: tool, input, result, and why there is none';
 
 CREATE VIEW won_and_lost AS
 SELECT benchmark, question, model, k, CASE WHEN correct THEN 'won' ELSE 'lost' END AS outcome,
