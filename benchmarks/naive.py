@@ -93,7 +93,7 @@ class NaiveBackend:
         for uniform in stream:
             cumulative = logits[0, -1].float().softmax(-1).double().cumsum(-1)
             sampled.append(int(torch.searchsorted(cumulative, float(uniform) * cumulative[-1], right=True)))
-            if ends(np.array(sampled[-1:]))[0]:
+            if ends.may_end(np.array(sampled[-1:]))[0] and ends.has_ended(sampled):
                 break
             logits, cache = self._run(sampled[-1:], cache) if self.caches else self._run(prefix + sampled, None)
         return sampled

@@ -158,12 +158,15 @@ def test_setting_changes_the_code_version_of_the_stage_that_applies_it(override,
 
 
 def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(tmp_path):
-    (tmp_path / "weather.txt").write_text("Call.\nInput: Sun in Rome.\nOutput: [Weather(Rome)] Sun in Rome.\n")
-    server = {"use": "mcp", "name": "Weather", "prompt": "weather.txt", "url": "http://localhost/mcp", "tool": "sky"}
-    section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in server.items())
-    (tmp_path / "toolformer.toml").write_text(f"[tools.weather]\n{section}")
-    stale = changed("tools.weather.wants='rain|sun'", file=tmp_path / "toolformer.toml")
-    assert stale == {"weather/heuristic_subset"}
+    schema = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+    listing = {"office": [{"name": name, "description": "", "input_schema": schema} for name in ("sky", "sea")]}
+    (tmp_path / "mcp_tools.json").write_text(json.dumps(listing))
+    lanes = "".join(
+        f"[tools.{key}]\nexamples = ['[{key.title()}(city=\"Rome\")] Sun.', 'Sun.']\n" for key in ("sky", "sea")
+    )
+    (tmp_path / "toolformer.toml").write_text(f"[servers.office]\nurl = 'http://localhost/mcp'\n{lanes}")
+    stale = changed("tools.sky.wants='rain|sun'", file=tmp_path / "toolformer.toml")
+    assert stale == {"sky/heuristic_subset"}
 
 
 @pytest.mark.parametrize(

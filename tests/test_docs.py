@@ -113,6 +113,7 @@ def test_commands_within_sentences_exist() -> None:
 @pytest.mark.parametrize("text", cases(list(blocks("toml"))))
 def test_a_block_of_settings_loads(text: str, tmp_path: Path) -> None:
     (tmp_path / "toolformer.toml").write_text(text, "utf-8")
+    (tmp_path / "mcp_tools.json").write_text('{"office": [{"name": "get_weather"}]}')
     assert load_settings(tmp_path / "toolformer.toml", environment={}).root == tmp_path
 
 

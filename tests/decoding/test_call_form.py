@@ -1,13 +1,15 @@
 """Calls are well-formed by construction, with four kinds of tokenizers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Literal
 
 import llguidance.hf
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel, ConfigDict, Field
 
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
@@ -25,8 +27,9 @@ from toolformer_dag.texts.calls import (
     parse_call,
     take_out,
 )
+from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.tool import Tool
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
 
 NAMES = ("Calculator", "Calendar", "QA", "QAs", "Übersetzer", "辞書")
 INPUTS = st.text(st.sampled_from('ab1 ()[->+"?é東🍎.,'), max_size=12) | st.text(max_size=8)
@@ -116,3 +119,41 @@ def test_no_malformed_call_is_written_alone_or_together(
         assert all(text in generation.text for text in kept)
         assert len(generation.text) == len(generation.plain) + sum(map(len, kept))
         assert not kept or "->" not in generation.text.rpartition(kept[-1])[2]
+
+
+class Flight(BaseModel):
+    """Arguments of every kind that a schema tells apart."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: str = Field(max_length=6)
+    seats: int = Field(1, ge=1, le=9)
+    cabin: Literal["a", "b"] = "a"
+    stops: list[bool] = Field([], max_length=2)
+
+
+class Flights(Tool):
+    """Tells what it was asked."""
+
+    name, version, defaults = "Flights", "1", ToolDefaults(0.1, 2, 6, 0.0)
+    Arguments = Flight
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        assert all(isinstance(call.arguments, Flight) for call in calls)
+        return [ToolResult(f"from {call.arguments.start or 'nowhere'}") for call in calls]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_every_call_with_named_arguments_that_ends_validates(kind: str) -> None:
+    """A random model writes them beside a tool that takes one text."""
+    tools: dict[str, Tool] = {
+        "Flights": Flights("flights", ToolOptions(), ""),
+        "Calculator": load_tool("calculator", {}),
+    }
+    prompts = [f"Ada had {at} apples" + " and more" * (at % 3) for at in range(24)]
+    options = {"k": 300, "max_new_tokens": 5, "max_call_tokens": 60, "withheld": frozenset({"Calculator"})}
+    made = generate(model_with(kind), prompts, tools, **options)
+    ended = [call for each in made for call in each.calls if call.reason != "no_end"]
+    assert [call for call in ended if call.result is None] == []
+    for each in made:
+        assert take_out(each.text, tools) == each.plain

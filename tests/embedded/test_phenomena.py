@@ -16,7 +16,8 @@ from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon, questions
 from toolformer_dag.synthetic.sentences import Phenomenon
 from toolformer_dag.synthetic.wordings import PARTS
 from toolformer_dag.synthetic.world import World, passages
-from toolformer_dag.tools.registry import check_prompt, load_tool
+from toolformer_dag.tools.prompts import check_prompt
+from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import ToolCall
 
 Results = Callable[[str, list[Phenomenon]], list[str | None]]

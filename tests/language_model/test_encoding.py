@@ -26,7 +26,7 @@ def test_the_three_kinds_of_vocabulary(cases: Any) -> None:
     gpt2, small, llama = (cases(name).language_model.encoding for name in ("gpt2", "gpt2_bytes", "llama"))
     assert (len(gpt2.start), len(small.start)) == (1, 2)
     assert gpt2.bos == [] and small.bos == [] and llama.bos == [1]
-    ends = gpt2.tokenizer.convert_ids_to_tokens(gpt2.ended(np.arange(len(gpt2.tokenizer) + 9)).nonzero()[0])
+    ends = gpt2.tokenizer.convert_ids_to_tokens(gpt2.may_end(np.arange(len(gpt2.tokenizer) + 9)).nonzero()[0])
     assert {")]", "]", "<|end|>"} <= set(ends) and not {"[", ")"} & set(ends)
 
 

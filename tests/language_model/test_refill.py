@@ -1,9 +1,8 @@
 """Texts that take each other's places, against the naive backend: any texts, points, budgets, failures of memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,20 @@ OVERFLOWS = [0, *range(3, 30)]
 EXAMPLES = 20
 NOT_FINITE = 330
 """The size of the models' vocabulary: what the naive backend's search in numbers that are not finite ends with."""
+
+
+@dataclass(frozen=True)
+class EndTokens:
+    """Samples end with the first of these tokens, but not with their first three where `late`."""
+
+    tokens: tuple[int, ...]
+    late: bool = False
+
+    def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.isin(tokens, self.tokens)
+
+    def has_ended(self, sampled: Sequence[int]) -> bool:
+        return len(sampled) > 3 or not self.late
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,7 @@ def overflowing(backend: TransformersBackend, value: float) -> Iterator[None]:
     length=st.integers(1, 6),
     budget=st.integers(1, 600),
     failures=st.sets(st.integers(2, 40), max_size=4),
+    late=st.booleans(),
 )
 def test_any_texts_and_points_give_the_naive_numbers(
     backend: TransformersBackend,
@@ -115,9 +129,10 @@ def test_any_texts_and_points_give_the_naive_numbers(
     length: int,
     budget: int,
     failures: set[int],
+    late: bool,
 ) -> None:
     """Memory runs out while samples are under way, and nothing but the budget changes."""
-    asked: Any = (HEAD, start, partial(np.isin, test_elements=list(ends)), SamplingSettings(max_call_tokens=length))
+    asked: Any = (HEAD, start, EndTokens(tuple(ends), late), SamplingSettings(max_call_tokens=length))
     ours, theirs = dict[int, NDArray[np.float32]](), dict[int, NDArray[np.float32]]()
     backend.budget.tokens = budget
     longest = max(len(HEAD) + (each.most + 1) * (len(HEAD) + len(each.ids) + len(start) + length) for each in drawn)
@@ -161,8 +176,8 @@ def test_numbers_that_overflow_stay_with_their_text_and_sample(
 ) -> None:
     """Samples go on behind what overflows, in rows that others take over; the naive ones end there."""
     ours, theirs = dict[int, NDArray[np.float32]](), dict[int, NDArray[np.float32]]()
-    own = partial(np.isin, test_elements=list(ends))
-    of_naive = partial(np.isin, test_elements=[*ends, *OVERFLOWS, NOT_FINITE])
+    own = EndTokens(tuple(ends))
+    of_naive = EndTokens((*ends, *OVERFLOWS, NOT_FINITE))
     sampling = SamplingSettings(max_call_tokens=length)
     naive = NaiveBackend(backend.language_model, caches=False)
     backend.budget.tokens = budget

@@ -1,6 +1,5 @@
 """Content decides identity: what changes the settings of a stage, and of which."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -211,9 +210,9 @@ def test_a_setting_that_came_later_makes_nothing_stale_at_the_value_that_stands_
         ({"use": "question_answering", "passages": "embedded", "reader": "embedded"}, "passages_read", 9),
         ({"use": "machine_translation", "model": "some/model"}, "max_output_tokens", 9),
         (
-            {"use": "mcp", "name": "Ask", "prompt": "mcp.txt", "tool": "ask", "url": "http://127.0.0.1:9"},
-            "fields",
-            re.compile("x"),
+            {"use": "mcp", "server": "s", "prompt": "mcp.txt", "tool": "ask", "url": "http://127.0.0.1:9"},
+            "result",
+            "{x}",
         ),
     ],
     ids=lambda value: value["use"] if isinstance(value, dict) else "",
@@ -221,7 +220,7 @@ def test_a_setting_that_came_later_makes_nothing_stale_at_the_value_that_stands_
 def test_an_option_that_came_later_is_no_part_of_a_tool_s_identity_at_the_value_that_stands_for_before(
     line: Line, section: dict[str, object], key: str, other: object
 ) -> None:
-    (line.folder / "mcp.txt").write_text("Ask.\nInput: 1 .\nOutput: [Ask(1)] 1 .\n")
+    (line.folder / "mcp.txt").write_text("Ask.\nInput: 1 .\nOutput: [Ask()] 1 .\n")
     tool = load_tools({"lane": section}, root=line.folder)["lane"]
     before = getattr(tool.options, key, 0)
 

@@ -18,7 +18,8 @@ from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.web import write_shards
 from toolformer_dag.tools.passages import PassageError, read_passages
-from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.prompts import ToolError
+from toolformer_dag.tools.registry import load_tool
 
 
 def names(tmp_path: Path, *patterns: str) -> list[str]:

@@ -4,12 +4,14 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from toolformer_dag.texts.arguments import write_arguments
 from toolformer_dag.texts.calls import (
     Call,
     MalformedCall,
     PlacedCall,
     SpliceError,
     clean_result,
+    fault,
     format_call,
     holds_call,
     placed_calls,
@@ -20,7 +22,19 @@ from toolformer_dag.texts.calls import (
 TOOLS = ["Calculator", "Calendar", "WikiSearch", "QA", "MT"]
 PIECES = [" [", "]", "[", "QA(", "QA", " [QA", "(", ") -> ", "->", " ", "\n", "\r\n", "é", "\u202e", "x", "\x00", "1"]
 TEXTS = st.text() | st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
-INPUTS = TEXTS.map(lambda text: clean_result(text, 60)) | st.sampled_from([" [QA(", "a) -", "[", "(", ""])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS.filter(lambda text: len(text.splitlines()) < 2),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXTS.filter(str.isprintable), values, max_size=3),
+    max_leaves=5,
+)
+NAMED = st.dictionaries(st.sampled_from(["city", "days", "a_1", "ort"]), VALUES, min_size=1, max_size=3).map(
+    lambda arguments: write_arguments(arguments, {})
+)
+INPUTS = (
+    TEXTS.map(lambda text: clean_result(text, 60))
+    | st.sampled_from([" [QA(", "a) -", "[", "(", "", "a=[5", "a=(5", "x = 3"])
+    | NAMED
+).filter(lambda text: fault(Call("QA", text)) is None)
 RESULTS = TEXTS.map(lambda text: clean_result(text, 60))
 CALLS = st.builds(PlacedCall, st.integers(0, 60), st.builds(Call, st.sampled_from(TOOLS), INPUTS), RESULTS)
 
@@ -66,6 +80,9 @@ def test_a_text_that_holds_no_call_is_left_alone(text: str) -> None:
         ([PlacedCall(1, Call("QA", ""), "a -> b")], "clean the result"),
         ([PlacedCall(1, Call("QA", ""), "a\nb")], "clean the result"),
         ([PlacedCall(1, Call("Q A", ""), "")], "bad_name"),
+        ([PlacedCall(1, Call("QA", 'a="b'), "")], "open_quote"),
+        ([PlacedCall(1, Call("QA", 'a="b"]'), "")], "bracket_in_input"),
+        ([PlacedCall(1, Call("QA", ""), 'a="]"')], "clean the result"),
     ],
 )
 def test_what_could_not_be_taken_out_is_refused(calls: list[PlacedCall], message: str) -> None:

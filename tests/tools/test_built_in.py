@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.tools.registry import ToolError, built_in_tools, load_tool
+from toolformer_dag.tools.prompts import ToolError
+from toolformer_dag.tools.registry import built_in_tools, load_tool
 from toolformer_dag.tools.tool import ToolDefaults
 
 TOOLS = [key for key in built_in_tools() if key != "mcp"]

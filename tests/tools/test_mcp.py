@@ -6,8 +6,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ import pytest
 from tests.ui_server import free_port
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.mcp_session import McpOptions, open_session
-from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.mcp_session import McpOptions, list_tools, open_session
+from toolformer_dag.tools.prompts import ToolError
+from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 
@@ -25,10 +27,8 @@ COMMAND = [sys.executable, str(SERVER)]
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain_mcp_server.py"))]
 TELLS_ITS_ID = ["sh", "-c", 'echo $$ > "$0"; exec "$@"']
 LIMITS = ToolLimits(retries=1, backoff_s=0.05)
-PROMPT = """Add calls to a weather service. Write "[Weather(city)]".
-Input: It is sunny in Rome.
-Output: It is [Weather(Rome)] sunny in Rome.
-"""
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+EXAMPLES = {"city": "Rome", "a": 1, "b": 2, "kind": "texts", "x": "1", "y": "2"}
 Make = Callable[..., Tool]
 
 
@@ -39,21 +39,24 @@ def url() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="module")
-def prompt(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("prompts") / "weather.txt"
-    file.write_text(PROMPT)
-    return str(file)
+@cache
+def listed() -> Mapping[str, Mapping[str, object]]:
+    """The schemas of the server's tools, by name."""
+    options = McpOptions(server="office", tool="", command=tuple(COMMAND))
+    return {tool.name: tool.input_schema for tool in list_tools(options)}
 
 
 @pytest.fixture
-def make(prompt: str) -> Iterator[Make]:
+def make(url: str) -> Iterator[Make]:
     """Loads an MCP tool as the settings do, and closes its connection afterwards."""
     with ExitStack() as stack:
 
         def load(**options: object) -> Tool:
-            section = {"use": "mcp", "name": "Weather", "tool": "weather", "prompt": prompt} | options
-            tool = load_tool("weather", section)
+            own = options.get("command") == COMMAND or options.get("url") == url
+            schema = listed().get(str(options.get("tool", "weather")), CITY) if own else CITY
+            names = ", ".join(f"{name}={json.dumps(EXAMPLES[name])}" for name in schema.get("required", ()))
+            section = {"use": "mcp", "server": "office", "name": "Weather", "tool": "weather", "input_schema": schema}
+            tool = load_tool("weather", {"examples": [f"It is [Weather({names})] sunny."] * 2, **section, **options})
             stack.callback(tool.close)
             return tool
 
@@ -87,10 +90,12 @@ def await_port(port: int) -> None:
     raise AssertionError("the test's MCP server did not start")
 
 
-PLAIN_OPTIONS = McpOptions(prompt="p", name="Weather", tool="weather", command=tuple(PLAIN))
+PLAIN_OPTIONS = McpOptions(server="office", tool="weather", input_schema=CITY, command=tuple(PLAIN))
 
 
-def outcomes(tool: Tool, *inputs: str, limits: ToolLimits = LIMITS) -> list[str | None]:
+def outcomes(tool: Tool, *cities: str, limits: ToolLimits = LIMITS) -> list[str | None]:
+    """What calls give; a city stands for its argument, and a text with `=` for itself."""
+    inputs = [text if "=" in text or not tool.schema.get("required") else f"city={json.dumps(text)}" for text in cities]
     results = run_calls(tool, [ToolCall(text) for text in inputs], limits)
     return [result.result if result.reason is None else result.reason for result in results]
 
@@ -100,36 +105,41 @@ SERVED = "the address of the server over HTTP"
 CASES: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
     "over stdio": (
         {"command": COMMAND},
-        ["Rome", '"Paris"', "Atlantis", "Pompeii", "Oslo"],
+        ["Rome", "Paris", "Atlantis", "Pompeii", "Oslo"],
         # at Pompeii the server falls over, and is started again
         [ROME, "Paris) → sunny in 0 days.", "tool_error", "lost:unavailable", "Oslo) → sunny in 0 days."],
     ),
     "over HTTP": ({"url": SERVED}, ["Rome", "Atlantis"], [ROME, "tool_error"]),
     "several arguments of the schema's types": (
-        {
-            "url": SERVED,
-            "tool": "add",
-            "fields": r"(?P<a>.+) and (?P<b>.+)",
-            "arguments": {"a": "{a}", "b": "{b}", "negative": True},
-        },
-        ["1.5 and 2", "1 plus 2", "one and two", "nan and 1"],
-        ["-3.5", "does_not_match_fields", "bad_argument", "bad_argument"],
+        {"url": SERVED, "tool": "add"},
+        ["a=1.5, b=2", "negative = true, b = 2, a = 1.5", "a=1", 'a="one", b=2', "a=1, b=2, c=3", "1 plus 2 = 3"],
+        ["3.5", "-3.5", "missing: b", "bad_arguments: a is no number", "unknown: c", "bad_arguments"],
     ),
-    "a template round the input": (
-        {"url": SERVED, "arguments": {"city": "{input}, Italy", "days": 2}},
-        ["Rome {input}"],
-        ["Rome {input}, Italy) → sunny in 2 days."],
+    "strings that hold what ends calls": (
+        {"url": SERVED},
+        ["Rome] -> (x)", 'a "quote"'],
+        ["Rome) → (x)) → sunny in 0 days.", 'a "quote") → sunny in 0 days.'],
     ),
     "what a server sends": (
         {"url": SERVED, "tool": "show"},
-        ["picture", "texts", "resource", "structured", "nothing"],
-        ["no_text", "one two", "a note", '{"zürich": 21}', "empty_result"],
+        [f'kind="{kind}"' for kind in ("picture", "texts", "resource", "structured", "nothing")],
+        ["no_text", "one two", "a note", '{"zürich":21}', "empty_result"],
+    ),
+    "objects in a form of one's own": (
+        {"url": SERVED, "tool": "show", "result": "{zürich} °C"},
+        ['kind="structured"', 'kind="texts"'],
+        ["21 °C", "no_object"],
+    ),
+    "a field that is not there": (
+        {"url": SERVED, "tool": "show", "result": "{zürich.low} °C"},
+        ['kind="structured"'],
+        ["no_field: zürich.low"],
     ),
     "answers against the protocol": ({"command": PLAIN}, ["Atlantis", "Babel", "Cibola"], ["malformed_response"] * 3),
     "answers against their schema": (
         {"command": PLAIN, "tool": "forecast"},
         ["Rome", "Dilmun", "Thule"],
-        ["malformed_response", "malformed_response", '{"degrees": -5}'],
+        ["malformed_response", "malformed_response", '{"degrees":-5}'],
     ),
     "an answer that is put off": ({"command": COMMAND, "tool": "later"}, [""], ["lost:unavailable"]),
     # INVALID_PARAMS, another, and then INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR and INTERNAL_ERROR
@@ -143,7 +153,6 @@ CASES: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
         ["El Dorado", "Rome"],
         ["malformed_response", "sunny in Rome"],
     ),
-    "in linear time": ({"command": PLAIN, "fields": "(a+)+b"}, ["a" * 400], ["does_not_match_fields"]),
 }
 
 
@@ -155,7 +164,7 @@ def test_an_input_becomes_arguments_and_an_answer_a_line_or_a_reason(make: Make,
 
 
 def test_calls_run_at_once_over_one_connection(make: Make, url: str) -> None:
-    calls = [ToolCall(f"City {number}") for number in range(20)]
+    calls = [ToolCall(f'city="City {number}"') for number in range(20)]
     results = run_calls(make(url=url), calls, ToolLimits(concurrency=4))
     assert [result.result for result in results] == [f"City {number}) → sunny in 0 days." for number in range(20)]
 
@@ -190,8 +199,7 @@ def test_no_secret_of_a_command_or_a_url_is_told(
         with pytest.raises(ToolDown) as down:
             outcomes(tool, "Rome")
         told += [str(down.value), json.dumps(tool.identity())]
-    keyed = make(url="http://127.0.0.1:9/mcp", arguments={"city": "{input}", "api_key": "argument-secret"})
-    told += [json.dumps(keyed.identity()), caplog.text]
+    told.append(caplog.text)
     assert "-secret" not in " ".join(told)
     assert sys.executable in told[0] and "http://127.0.0.1:9" in told[2]
     others = [
@@ -249,7 +257,7 @@ def test_a_server_may_take_only_so_long_to_start(make: Make, monkeypatch: pytest
 
 def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
     with served() as (address, process):
-        tool = make(url=address)
+        tool = make(url=address, input_schema=listed()["weather"])
         assert outcomes(tool, "Rome") == ["Rome) → sunny in 0 days."]
         process.kill()
         process.wait()
@@ -262,10 +270,12 @@ def test_a_server_that_went_away_stops_the_lane(make: Make) -> None:
     [
         ({"command": ["/no/such/program"]}, "server /no/such/program does not start.*run the command by hand"),
         ({"command": [sys.executable, "-c", "pass"]}, "does not start.*Connection closed"),
-        ({"command": COMMAND, "tool": "forecast"}, "no tool 'forecast'.*add, bare, later, secret, show, weather"),
+        (
+            {"command": COMMAND, "tool": "forecast"},
+            "'forecast' of the server 'office' is no longer there.*servers`",
+        ),
         ({"command": [*PLAIN, "endless"], "start_timeout_s": 2}, "tools did not end.*raise start_timeout_s above 2"),
-        ({"command": COMMAND, "tool": "bare"}, r"takes x, y; .*arguments = \{ x = \"\{input\}\" \}"),
-        ({"command": COMMAND, "tool": "add"}, r"takes a, b, negative; .*arguments = \{ a = \"\{input\}\" \}"),
+        ({"command": COMMAND, "input_schema": CITY}, "'weather' of the server 'office' takes other arguments than are"),
     ],
 )
 def test_a_server_that_cannot_serve_stops_the_lane(make: Make, options: dict[str, object], message: str) -> None:
@@ -289,14 +299,26 @@ def test_a_list_of_tools_against_the_protocol_stops_the_lane_and_the_server(make
         ({"url": "localhost"}, "url: .*none of http:// or https://"),
         ({"url": "http://localhost:99999/mcp"}, "url: Port out of range"),
         ({"url": "http://localhost", "wants": "(?=rain)"}, "wants: .*look-around.*syntax of Rust"),
-        ({"url": "http://localhost", "fields": r"(a)\1"}, "fields: .*backreferences"),
+        ({"url": "http://localhost", "wants": r"(a)\1"}, "wants: .*backreferences"),
         ({"url": "http://localhost", "start_timeout_s": 1e300}, "start_timeout_s: .*less than or equal to 86400"),
         ({"url": "http://localhost", "name": "two words"}, "name: String should match"),
-        ({"url": "http://localhost", "fields": "("}, "fields: .*regular expression"),
-        ({"url": "http://localhost", "arguments": {"city": "{town}"}}, r"\{town\}.*named group"),
+        ({"url": "http://localhost", "wants": "("}, "wants: .*regular expression"),
         ({"url": "http://localhost", "tool": None}, r"\[tools.weather\] tool: .*valid string"),
-        ({"url": "http://localhost", "argument": "x"}, "did you mean 'arguments'"),
-        ({"url": "http://localhost", "prompt": "no/such.txt"}, "no/such.txt: the prompt cannot be read"),
+        ({"url": "http://localhost", "example": "x"}, "did you mean 'examples'"),
+        ({"url": "http://localhost", "prompt": "no/such.txt"}, "prompt and examples both"),
+        (
+            {"url": "http://localhost", "prompt": "no/such.txt", "examples": None},
+            "no/such.txt: the prompt cannot be read",
+        ),
+        (
+            {"url": "http://localhost", "examples": ["It is [Weather(Rome)] hot."] * 2},
+            "bad_arguments; write city as",
+        ),
+        ({"url": "http://localhost", "examples": ["It is hot."] * 2}, "no example holds a call"),
+        (
+            {"url": "http://localhost", "input_schema": {"properties": {"a b": {}}}},
+            "'a b' is not a word.*leave",
+        ),
     ],
 )
 def test_sections_that_cannot_be_are_refused_before_anything_starts(
@@ -309,7 +331,7 @@ def test_sections_that_cannot_be_are_refused_before_anything_starts(
 def test_identity_tells_what_determines_answers_and_selection_the_rule_for_texts(make: Make) -> None:
     plain = make(url="http://localhost/mcp")
     rain = make(url="http://localhost/mcp", wants="rain", env=["A"], token_env="B", start_timeout_s=60)
-    other = make(url="http://localhost/mcp", arguments={"city": "{input}"}, wants="(?i)rain")
+    other = make(url="http://localhost/mcp", result="{a}", wants="(?i)rain")
     assert plain.identity() == rain.identity() != other.identity()
     assert rain.selection() == make(url="http://other/mcp", wants="rain", env=["A"]).selection()
     assert len({str(tool.selection()) for tool in (plain, rain, other)}) == 3

@@ -11,7 +11,8 @@ from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import parse_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.registry import check_prompt, load_tool
+from toolformer_dag.tools.prompts import check_prompt
+from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.texts.calls import Call, format_call
-from toolformer_dag.tools.registry import ToolError, check_prompt
+from toolformer_dag.tools.prompts import ToolError, check_prompt
 
 SOURCE = Path("prompts/qa.txt")
 INSTRUCTION = 'Add calls to a QA API. Write "[QA(question)]". Here are some examples:\n'

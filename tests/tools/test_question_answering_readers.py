@@ -21,6 +21,7 @@ from tests.tools.tiny_readers import write_extractive, write_seq2seq
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering
 from toolformer_dag.tools.passages import Passage
+from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.readers import (
     MAX_ANSWER_BYTES,
     QuestionAnsweringOptions,
@@ -28,7 +29,7 @@ from toolformer_dag.tools.readers import (
     best_span,
     reader_input,
 )
-from toolformer_dag.tools.registry import ToolError, load_tool
+from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 

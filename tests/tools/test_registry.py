@@ -6,7 +6,8 @@ import pytest
 
 from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.tools.registry import ToolError, load_tool, load_tools
+from toolformer_dag.tools.prompts import ToolError
+from toolformer_dag.tools.registry import load_tool, load_tools
 
 MODULE = """
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_paths_are_read_against_the_settings_folder_or_home(
         ({"use": "{use}:Echo", "lod": True}, r"\[tools.echo\] lod: unknown key; did you mean 'loud'\?"),
         (
             {"use": "{use}:Echo", "zzz": True},
-            "zzz: unknown key; known keys: candidates, enabled, k, limit, .*loud, m, .*use",
+            "zzz: unknown key; known keys: candidates, description, enabled, examples, k, limit, .*use",
         ),
         ({"use": "{use}:Echo", "tauf": 1.0}, r"\[tools.echo\] tauf: unknown key; did you mean 'tau_f'\?"),
         ({"use": "{use}:Echo", "loud": "perhaps"}, r"\[tools.echo\] loud: .*correct the value"),

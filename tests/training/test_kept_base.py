@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
         learned = in_or_after_calls(
             ids,
             encoding.start,
-            [token in ids and bool(encoding.ended(torch.tensor([token]).numpy())[0]) for token in ids],
+            [token in ids and bool(encoding.may_end(torch.tensor([token]).numpy())[0]) for token in ids],
         )
         for at in range(1, len(ids)):
             if targets[at] == IGNORED:

@@ -16,6 +16,7 @@ from toolformer_dag.cli.init_command import init
 from toolformer_dag.cli.lake_commands import clean, verify
 from toolformer_dag.cli.run import run, stale, ui
 from toolformer_dag.cli.serve_command import serve
+from toolformer_dag.cli.servers_command import servers
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import sql
 from toolformer_dag.cli.tables_command import tables
@@ -74,6 +75,7 @@ for command in (
     tables,
     export,
     tool,
+    servers,
     generate,
     serve,
     score,

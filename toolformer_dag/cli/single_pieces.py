@@ -25,13 +25,15 @@ def tool(
     ],
     input: Annotated[str, typer.Argument(help="The call's input; `-` reads one per line and prints JSON lines.")] = "",
     context: Annotated[str, typer.Option(help="The document's date (2023-01-30), for the calendar.")] = "",
+    prompt: Annotated[bool, typer.Option("--prompt", help="Print the tool's prompt, and run nothing.")] = False,
     config: Config = None,
     profile: Profile = None,
     set: Set = None,
 ) -> None:
     """Run a tool. Exit code 1, with the reason, where there is no result.
 
-    Example: toolformer-dag tool calculator "400 / 1400"; toolformer-dag tool calculator -- "-5 + 3"
+    Example: toolformer-dag tool calculator "400 / 1400"; toolformer-dag tool calculator -- "-5 + 3";
+    toolformer-dag tool weather 'city="Rome", days=3'
     """
     settings = checked_settings(config, profile, set)
     from toolformer_dag.pipeline.plan import lane_named
@@ -39,6 +41,9 @@ def tool(
     from toolformer_dag.tools.tool import ToolCall
 
     lane = lane_named(settings, name)
+    if prompt:
+        typer.echo(lane.tool.prompt, nl=False)
+        return
     inputs = [input]
     if input == "-":
         read = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.texts.calls import RESULT_ARROW, Call, format_call, parse_call
+from toolformer_dag.texts.calls import RESULT_ARROW, Call, MalformedCall, find_behind_input, format_call, parse_call
 from toolformer_dag.tools.runner import Runner
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 
@@ -142,11 +142,14 @@ def open_call(body: str) -> DecodedCall:
 
     `body`: the text written after ` [`, up to `->` or the limit of tokens.
     """
-    written, arrow, _ = body.partition(RESULT_ARROW)
-    if arrow:
-        call = parse_call(written.rstrip())
-        return DecodedCall(call.tool, call.input, None, None)
+    arrow = find_behind_input(RESULT_ARROW, body)
     name, bracket, input = body.partition("(")
+    if arrow >= 0:
+        try:
+            call = parse_call(body[:arrow].rstrip())
+        except MalformedCall as error:  # strings of named arguments hold what others may not
+            return DecodedCall(name, input, None, error.reason)
+        return DecodedCall(call.tool, call.input, None, None)
     return DecodedCall(name, input, None, NO_END) if bracket else DecodedCall("", body, None, NO_END)
 
 

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, exp
 from types import MappingProxyType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from toolformer_dag.decoding.generation import RECORDED, Generation, WrittenPiece, run_open_calls
 from toolformer_dag.decoding.vocabulary import vocabulary_of
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
@@ -12,7 +15,7 @@ from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import batches
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.tool import Tool
+from toolformer_dag.tools.tool import Tool, schemas_of
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
 LISTED = 64
@@ -54,17 +57,22 @@ def advance(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[DecodingRow]
 def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
     """Return each row's next token; rows that stop instead get any token."""
     _measure_starts(batch, rows)
-    _measure_closings(batch, rows)
-    for at, row in enumerate(rows):
-        if (allowed := row.allowed()) is not None:
-            batch.permit(at, allowed)
-            if not allowed.any():
-                row.stop()
+    permitted = {at: allowed for at, row in enumerate(rows) if (allowed := row.allowed()) is not None}
+    _measure_closings(batch, rows, permitted)
+    for at, allowed in permitted.items():
+        batch.permit(at, allowed)
+        if not allowed.any():
+            rows[at].stop()
+    return [row.forced[0] if row.forced else token for row, token in zip(rows, _best(batch, rows), strict=True)]
+
+
+def _best(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
+    """Return each row's likeliest token that no rule bars."""
     best = batch.best()
     while barred := [at for at, row in enumerate(rows) if row.bars(best[at])]:
         batch.forbid([(at, best[at]) for at in barred])
         best = batch.best()
-    return [row.forced[0] if row.forced else token for row, token in zip(rows, best, strict=True)]
+    return best
 
 
 def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
@@ -101,13 +109,15 @@ def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, r
         row.measure_likeliest(batch.likeliest(at, LISTED))
 
 
-def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
-    """Note where the input of a call may end: where `)` is among the k most likely next tokens."""
+def _measure_closings(
+    batch: GreedyRows, rows: Sequence[DecodingRow], permitted: Mapping[int, NDArray[np.bool_]]
+) -> None:
+    """Note where the input of a call may end: where `)` is permitted and among the k most likely next tokens."""
     inputs = [at for at, row in enumerate(rows) if row.in_call and "(" in row.body_text()]
     for token, text in rows[0].rules.vocabulary.closings.items() if inputs else ():
         ranks = batch.ranks(token)
         for at in inputs:
-            if ranks[at] < rows[at].rules.k:
+            if ranks[at] < rows[at].rules.k and permitted[at][token]:
                 rows[at].measure_closing(batch.log_probability(at, [token]), text)
 
 
@@ -165,6 +175,7 @@ def generate(
         one_sentence=one_sentence,
         traced=traced,
         watch=watch,
+        schemas=schemas_of(tools),
     )
     rows = [
         DecodingRow(rules, at, language_model.encoding.bos + text.ids, max_new_tokens, Generation("", "", (), 0))

@@ -1,8 +1,9 @@
 """A model's vocabulary for decoding: the texts of tokens, and what each would write behind a text."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ import llguidance.hf
 from llguidance import LLMatcher
 
 from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.calls import call_grammar
 
 
@@ -22,18 +24,18 @@ class Vocabulary:
         self.start = self.encoding.start
         self.ends = _ends(language_model)
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
-        self._matchers: dict[frozenset[str], LLMatcher] = {}
+        self._matchers: dict[str, LLMatcher] = {}
 
     def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
         """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
         return self._decode([*context, *ids])[len(self._decode(context)) :]
 
-    def matcher(self, names: Collection[str]) -> LLMatcher:
+    def matcher(self, names: Collection[str], schemas: Mapping[str, Schema] = MappingProxyType({})) -> LLMatcher:
         """Return what tells, token by token, which may follow ` [` in a call to one of `names`."""
-        key = frozenset(names)
-        if key not in self._matchers:
-            self._matchers[key] = LLMatcher(self._table, call_grammar(names))
-        return self._matchers[key].deep_copy()
+        grammar = call_grammar(names, schemas)
+        if grammar not in self._matchers:
+            self._matchers[grammar] = LLMatcher(self._table, grammar)
+        return self._matchers[grammar].deep_copy()
 
     @cached_property
     def closings(self) -> dict[int, str]:

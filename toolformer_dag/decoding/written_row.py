@@ -20,7 +20,8 @@ from toolformer_dag.decoding.generation import (
 )
 from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
 from toolformer_dag.decoding.vocabulary import Vocabulary
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW
+from toolformer_dag.texts.arguments import Schema
+from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
@@ -39,6 +40,7 @@ class DecodingRules:
     - `watch`: gets every piece of text as it is written.
     - `stop`: words before which a text ends, wherever they stand outside calls.
     - `likeliest`: how many of the likeliest tokens are kept beside log p of each token outside calls; None: nothing is.
+    - `schemas`: those of tools with named arguments.
     """
 
     vocabulary: Vocabulary
@@ -54,6 +56,7 @@ class DecodingRules:
     watch: Callable[[WrittenPiece], None] | None = None
     stop: tuple[str, ...] = ()
     likeliest: int | None = None
+    schemas: Mapping[str, Schema] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -229,7 +232,7 @@ class DecodingRow:
     def body_text(self) -> str:
         """Return the text written after ` [`; of a call that ended without `->`, the likeliest end of its input."""
         text = self.rules.vocabulary.text(self.body, self.rules.vocabulary.start)
-        if self.stopped and RESULT_ARROW not in text and self._closing is not None:
+        if self.stopped and self._closing is not None and find_behind_input(RESULT_ARROW, text) < 0:
             return self._closing[1]
         return text
 
@@ -344,7 +347,7 @@ class DecodingRow:
             room = self.room - len(self.written) - len(self.rules.vocabulary.start)
             full = len(self.body) >= min(self.rules.max_call_tokens, room)
             self.refused = self._is_refused()
-            self.stopped = self.refused or full or RESULT_ARROW in self.body_text()
+            self.stopped = self.refused or full or find_behind_input(RESULT_ARROW, self.body_text()) >= 0
         elif token in self.rules.vocabulary.ends:
             self.stopped = True
         else:
@@ -373,7 +376,7 @@ class DecodingRow:
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
             self._shown = 0
             names = self._callable(len(self.written)) - self.failed if self.failed else self.rules.names
-            self.matcher = self.rules.vocabulary.matcher(names)
+            self.matcher = self.rules.vocabulary.matcher(names, self.rules.schemas)
             return
         before = self.before.plain
         if (end := self._end(before + self.written_text())) is not None:
@@ -394,7 +397,9 @@ class DecodingRow:
         if self.in_call:
             if self.rules.min_probability and (self.refused or "(" not in self.body_text()):
                 return
-            text = API_START + self.body_text().partition(RESULT_ARROW)[0].rstrip(f" -{INCOMPLETE}")
+            body = self.body_text()
+            arrow = find_behind_input(RESULT_ARROW, body)
+            text = API_START + (body if arrow < 0 else body[:arrow]).rstrip(f" -{INCOMPLETE}")
         else:
             text = self.written_text()
             if not (whole or self.stopped):

@@ -9,18 +9,29 @@ SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, dom
 FROM decisions WHERE eligible;
 COMMENT ON VIEW eligible IS 'Scored calls that only the threshold decides. A document that lies in several shards counts once.';
 
+-- Outside of strings only names stand before `=`; the rest is JSON as it is.
+CREATE MACRO as_object(input) AS
+    '{' || array_to_string(list_transform(regexp_extract_all(input, '"(?:[^"\\]|\\.)*"|[^"]+'),
+        lambda piece: CASE WHEN piece[1] = '"' THEN piece
+                      ELSE regexp_replace(piece, '([^\s,={}\[\]":]+)=', '"\1":', 'g') END), '') || '}';
+COMMENT ON MACRO as_object IS 'Named arguments as the text of a JSON object, if they are some; see arguments_of.';
+CREATE MACRO arguments_of(input) AS
+    CASE WHEN contains(input, '=') AND json_valid(as_object(input)) THEN as_object(input)::JSON END;
+COMMENT ON MACRO arguments_of IS 'The named arguments of an input as JSON, NULL of a text: SELECT arguments_of(input)->>''city'' FROM loss_deltas.';
+
 CREATE VIEW calls AS
 SELECT decisions.tool, decisions.shard, decisions.digest, decisions.domain, decisions.date, documents.url,
        documents.title, segment, position, sample, kept, reason, best, delta, decisions.tau_f, distance,
        substr(text, greatest(1, char_offset - 79), least(80, char_offset)) AS before,
        ' [' || lanes.name || '(' || input || ') -> ' || result || ']' AS call,
        substr(text, char_offset + 1, 80) AS after,
-       input, result, p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
+       input, arguments_of(input) AS arguments, result, p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
 FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN documents ON documents.rowid = decisions.document;
 COMMENT ON VIEW calls IS 'Every scored call in its text, with its verdict: SELECT before, call, after FROM calls WHERE kept ORDER BY delta DESC LIMIT 10.';
 COMMENT ON COLUMN calls.before IS 'up to 80 characters of the document before the call';
 COMMENT ON COLUMN calls.call IS 'the call with its result, as it would stand in the text';
 COMMENT ON COLUMN calls.after IS 'up to 80 characters of the document after the call';
+COMMENT ON COLUMN calls.arguments IS 'the named arguments as JSON; null where the call takes one text';
 COMMENT ON COLUMN calls.url IS 'address of the document';
 COMMENT ON COLUMN calls.title IS 'title of the document';
 

@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 from toolformer_dag.settings.sections import SamplingSettings
 
 LogProbabilities = NDArray[np.float32]
-Ends = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-"""Whether each token ends a sample: its text holds "]", or it is EOS."""
+
+
+class Ends(Protocol):
+    """Tells where samples end; `Encoding` does."""
+
+    def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each token may end a sample: its text holds "]", or it is EOS."""
+
+    def has_ended(self, sampled: Sequence[int]) -> bool:
+        """Return whether a sample ends whose last token may end it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,8 +160,8 @@ class Backend(Protocol):
     ) -> list[list[list[int]]]:
         """Compute p of the tokens `start` at every place that is asked, and sample where each text chooses.
 
-        Returns, by text, the tokens of each sample in the order of its points; a sample ends with the first token for
-        which `ends` is true, or with `sampling.max_call_tokens` tokens. Raises ModelError where a single text does not
+        Returns, by text, the tokens of each sample in the order of its points; a sample ends with the first token with
+        which it `has_ended`, or with `sampling.max_call_tokens` tokens. Raises ModelError where a single text does not
         fit into memory.
         """
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolformer_dag.model.weights import OffsetError
-from toolformer_dag.texts.calls import API_END, API_START, NAME
+from toolformer_dag.texts.calls import API_END, API_START, NAME, find_behind_input
 
 ANCHOR = "a"  # any text that does not merge with the text after it
 NAME_ANCHORS = ("a", ".", "0", "\n", "]")  # the same before the name of a tool, with which a letter may merge
@@ -112,13 +112,18 @@ class Encoding:
         return kept and self._appends_start(self._cut, self.start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
-        """Return the text between " [" and the first "]" of tokens sampled after " ["; None without "]"."""
+        """Return the text between " [" and the "]" that closes the call, of tokens sampled after " ["; else None."""
         text = self._text([*self.start, *sampled])
-        body, end, _ = text[text.index(API_START.strip()) + 1 :].partition(API_END)
-        return body if end else None
+        written = text[text.index(API_START.strip()) + 1 :]
+        end = find_behind_input(API_END, written)
+        return None if end < 0 else written[:end]
 
-    def ended(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each token ends a sample; ids beyond the tokenizer's vocabulary do not."""
+    def has_ended(self, sampled: Sequence[int]) -> bool:
+        """Return whether a sample whose last token may end it is whole: a "]" in a string or a list ends none."""
+        return sampled[-1] in self.eos or self.body(sampled) is not None
+
+    def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each token may end a sample; ids beyond the tokenizer's vocabulary do not."""
         return np.isin(tokens, self._ends)
 
     @cached_property

@@ -109,7 +109,7 @@ class Engine:
         items = [self._item(len(head), *asked, selection) for asked in zip(requests, texts, strict=True)]
         if running := [item for item in items if item.is_open]:
             asked = [self._token_text(item, selection) for item in running]
-            drawn = self.backend.propose(head, asked, self.encoding.start, self.encoding.ended, sampling)
+            drawn = self.backend.propose(head, asked, self.encoding.start, self.encoding, sampling)
             for item, samples in zip(running, drawn, strict=True):
                 item.samples = samples
         return [self._proposal(item) for item in items]

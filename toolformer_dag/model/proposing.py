@@ -40,7 +40,7 @@ class Proposing:
 
     Texts are admitted where others have ended, so that decoding steps stay full. Each branch has its own age.
     `items`: texts behind the head, ordered by length; `places` hold the samples of every single one. `start`: the
-    tokens of " ["; `ends` tells the tokens that end a sample.
+    tokens of " ["; `ends` tells what ends a sample.
     """
 
     backbone: Backbone
@@ -196,9 +196,12 @@ class Proposing:
             rows, uniforms = self.samples["row"][ready], self.samples["stream"][ready, drawn_before[ready]]
             tokens[ready] = self._draw(features, rows, uniforms)
             last = drawn_before[ready] == self.sampling.max_call_tokens - 1
-            ended[ready] = self.ends(tokens[ready]) | last
+            ended[ready] = last
+            may_end = dict(zip(ready.tolist(), self.ends.may_end(tokens[ready]).tolist(), strict=True))
         for at in ready.tolist():
-            self.drawn[self.samples["item"][at]][self.samples["sample"][at]].append(int(tokens[at]))
+            sample = self.drawn[self.samples["item"][at]][self.samples["sample"][at]]
+            sample.append(int(tokens[at]))
+            ended[at] |= may_end[at] and self.ends.has_ended(sample)
         return tokens, ended
 
     def _draw(self, features: Tensor, rows: Numbers, uniforms: NDArray[np.float64]) -> Numbers:

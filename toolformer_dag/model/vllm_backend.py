@@ -113,19 +113,35 @@ class VllmBackend:
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
         """Propose as `Backend.propose` says; all texts are in flight at once."""
-        stops = np.flatnonzero(ends(np.arange(self.llm.model_config.get_vocab_size()))).tolist()
+        stops = np.flatnonzero(ends.may_end(np.arange(self.llm.model_config.get_vocab_size()))).tolist()
         chosen = zip(texts, self._start_probabilities(head, texts, start), strict=True)
         points = [(at, point) for at, (text, p) in enumerate(chosen) for point in text.choose(p)]
-        requests = [
-            ([*head, *texts[at].ids[: point.kept], *start], _sample(stream, stops, sampling))
-            for at, point in points
-            for stream in point.streams
-        ]
-        owners = [at for at, point in points for _ in point.streams]
         samples: list[list[list[int]]] = [[] for _ in texts]
-        for at, output in zip(owners, self.run(requests, ["samples"]), strict=True):
-            samples[at].append(list(output.outputs[0].token_ids))
+        going_on: list[tuple[list[int], NDArray[np.float64], list[int]]] = []
+        for at, point in points:
+            before = [*head, *texts[at].ids[: point.kept], *start]
+            for stream in point.streams:
+                samples[at].append([])
+                going_on.append((before, stream, samples[at][-1]))
+        self._sample_all(going_on, ends, stops, sampling)
         return samples
+
+    def _sample_all(
+        self,
+        going_on: list[tuple[list[int], NDArray[np.float64], list[int]]],
+        ends: Ends,
+        stops: list[int],
+        sampling: SamplingSettings,
+    ) -> None:
+        """Fill samples, each behind its prompt by its stream; one that stops without having ended goes on."""
+        while going_on:
+            requests = [
+                ([*before, *sample], _sample(stream[len(sample) :], stops, sampling))
+                for before, stream, sample in going_on
+            ]
+            for (_, _, sample), output in zip(going_on, self.run(requests, ["samples"]), strict=True):
+                sample += output.outputs[0].token_ids
+            going_on = [one for one in going_on if len(one[2]) < len(one[1]) and not ends.has_ended(one[2])]
 
     def _start_probabilities(
         self, head: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
@@ -321,7 +337,7 @@ def _parameters(tokens: int, **others: Any) -> SamplingParams:
 
 def _sample(stream: NDArray[np.float64], stops: list[int], sampling: SamplingSettings) -> SamplingParams:
     extra = {STREAM: stream.tolist(), "temperature": sampling.temperature, "top_p": sampling.top_p}
-    return _parameters(sampling.max_call_tokens, stop_token_ids=stops, extra_args=extra)
+    return _parameters(len(stream), stop_token_ids=stops, extra_args=extra)
 
 
 def _scores(output: Any) -> list[Scores]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
@@ -32,7 +33,8 @@ from toolformer_dag.pipeline.stage import (
 from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.calls import MalformedCall, parse_call
+from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
+from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
 
 METHOD = 3
 """Raised when the same model would give other positions or samples; a golden test notices where it was not."""
@@ -70,7 +72,9 @@ def samples_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the texts."""
     thresholds = {"tau_s": lane.tau_s, "k": lane.k, "m": lane.m}
-    return {**samples_identity(plan, lane), **thresholds, "tool": lane.tool.name, "parsing": PARSING}
+    schema = lane.tool.schema
+    named = {} if schema is None else {"arguments": fingerprint(schema)}
+    return {**samples_identity(plan, lane), **thresholds, **named, "tool": lane.tool.name, "parsing": PARSING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +176,8 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Read the samples of a shard's texts. Raises StorageError where some were damaged meanwhile.
 
-    A row is a sampled call, or a discarded sample with its reason: no_end, those of `parse_call`, other_tool. Texts
-    without a row are counted as no_position, does_not_fit, not_finite or empty.
+    A row is a sampled call, or a discarded sample with its reason: no_end, those of `parse_call` and `read_arguments`,
+    other_tool. Texts without a row are counted as no_position, does_not_fit, not_finite or empty.
     """
     placed, texts = _texts(output, shard)
     store = SampleStore(worker, output.lane)
@@ -226,12 +230,18 @@ def _sample_rows(answers: Answers) -> pl.DataFrame:
 
 
 def parsed_call(lane: Lane, body: str) -> tuple[str, str | None, str | None]:
-    """Return the body, its input or None, and why it is no call of this tool."""
+    """Return the body, its input or None, and why it is no call of this tool; named arguments written in one way."""
     try:
         call = parse_call(body)
-    except MalformedCall as error:
+        if call.tool != lane.tool.name:
+            return body, None, "other_tool"
+        schema = lane.tool.schema
+        if schema is None:
+            return body, call.input, None
+        written = write_arguments(read_arguments(call.input, schema), schema)
+        return body, written, fault(Call(call.tool, written))
+    except (MalformedCall, BadArguments) as error:
         return body, None, error.reason
-    return (body, call.input, None) if call.tool == lane.tool.name else (body, None, "other_tool")
 
 
 def _without_rows(placed: pl.DataFrame, asked: Asked, refused: pl.DataFrame) -> Rejected:

@@ -25,7 +25,7 @@ from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.serving.figures import Figures
 from toolformer_dag.serving.tool_threads import ToolThreads
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.tools.tool import ToolCall, ToolResult
+from toolformer_dag.tools.tool import ToolCall, ToolResult, schemas_of
 
 OUT_OF_TIME = "out_of_time"
 """The reason of a call whose text has waited for its tools as long as it may."""
@@ -189,6 +189,7 @@ class SharedDecoder:
             watch=watch and partial(watch, writing),
             stop=request.stop,
             likeliest=request.likeliest,
+            schemas=schemas_of(self.tools),
         )
         writing.row = DecodingRow(rules, 0, ids, request.max_new_tokens, Generation("", "", (), 0))
         if reason := writing.row.generation().reason:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from toolformer_dag.settings.sections import Settings, SettingsTables
+from toolformer_dag.settings.servers import ServerSettings, with_server_lanes
 from toolformer_dag.settings.setting_types import SettingsError, Unfingerprinted, meant, mistake, printable, tables_in
 from toolformer_dag.settings.tool_settings import FORMS
 
@@ -39,6 +40,9 @@ class WrittenSettings(SettingsTables):
     )
     profiles: Unfingerprinted[dict[str, SettingsTables]] = Field(
         default_factory=dict, description="Your own profiles: [profiles.NAME.SECTION] holds keys of that section."
+    )
+    servers: Unfingerprinted[dict[str, ServerSettings]] = Field(
+        default_factory=dict, description="One table per MCP server; each of its tools that is listed has a lane."
     )
 
 
@@ -135,11 +139,23 @@ def load_settings(
     ]
 
     origin = partial(_origin, given, shown)
-    in_file.setdefault("tools", {name: {} for name in BUILT_IN_TOOLS})
+    in_file.setdefault("tools", {} if in_file.get("servers") else dict.fromkeys(BUILT_IN_TOOLS, {}))
     try:
-        return _settings(origin, _over(*(values for _, values in given), in_file), root)
+        values = with_server_lanes(_over(*(values for _, values in given), in_file), root)
+        return _settings(origin, values, root)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(item, origin) for item in error.errors())) from error
+
+
+def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], Path]:
+    """Return the servers of the file, listed or not, and its folder. Raises SettingsError."""
+    source = settings_file(file)
+    try:
+        tables = _toml(source, named=True).get("servers", {})
+        servers = {name: ServerSettings.model_validate(table) for name, table in tables.items()}
+    except (ValidationError, AttributeError) as error:
+        raise SettingsError(f"{printable(source)}: servers: {error}") from error
+    return servers, source.parent
 
 
 def _settings(origin: Origin, values: Mapping[str, Any], root: Path) -> Settings:

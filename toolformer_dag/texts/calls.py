@@ -1,17 +1,32 @@
-"""Format, parse and clean calls c = (tool name, input), and splice them into texts (paper, section 2)."""
+"""Format, parse and clean calls c = (tool name, input), and splice them into texts (paper, section 2).
 
+The input is text, as in the paper, or named arguments: `city="Rome", days=3`, JSON values. Where a call ends follows
+from its quotes then, so that a string may hold `]`, `->` and `)`.
+"""
+
+import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from unicodedata import category
+
+from toolformer_dag.texts.arguments import Schema, argument_rules
 
 API_START = " ["
 RESULT_ARROW = "->"
 API_END = "]"
+ARROW_BEHIND_INPUT = f") {RESULT_ARROW} "
 
 NAME = r"[^\s\[\]()]+"
 OPENING = re.compile(rf"\[\s*{NAME}\(")
+NAMED = re.compile(rf"\s*{NAME}\((?=\s*[^\W\d]\w*\s*=)")
+"""What begins a call with named arguments."""
+_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+"|["()\[\]]', re.DOTALL)
+"""Strings, and what may end an input outside of them."""
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
+QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
+"""An input that would be read as named arguments with a string."""
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 # Of category Cf too, but Persian, Hindi and some emoji need them.
@@ -55,35 +70,87 @@ def parse_call(body: str) -> Call:
     call = Call(match[1], match[2])
     if reason := fault(call):
         raise MalformedCall(reason, body)
-    if OPENING.search(call.input):  # the model omitted a "]" and continued the text
+    if input_end(body) == 0 and OPENING.search(call.input):  # the model omitted a "]" and continued the text
         raise MalformedCall("call_in_input", body)
     return call
 
 
 def fault(call: Call) -> str | None:
     """Return why a call cannot be spliced into a text and removed or parsed again; None where it can."""
+    written = f"{call.tool}({call.input})"
+    end = input_end(written)
     if not re.fullmatch(NAME, call.tool):
         return "bad_name"
-    if API_END in call.input:
+    if end is None:
+        return "open_quote"
+    return None if end == len(written) else _text_fault(call.input)
+
+
+def _text_fault(text: str) -> str | None:
+    """Return why a text without quotes, an input or a result, cannot stand in a call."""
+    if API_END in text:
         return "bracket_in_input"
-    if RESULT_ARROW in call.input:
+    if RESULT_ARROW in text:
         return "arrow_in_input"
-    if call.input.splitlines() not in ([], [call.input]):
-        return "newline_in_input"
+    return None if text.splitlines() in ([], [text]) else "newline_in_input"
+
+
+def input_end(text: str, start: int = 0) -> int | None:
+    """Return where the input of the call ends whose name begins at `start`, as far as its form tells.
+
+    Behind the `)` of named arguments, or at a `]` that nothing opened; None where they are still open. `start` for an
+    input of any other form, in which quotes mean nothing.
+    """
+    opening = NAMED.match(text, start)
+    if opening is None:
+        return start
+    depth = 0
+    for found in _SIGNS.finditer(text, opening.end()):
+        match found[0]:
+            case "[":
+                depth += 1
+            case "]" if depth:
+                depth -= 1
+            case "]":
+                return found.start()
+            case ")" if not depth:
+                return found.end()
+            case '"':
+                return None
+            case "(" | ")":
+                return start
     return None
 
 
-def call_grammar(tools: Collection[str]) -> str:
+def find_behind_input(sign: str, text: str, start: int = 0) -> int:
+    """Return where `sign`, `]` or `->`, first stands behind the call's input; -1 where it does not yet.
+
+    `start`: where the call's name begins in `text`.
+    """
+    end = input_end(text, start)
+    return -1 if end is None else text.find(sign, end)
+
+
+def call_grammar(tools: Collection[str], schemas: Mapping[str, Schema] = MappingProxyType({})) -> str:
     """Return llguidance's grammar of what may stand after " [": `Name(input) ->` with a name in `tools`, and anything.
 
-    `parse_call` accepts every text before `->` that it admits.
+    `parse_call` accepts every text before `->` that it admits. `schemas`: those of tools with named arguments.
     """
-    names = "|".join(re.escape(name).replace("/", "\\/") for name in sorted(tools))
-    return rf"""%llguidance {{ "no_forcing": true }}
-start: CALL
-CALL: /({names})\(/ INPUT /\)[^\S{LINE_ENDS}]*->(?s:.*)/
-INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)->(?s:.*)/ & ~/(?s:.*)\[\s*{NAME}\((?s:.*)/
-"""
+    named = sorted(set(tools) & set(schemas))
+    paper = "|".join(re.escape(name).replace("/", "\\/") for name in sorted(set(tools) - set(named)))
+    begun = [f"t{number}" for number in range(len(named))] + (["CALL"] if paper else [])
+    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(begun)}"]
+    for number, name in enumerate(named):
+        lines.append(f't{number}: {json.dumps(f"{name}(")} a{number} ") ->" BEHIND')
+        lines += argument_rules(schemas[name], f"a{number}")
+    if named:
+        lines.append("BEHIND: /(?s:.*)/")
+    if paper:
+        lines += [
+            rf"CALL: /({paper})\(/ INPUT /\)[^\S{LINE_ENDS}]*->(?s:.*)/",
+            rf"INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)->(?s:.*)/ & ~/(?s:.*)\[\s*{NAME}\((?s:.*)/ & ~/{QUOTED}/",
+        ]
+    return "\n".join(lines)
 
 
 def clean_result(result: str, max_characters: int) -> str:
@@ -141,7 +208,7 @@ def splice(text: str, calls: Sequence[PlacedCall]) -> str:
     for each in sorted(calls, key=lambda call: call.offset):
         if not 0 <= each.offset <= len(text):
             raise SpliceError(f"offset {each.offset} is outside the text of {len(text)} characters")
-        if reason := fault(each.call) or fault(Call(each.call.tool, each.result)):
+        if reason := fault(each.call) or _text_fault(each.result):
             raise SpliceError(f"{each.call} at {each.offset} cannot be spliced: {reason}; clean the result first")
         if pieces and each.offset == at:
             raise SpliceError(f"two calls at offset {at}: keep the call with the largest delta")
@@ -167,10 +234,10 @@ def placed_calls(text: str, tools: Collection[str]) -> list[PlacedCall]:
     found, inserted = [], 0
     for start, end in _closed_calls(text, tools):
         body = text[start + len(API_START) : end - len(API_END)]
-        called, arrow, result = body.partition(f") {RESULT_ARROW} ")
-        if not arrow:
+        arrow = body.find(ARROW_BEHIND_INPUT, max((input_end(body) or 0) - 1, 0))
+        if arrow < 0:
             raise MalformedCall("no_result", body)
-        name, _, given = called.partition("(")
+        (name, _, given), result = body[:arrow].partition("("), body[arrow + len(ARROW_BEHIND_INPUT) :]
         found.append(PlacedCall(start - inserted, Call(name, given), result))
         inserted += end - start
     return found
@@ -182,8 +249,10 @@ def _closed_calls(text: str, tools: Collection[str]) -> Iterator[tuple[int, int]
     for opening in call_opening(tools).finditer(text):
         if opening.start() < at:  # inside the input or result of the previous call
             continue
-        end = text.find(API_END, opening.end())
-        if end < 0:
+        end = find_behind_input(API_END, text, opening.start() + len(API_START))
+        if end < 0 and text.find(API_END, opening.end()) < 0:
             return
+        if end < 0:
+            continue
         at = end + len(API_END)
         yield opening.start(), at

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError, model_validator
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.tools.mcp_arguments import LinearPattern, placeholders
 from toolformer_dag.tools.options import (
     MAX_SECONDS,
+    LinearPattern,
     OptionPath,
     ToolOptions,
     WebAddress,
@@ -34,24 +34,21 @@ if TYPE_CHECKING:
 
 
 class McpOptions(ToolOptions):
-    """The server, its tool, and how the input of a call becomes the tool's arguments.
+    """A tool of a server of `[servers.NAME]`, whose keys these are too.
 
-        [tools.weather]
-        use = "mcp"
-        name = "Weather"
-        prompt = "prompts/weather.txt"
+        [servers.office]
         command = ["python", "weather_server.py"]        # or url = "http://localhost:8000/mcp"
-        tool = "get_weather"
-        fields = "(?P<city>.+), (?P<day>.+)"              # [Weather(Rome, Monday)]
-        arguments = { city = "{city}", day = "{day}", units = "metric" }
 
-    - name: the tool's name in the text. tool: the server's name for it.
+        [tools.get_weather]                              # as the server calls it
+        name = "Weather"
+        examples = ['It is [Weather(city="Rome")] sunny in Rome.', 'Oslo is at [Weather(city="Oslo", days=2)] -3 °C.']
+
+    - tool: the server's name for it. name: the name in the text; by default get_weather is GetWeather.
+    - input_schema, description: as the server lists them; a description here replaces its own.
     - command: program and arguments of a stdio server, started in `cwd`. url: the address of a streamable HTTP server.
-    - arguments: argument -> value, where `{input}` stands for the input of the call and `{group}` for a named group of
-      the regular expression `fields`, which the whole input must match. By default, the tool's only argument, or its
-      only required argument, gets the input.
-    - wants: a regular expression that a text must contain; by default every text is annotated.
-    - fields and wants are matched in linear time, so they have no look-around and no backreferences.
+    - result: how a result that is an object is shown, as in "{temperature} °C"; by default as compact JSON.
+    - wants: a regular expression that a text must contain; by default every text is annotated. It is matched in linear
+      time, so it has no look-around and no backreferences.
     - env: names of environment variables passed to the command. token_env: the variable that holds a bearer token for
       the url. Values of variables never enter settings or fingerprints. Of `command` and `url`, records and messages
       show the program and the plain address; the rest is told by its hash.
@@ -61,14 +58,14 @@ class McpOptions(ToolOptions):
     - version: change it when the server's answers change, so that calls are executed again.
     """
 
-    prompt: str
-    name: str = Field(pattern=r"^[^\W\d]\w*$")
+    server: str
     tool: str
+    name: str = Field("", pattern=r"^([^\W\d]\w*)?$")
+    input_schema: Mapping[str, Any] = Field(default_factory=dict)
     command: tuple[str, ...] | None = Field(None, min_length=1)
     cwd: OptionPath = Field(Path(), validate_default=True)
     url: WebAddress | None = None
-    arguments: Mapping[str, Any] | None = None
-    fields: LinearPattern | None = None
+    result: str | None = None
     wants: LinearPattern | None = None
     env: tuple[str, ...] = ()
     token_env: str | None = None
@@ -76,13 +73,10 @@ class McpOptions(ToolOptions):
     version: str = "1"
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "McpOptions":
+    def _one_connection(self) -> "McpOptions":
         if (self.command is None) == (self.url is None):
-            raise ValueError("an MCP server needs either command = [...] (stdio) or url = ... (HTTP), not both")
-        known = {"input", *(self.fields.groupindex if self.fields else ())}
-        if unknown := placeholders(self.arguments or {}) - known:
             raise ValueError(
-                f"arguments hold {{{min(unknown)}}}, neither {{input}} nor a named group (?P<name>...) of fields"
+                f"[servers.{self.server}] needs either command = [...] (stdio) or url = ... (HTTP), not both"
             )
         return self
 
@@ -175,13 +169,12 @@ class SessionLost(RetryableError):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A client in the event loop of its own thread, and the tool as the server lists it; thread-safe."""
+    """A client in the event loop of its own thread; thread-safe."""
 
     options: McpOptions
     stack: ExitStack
     portal: "BlockingPortal"
     client: "Client"
-    tool: "Tool"
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
         """Call the tool. Of the SDK's errors it raises no others than these.
@@ -200,7 +193,7 @@ class Session:
         )
 
         try:
-            return self.portal.call(partial(_answered, self.client, self.tool.name, arguments))
+            return self.portal.call(partial(_answered, self.client, self.options.tool, arguments))
         except MCPError as error:
             told = f"MCP server: {self.options.public(error)}"
             if TOO_LONG in str(error):
@@ -221,6 +214,26 @@ class Session:
 
 def open_session(key: str, options: McpOptions) -> Session:
     """Connect to the server, starting a command, and find the tool. Raises ToolDown."""
+    session, tools = _connected(key, options)
+    found = tools.get(options.tool)
+    if found is not None and found.input_schema == options.input_schema:
+        return session
+    session.close()
+    what = "is no longer there" if found is None else "takes other arguments than are listed"
+    raise ToolDown(
+        f"[tools.{key}]: the tool {options.tool!r} of the server {options.server!r} {what}; run "
+        "`toolformer-dag servers`, which shows what changed"
+    )
+
+
+def list_tools(options: McpOptions) -> "list[Tool]":
+    """Connect to a server and return its tools. Raises ToolDown."""
+    session, tools = _connected(options.server, options)
+    session.close()
+    return list(tools.values())
+
+
+def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]]":
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
 
@@ -237,13 +250,7 @@ def open_session(key: str, options: McpOptions) -> Session:
         with suppress(ExceptionGroup, OSError):
             stack.close()
         raise _no_session(key, options, error) from error
-    if tool := tools.get(options.tool):
-        return Session(options, stack, portal, client, tool)
-    stack.close()
-    known = ", ".join(sorted(tools))
-    raise ToolDown(
-        f"[tools.{key}]: the server has no tool {options.tool!r}; set tool = to a name of its tools: {known}"
-    )
+    return Session(options, stack, portal, client), tools
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.weights import model_identity
@@ -26,13 +26,25 @@ OptionPath = Annotated[Path, AfterValidator(_under_root)]
 class ToolOptions(BaseModel):
     """The options of every tool; a tool with more options subclasses this. Unknown keys are rejected.
 
-    `prompt`: a file that replaces the tool's own prompt, or `embedded` for the synthetic world's short prompt. A secret
-    is best read from an environment variable; as a key of its own it is a `pydantic.SecretStr`, which no record shows.
+    - prompt: a file that replaces the tool's own prompt, or `embedded` for the synthetic world's short prompt.
+    - examples: two to five sentences with calls, from which a prompt is written, in place of a file.
+    - description: what the tool does, in a sentence, for that prompt and for models that are told their tools.
+
+    A secret is best read from an environment variable; as a key of its own it is a `pydantic.SecretStr`, which no
+    record shows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     prompt: str | None = None
+    examples: tuple[str, ...] | None = Field(None, min_length=2, max_length=5)
+    description: str = ""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if self.prompt is not None and self.examples is not None:
+            raise ValueError("prompt and examples both say what the prompt is; remove one of them")
+        return self
 
 
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
@@ -41,6 +53,32 @@ def explain_options(key: str, error: ValidationError, options: type[ToolOptions]
     return "\n".join(
         f"[tools.{key}] {'.'.join(map(str, item['loc']))}: {mistake(item, known)}" for item in error.errors()
     )
+
+
+def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Refuse what Rust's regular expressions lack: they match in linear time, where Python's may take for ever."""
+    import polars as pl
+
+    try:
+        occurs(pattern, "")
+    except pl.exceptions.PolarsError as error:
+        reason = " ".join(str(error).partition("This error occurred")[0].split())
+        raise ValueError(
+            f"{reason}; write it in the syntax of Rust's regular expressions, which have no look-around, no "
+            "backreferences, and `\\z` for the end of a text"
+        ) from error
+    return pattern
+
+
+LinearPattern = Annotated[re.Pattern[str], AfterValidator(_linear)]
+"""A regular expression that is matched by Rust's engine: in linear time, without look-around and backreferences."""
+
+
+def occurs(pattern: re.Pattern[str], text: str) -> bool:
+    """Return whether the pattern matches anywhere in the text."""
+    import polars as pl
+
+    return bool(pl.Series([text]).str.contains(pattern.pattern)[0])
 
 
 MAX_SECONDS = 86_400.0

@@ -1,13 +1,9 @@
-"""Load tools from sections of toolformer.toml and check their prompts P(x) (appendix A.2)."""
+"""Load tools from sections of toolformer.toml, with their prompts."""
 
 import importlib
 import inspect
-import logging
-import re
 import sys
 from collections.abc import Mapping
-from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
@@ -18,19 +14,13 @@ from toolformer_dag.files import UserError, require_regular
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call, take_out
-from toolformer_dag.tools.options import explain_options
+from toolformer_dag.texts.arguments import schema_fault
+from toolformer_dag.texts.calls import Call, fault
+from toolformer_dag.tools.options import ToolOptions, explain_options
+from toolformer_dag.tools.prompts import ToolError, check_prompt, written_prompt
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
 EMBEDDED = "embedded"
-SHOWN = 40
-"""Characters of an example that a warning shows, from where Input and Output begin to differ."""
-_log = logging.getLogger(__name__)
-_CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
-
-
-class ToolError(UserError):
-    """A tool that cannot be loaded. The message names the section or the prompt, the reason and the remedy."""
 
 
 def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Path) -> tuple[Path, str]:
@@ -47,58 +37,9 @@ def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Pat
         return file, file.read_text("utf-8").strip() + "\n"
     except (OSError, UnicodeDecodeError) as error:
         raise ToolError(
-            f"[tools.{key}]: {file}: the prompt cannot be read ({error}); set prompt = to a UTF-8 file"
+            f"[tools.{key}]: {file}: the prompt cannot be read ({error}); write examples = [...], two to five "
+            "sentences with calls, or set prompt = to a UTF-8 file"
         ) from error
-
-
-def check_prompt(text: str, name: str, source: object, own: bool = True) -> list[tuple[str, str]]:
-    """Check a prompt and return its examples, (Input, Output), which begin with these words and may span several lines.
-
-    Raises ToolError where an Input has no Output, the instruction or all examples are missing, or a call does not
-    parse or is not one to `name`. Of a person's `own` prompt, warns of an Output that is not the Input without its
-    calls; two of the paper's are not. Not covered: whether the tool accepts the inputs of the calls.
-    """
-    instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
-    if not instruction.strip():
-        raise ToolError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
-    if not blocks:
-        raise ToolError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
-    examples = [_example(block, name, f"{source}: example {number}") for number, block in enumerate(blocks, 1)]
-    for number, (given, output) in enumerate(examples if own else (), 1):
-        _warn_of_another_text(given, take_out(" " + output, {name}).strip(), f"{source}: example {number}")
-    if not any(_CALL_START.search(output) for _, output in examples):
-        raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
-    return examples
-
-
-def _example(block: str, name: str, where: str) -> tuple[str, str]:
-    parts = [part.strip() for part in re.split(r"^Output:", block, flags=re.MULTILINE)]
-    if len(parts) != 2 or not all(parts):
-        raise ToolError(f"{where}: write one 'Input: text' line and one 'Output: text' line")
-    given, output = parts
-    bodies = [output[start.end() :].partition("]")[0] for start in _CALL_START.finditer(output)]
-    for body in bodies:
-        try:
-            called = parse_call(body).tool
-        except MalformedCall as error:
-            raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
-        if called != name:
-            raise ToolError(f"{where}: [{body}] calls {called!r}, but this tool's name is {name!r}; rename the call")
-    return given, output
-
-
-@cache
-def _warn_of_another_text(given: str, left: str, where: str) -> None:
-    """Warn once, however often tools are loaded."""
-    if left != given:
-        alike = next(at for at, pair in enumerate(zip_longest(left, given)) if pair[0] != pair[1])
-        _log.warning(
-            "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
-            "texts; make both equal, with a single space before each call",
-            where,
-            left[alike : alike + SHOWN],
-            given[alike : alike + SHOWN],
-        )
 
 
 BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
@@ -137,10 +78,7 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     try:
         given = {name: value for name, value in options.items() if name != "use"}
         chosen = tool_class.Options.model_validate(given, context={"root": root})
-        source, prompt = _read_prompt(key, tool_class, chosen.prompt, root)
-        tool = tool_class(key, chosen, prompt)
-        _check_complete(tool)
-        check_prompt(prompt, tool.name, f"[tools.{key}]: {source}", own=source.parent != BUILT_IN_FOLDER)
+        tool = _constructed(key, tool_class, chosen, root)
     except ValidationError as error:
         raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
@@ -150,6 +88,22 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
             f"[tools.{key}]: {tool_class.__name__} cannot be constructed ({described(error)}); "
             "its __init__ must accept key, options and prompt"
         ) from error
+    return tool
+
+
+def _constructed(key: str, tool_class: type[Tool], options: ToolOptions, root: Path) -> Tool:
+    """Return the complete tool with its prompt, read or written. Raises ToolError."""
+    if options.examples is not None:
+        tool = tool_class(key, options, "")
+        _check_complete(tool)
+        tool.prompt = written_prompt(tool, options.examples)
+        check_prompt(tool.prompt, tool.name, f"[tools.{key}]: examples", schema=tool.schema)
+        return tool
+    source, prompt = _read_prompt(key, tool_class, options.prompt, root)
+    tool = tool_class(key, options, prompt)
+    _check_complete(tool)
+    own = source.parent != BUILT_IN_FOLDER
+    check_prompt(prompt, tool.name, f"[tools.{key}]: {source}", own=own, schema=tool.schema)
     return tool
 
 
@@ -167,6 +121,8 @@ def _check_complete(tool: Tool) -> None:
             f'[tools.{tool.key}]: {type(tool).__name__} {wrong}; a tool has name = one word, version = "1" and '
             "defaults = ToolDefaults(tau_s, k, m, tau_f)"
         )
+    if tool.schema is not None and (why := schema_fault(tool.schema)):
+        raise ToolError(f"[tools.{tool.key}]: calls of {tool.name} cannot be written: {why}; leave the tool out")
 
 
 def _tool_class(key: str, use: str, root: Path) -> type[Tool]:

@@ -5,14 +5,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.tool_settings import ToolLimits
+from toolformer_dag.texts.arguments import BadArguments
 from toolformer_dag.texts.calls import clean_result
 from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, ToolDown, ToolResult, blamed, described
 
@@ -175,7 +177,7 @@ class Runner:
             with blamed(self._tool, "prepare"):
                 self._tool.prepare(lambda done: None)
             self._prepared = True
-        distinct, size = list(dict.fromkeys(calls)), self._tool.batch_size
+        distinct, size = self._with_arguments(dict.fromkeys(calls), answers), self._tool.batch_size
         batches = [distinct[at : at + size] for at in range(0, len(distinct), size)]
         waiting = iter(batches)
         lane = partial(self._run_batches, waiting, answers)
@@ -190,6 +192,18 @@ class Runner:
                 finally:
                     deque(waiting, maxlen=0)
         return [answers[call] for call in calls]
+
+    def _with_arguments(self, calls: Iterable[ToolCall], answers: dict[ToolCall, ToolResult]) -> list[ToolCall]:
+        """Return the calls with their named arguments; those that cannot be read are answered with the reason."""
+        fitting = []
+        for call in calls:
+            try:
+                with blamed(self._tool, "Arguments"):
+                    fitting.append(replace(call, arguments=self._tool.read(call.input)))
+            except BadArguments as error:
+                answers[call] = ToolResult(None, error.reason)
+                self._count(answers[call])
+        return fitting
 
     def _run_batches(self, waiting: Iterator[CallBatch], found: dict[ToolCall, ToolResult]) -> None:
         """Run batches until none is waiting; lanes share `waiting`, and after an error none begins another batch."""

@@ -5,15 +5,20 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from pydantic import BaseModel, ValidationError
 
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.texts.arguments import BadArguments, Schema, read_arguments
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.options import ToolOptions
 
 LOST: Final = "lost:"
+LONGEST_ABOUT = 300
+"""Characters of a description that a model is told."""
 
 
 class ToolDown(UserError):
@@ -56,10 +61,14 @@ class ToolDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The input of a call; `context` is the document's ISO date for the calendar, else empty."""
+    """The input of a call; `context` is the document's ISO date for the calendar, else empty.
+
+    `arguments`: those that `Tool.run` gets, read from `input`: an instance of `Tool.Arguments`; None without them.
+    """
 
     input: str
     context: str = ""
+    arguments: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,8 @@ class Tool(ABC):
     """What the tool does, in a sentence, for models that are told their tools; see `about`."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The keys that the tool's section may hold besides thresholds and limits."""
+    Arguments: ClassVar[type[BaseModel] | None] = None
+    """The named arguments of `[Weather(city="Rome", days=3)]`; None where a call takes one text, as in the paper."""
     asks_language: ClassVar[bool] = False
     """Whether `wants` uses `document.language`: fastText then identifies it (`en`) where the corpus names none.
 
@@ -128,6 +139,26 @@ class Tool(ABC):
         self.key = key
         self.options = options
         self.prompt = prompt
+        self.description = options.description or self.description
+
+    @property
+    def schema(self) -> Schema | None:
+        """Return the JSON schema of the named arguments; None where a call takes one text."""
+        return None if self.Arguments is None else self.Arguments.model_json_schema()
+
+    def read(self, input: str) -> Any:
+        """Return the arguments of a call as `run` gets them; None where a call takes one text. Raises BadArguments."""
+        schema = self.schema
+        if schema is None:
+            return None
+        found = read_arguments(input, schema)
+        if self.Arguments is None:
+            return found
+        try:
+            return self.Arguments.model_validate(found)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise BadArguments(f"bad_arguments: {'.'.join(map(str, first['loc']))} {first['type']}") from error
 
     @property
     def about(self) -> str:
@@ -137,7 +168,7 @@ class Tool(ABC):
         """
         told = " ".join((self.description or type(self).__doc__ or self.prompt).split())
         sentences = re.split(r"(?<=[.!?]) ", told.partition(" Input: ")[0])
-        return next((sentence for sentence in sentences if f"[{self.name}(" in sentence), sentences[0])
+        return next((sentence for sentence in sentences if f"[{self.name}(" in sentence), sentences[0])[:LONGEST_ABOUT]
 
     def wants_document(self, document: Document) -> str | None:
         """Return why the document is selected, or None to skip it; must be cheap. Raises OverBudget."""
@@ -182,8 +213,8 @@ class Tool(ABC):
         return self
 
     def identity(self) -> Mapping[str, object]:
-        """Return what determines the results besides `version`, for fingerprints: all options but the prompt."""
-        return determining(self.options, but=("prompt",))
+        """Return what determines the results besides `version`, for fingerprints: all options but the prompt's."""
+        return determining(self.options, but=tuple(ToolOptions.model_fields))
 
     def selection(self) -> Mapping[str, object]:
         """Return what determines which texts are selected, and their contexts, besides `version`: `identity`.
@@ -193,15 +224,21 @@ class Tool(ABC):
         return self.identity()
 
 
+def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
+    """Return the schemas of the tools with named arguments, by the tools' keys."""
+    return {name: schema for name, tool in tools.items() if (schema := tool.schema) is not None}
+
+
 @contextmanager
 def blamed(tool: Tool, member: str) -> Iterator[None]:
     """Raise ToolDown, which names the tool and its member, where the block raises or exits the process.
 
-    ToolDown and OverBudget pass: they are what a tool may raise. Another UserError gets the name of the section.
+    ToolDown, OverBudget and BadArguments pass: they are what a tool may raise. Another UserError gets the name of the
+    section.
     """
     try:
         yield
-    except (ToolDown, OverBudget):
+    except (ToolDown, OverBudget, BadArguments):
         raise
     except UserError as error:
         raise ToolDown(f"[tools.{tool.key}] {error}") from error

@@ -59,7 +59,7 @@ class KeptBase:
 
     def _learned(self, ids: Tensor) -> Tensor:
         rows = ids.cpu().numpy()
-        ended = self._encoding.ended(rows)
+        ended = self._encoding.may_end(rows)
         pairs = zip(rows.tolist(), ended.tolist(), strict=True)
         found = [in_or_after_calls(row, self._encoding.start, ends) for row, ends in pairs]
         return torch.tensor(found, device=ids.device)

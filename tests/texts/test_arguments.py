@@ -1,0 +1,182 @@
+"""Named arguments: what is written is read back, what is read is checked, and the grammar admits what is written."""
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import llguidance.hf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from tests.tiny_models import tokenizer_of
+from toolformer_dag.texts.arguments import (
+    BadArguments,
+    argument_names,
+    read_arguments,
+    schema_fault,
+    write_arguments,
+)
+from toolformer_dag.texts.calls import call_grammar, find_behind_input, parse_call
+
+TEXTS = st.text(st.sampled_from('ab ]->[(")\\é🍎,='), max_size=8)
+KINDS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
+    "text": ({"type": "string"}, TEXTS),
+    "count": ({"type": "integer", "minimum": -9, "maximum": 99}, st.integers(-9, 99)),
+    "unit": ({"enum": ["km", "mi"]}, st.sampled_from(["km", "mi"])),
+    "flag": ({"type": "boolean"}, st.booleans()),
+    "none": ({"type": ["null", "string"]}, st.none() | TEXTS),
+    "spots": ({"type": "array", "items": {"$ref": "#/$defs/spot"}}, st.lists(st.integers(0, 9), max_size=3)),
+    "box": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "string"}, "b": {"type": "boolean"}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        st.fixed_dictionaries({"a": TEXTS}, optional={"b": st.booleans()}).map(lambda box: dict(sorted(box.items()))),
+    ),
+}
+
+
+@st.composite
+def described(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A schema with names in any order, and arguments that fit it."""
+    names = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, unique=True))
+    required = [name for name in names if draw(st.booleans())]
+    given_names = [name for name in names if name in required or draw(st.booleans())]
+    schema = {
+        "type": "object",
+        "properties": {name: KINDS[name][0] for name in names},
+        "required": required,
+        "$defs": {"spot": {"type": "integer", "minimum": 0}},
+    }
+    return schema, {name: draw(KINDS[name][1]) for name in given_names}
+
+
+@given(described())
+def test_what_is_written_is_read_back_whatever_strings_hold(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    schema, arguments = case
+    written = write_arguments(arguments, schema)
+    assert read_arguments(written, schema) == arguments
+    if arguments:
+        body = f"Weather({written})"
+        assert parse_call(body).input == written
+        assert find_behind_input("]", f"{body} -> r]") == len(body) + len(" -> r")
+
+
+@given(described(), st.data())
+def test_order_and_spacing_do_not_matter(case: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject) -> None:
+    schema, arguments = case
+    names = data.draw(st.permutations(list(arguments)))
+    text = " , ".join(f" {name} = {json.dumps(arguments[name], indent=1)}" for name in names)
+    assert write_arguments(read_arguments(text, schema), schema) == write_arguments(arguments, schema)
+
+
+@cache
+def table() -> LLTokenizer:
+    return llguidance.hf.from_tokenizer(tokenizer_of("bytes"), n_vocab=257)
+
+
+@settings(max_examples=60)
+@given(described())
+def test_the_grammar_admits_what_is_written(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    schema, arguments = case
+    matcher = LLMatcher(table(), call_grammar(["Weather", "QA", "WeatherMap"], {"Weather": schema, "WeatherMap": {}}))
+    assert not matcher.get_error()
+    body = f"Weather({write_arguments(arguments, schema)}) ->"
+    assert all(map(matcher.consume_token, tokenizer_of("bytes")(body, add_special_tokens=False).input_ids)), body
+
+
+@settings(max_examples=40)
+@given(described(), st.randoms(use_true_random=False))
+def test_what_the_grammar_lets_be_written_is_read_and_valid(
+    case: tuple[dict[str, Any], dict[str, Any]], random: Any
+) -> None:
+    """A random walk, byte by byte; most end within a hundred steps."""
+    schema, _ = case
+    matcher, ids = LLMatcher(table(), call_grammar(["W"], {"W": schema})), list[int]()
+    for _ in range(100):
+        allowed = [at for at, byte in enumerate(matcher.compute_logit_bias()[:256]) if byte]
+        plain = [at for at in allowed if 32 <= at < 127]
+        ids.append(random.choice(plain or allowed))
+        assert matcher.consume_token(ids[-1])
+        body = tokenizer_of("bytes").decode(ids)
+        if (arrow := find_behind_input("->", body)) >= 0 and body.startswith("W("):
+            read_arguments(parse_call(body[:arrow].rstrip()).input, schema)
+            return
+
+
+SCHEMA = {
+    "properties": {
+        "days": {"type": "integer", "minimum": 1, "default": 1},
+        "city": {"type": "string"},
+        "unit": {"enum": ["C", "F"]},
+        "at": {"type": "object", "properties": {"x": {"type": ["number", "null"]}}},
+    },
+    "required": ["city"],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "missing: city"),
+        ("days=2", "missing: city"),
+        ('city="Rome", town="x"', "unknown: town"),
+        ('city="Rome", city="x"', "twice: city"),
+        ('city="Rome", days="2"', "bad_arguments: days is no integer"),
+        ('city="Rome", days=0', "bad_arguments: days is below 1"),
+        ('city="Rome", unit="K"', "bad_arguments: unit is none of its values"),
+        ('city="Rome", at={"x": "1"}', "bad_arguments: at.x is no number or null"),
+        ("Rome", "bad_arguments"),
+        ("city=Rome", "bad_arguments"),
+        ('city="Rome" days=2', "bad_arguments"),
+        ('city="Rome",', "bad_arguments"),
+        ("city=" + "[" * 100_000, "bad_arguments"),
+    ],
+)
+def test_what_does_not_fit_has_a_named_reason(text: str, reason: str) -> None:
+    with pytest.raises(BadArguments) as error:
+        read_arguments(text, SCHEMA)
+    assert error.value.reason == reason
+
+
+def test_required_names_come_first_and_defaults_are_left_out() -> None:
+    assert argument_names(SCHEMA) == ["city", "days", "unit", "at"]
+    assert write_arguments({"unit": "C", "days": 1, "city": "Rome"}, SCHEMA) == 'city="Rome", unit="C"'
+
+
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(5000):
+    DEEP = {"type": "array", "items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"properties": {f"p{at}": {} for at in range(1000)}}, "takes 1000 arguments"),
+        ({"properties": {"a] -> b": {}}}, "is not a word"),
+        ({"properties": {"a": {"description": "x" * 10_000_000}}}, "characters"),
+        ({"properties": {"a": DEEP}}, "no JSON|characters"),
+        ({"properties": {"a": {"$ref": "https://example.org/schema"}}}, "."),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "."),
+        ({"properties": {"a": {"type": "string", "pattern": "("}}}, "."),
+    ],
+)
+def test_hostile_schemas_are_refused_in_a_sentence(schema: dict[str, Any], fault: str) -> None:
+    told = schema_fault(schema)
+    assert told is not None
+    assert re.search(fault, told)
+    assert len(told) < 400
+
+
+def test_a_schema_that_refers_to_itself_is_no_loop() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}
+    schema = {"properties": {"tree": {"$ref": "#/$defs/tree"}}, "required": ["tree"], "$defs": {"tree": tree}}
+    assert schema_fault(schema) is None
+    assert read_arguments('tree={"left": {"left": {}}}', schema) == {"tree": {"left": {"left": {}}}}
+    with pytest.raises(BadArguments, match=r"tree\.left"):
+        read_arguments('tree={"left": {"right": 1}}', schema)

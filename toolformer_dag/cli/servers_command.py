@@ -1,0 +1,70 @@
+"""`servers`: list the tools of MCP servers, and tell what changed."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+
+from toolformer_dag.cli.terminal import Config
+from toolformer_dag.files import UserError, write_whole
+from toolformer_dag.settings.servers import LISTING, ServerSettings, lane_key, read_listing
+from toolformer_dag.settings.settings_file import load_servers
+
+Listed = list[dict[str, Any]]
+
+
+def servers(config: Config = None) -> None:
+    """Ask the servers of [servers.NAME] for their tools; each becomes a lane. What changed since the last time is told.
+
+    The list is mcp_tools.json beside toolformer.toml: keep it with your settings. A tool whose arguments changed makes
+    its lane stale, and no other.
+    """
+    tables, root = load_servers(config)
+    if not tables:
+        raise UserError(
+            'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
+        )
+    before = read_listing(root)
+    listed = {name: _listed(name, server, root) for name, server in tables.items()}
+    for name, tools in listed.items():
+        _tell(name, tools, before.get(name, []))
+    write_whole(root / LISTING, (json.dumps(listed, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def _listed(name: str, server: ServerSettings, root: Any) -> Listed:
+    from toolformer_dag.tools.mcp_session import McpOptions, list_tools
+    from toolformer_dag.tools.options import explain_options
+
+    try:
+        connection = {"server": name, "tool": "", **(server.model_extra or {})}
+        options = McpOptions.model_validate(connection, context={"root": root})
+    except ValidationError as error:
+        raise UserError(explain_options(name, error, McpOptions).replace("[tools.", "[servers.")) from error
+    found = sorted(list_tools(options), key=lambda tool: tool.name)
+    return [
+        {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema} for tool in found
+    ]
+
+
+def _tell(server: str, tools: Listed, before: Listed) -> None:
+    from toolformer_dag.texts.arguments import argument_names, schema_fault
+
+    old: Mapping[str, Any] = {tool["name"]: tool for tool in before}
+    typer.echo(f"{server}: {len(tools)} tools")
+    for tool in tools:
+        schema, was = tool["input_schema"], old.get(tool["name"])
+        shown = f"{lane_key(tool['name'])}: {tool['name']}({', '.join(argument_names(schema))})"
+        fault = schema_fault(schema)
+        typer.echo(f"  {shown}  {_change(tool, was)}" + (f"; its calls cannot be written: {fault}" if fault else ""))
+    for name in sorted(old.keys() - {tool["name"] for tool in tools}):
+        typer.echo(f"  {lane_key(name)}: {name}  gone")
+
+
+def _change(tool: Mapping[str, Any], was: Mapping[str, Any] | None) -> str:
+    if was is None:
+        return "new"
+    if was == tool:
+        return "as before"
+    return "changed" if was.get("input_schema") != tool["input_schema"] else "described otherwise"

@@ -1,0 +1,168 @@
+"""Named arguments of a call, `city="Rome", days=3`: read, check, write, and say what may be written.
+
+A tool with named arguments has a JSON schema of them. Names are its properties; values are JSON. They are written in
+the schema's order, required ones first, defaults left out, so that equal arguments are equal texts.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+Schema = Mapping[str, Any]
+"""A JSON schema of an object: `properties`, `required`, `$defs`."""
+MAX_PROPERTIES = 64
+MAX_SCHEMA_CHARACTERS = 100_000
+_NAME = re.compile(r"[^\W\d]\w*")
+_KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
+_COMMA = re.compile(r"\s*,\s*")
+_DECODER = json.JSONDecoder()
+_ONE_WAY = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+"""Values are written in one way; else white space is free between the tokens of a nested one."""
+
+
+class BadArguments(ValueError):
+    """Text that is not the arguments of a tool. `reason` is short and stable, for counting."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def argument_names(schema: Schema) -> list[str]:
+    """Return the names in the order in which they are written, required ones first."""
+    required = list(schema.get("required") or ())
+    names = list(dict.fromkeys([*(schema.get("properties") or ()), *required]))
+    return sorted(names, key=lambda name: name not in required)
+
+
+def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
+    """Read `city="Rome", days=3`, in any order and spacing, and check it.
+
+    Raises BadArguments: `bad_arguments`, where it is not of this form, `twice: NAME`, `unknown: NAME`, `missing: NAME`,
+    or `bad_arguments: NAME is no integer` and the like.
+    """
+    found: dict[str, Any] = {}
+    at = len(text) - len(text.lstrip())
+    while at < len(text.rstrip()):
+        if found:
+            at = _end(_COMMA, text, at)
+        key = _KEY.match(text, at)
+        if key is None:
+            raise BadArguments("bad_arguments")
+        if key[1] in found:
+            raise BadArguments(f"twice: {key[1]}")
+        try:
+            found[key[1]], at = _DECODER.raw_decode(text, key.end())
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise BadArguments("bad_arguments") from error
+    _check(found, schema)
+    return found
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    if found is None:
+        raise BadArguments("bad_arguments")
+    return found.end()
+
+
+def _check(arguments: Mapping[str, Any], schema: Schema) -> None:
+    """Raise BadArguments for the first mistake."""
+    unknown = [] if schema.get("additionalProperties") is True else arguments.keys() - set(argument_names(schema))
+    for reason, names in (("unknown", unknown), ("missing", set(schema.get("required") or ()) - arguments.keys())):
+        for name in sorted(names):
+            raise BadArguments(f"{reason}: {name}")
+    mistakes = _validator(json.dumps(schema)).iter_errors(dict(arguments))
+    for mistake in sorted(mistakes, key=lambda one: [str(step) for step in one.absolute_path]):
+        name = ".".join(map(str, mistake.absolute_path)) or "they"
+        raise BadArguments(f"bad_arguments: {name} {_told(mistake)}")
+
+
+def _told(mistake: Any) -> str:
+    """Say what is wrong without the value, so that reasons can be counted."""
+    wanted = mistake.validator_value
+    match mistake.validator:
+        case "type":
+            return f"is no {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
+        case "enum" | "const":
+            return "is none of its values"
+        case "minimum" | "exclusiveMinimum":
+            return f"is below {wanted}"
+        case "maximum" | "exclusiveMaximum":
+            return f"is above {wanted}"
+        case other:
+            return f"breaks {other}"
+
+
+@cache
+def _validator(schema: str) -> Any:
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    whole = json.loads(schema)
+    return validator_for(whole)(whole, registry=Registry())  # nothing is fetched for a reference
+
+
+def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
+    """Write arguments in the schema's order; those that equal their default are left out."""
+    order = dict.fromkeys([*argument_names(schema), *arguments])
+    kept = [name for name in order if name in arguments and not _is_default(name, arguments, schema)]
+    return ", ".join(f"{name}={json.dumps(arguments[name], ensure_ascii=False)}" for name in kept)
+
+
+def _is_default(name: str, arguments: Mapping[str, Any], schema: Schema) -> bool:
+    described = (schema.get("properties") or {}).get(name)
+    if name in (schema.get("required") or ()) or not isinstance(described, Mapping) or "default" not in described:
+        return False
+    return json.dumps(described["default"]) == json.dumps(arguments[name])
+
+
+def schema_fault(schema: Schema) -> str | None:
+    """Return why calls with these arguments cannot be written; None where they can.
+
+    Refused: more than MAX_PROPERTIES names, names that are no words, schemas of more than MAX_SCHEMA_CHARACTERS, and
+    what llguidance cannot compile, in its own words.
+    """
+    names = argument_names(schema)
+    if len(names) > MAX_PROPERTIES:
+        return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"
+    for name in names:
+        if not _NAME.fullmatch(name):
+            return f"the argument {name[:40]!r} is not a word, so no call can name it"
+    try:
+        characters = len(json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"its schema is no JSON ({type(error).__name__})"
+    if characters > MAX_SCHEMA_CHARACTERS:
+        return f"its schema has {characters:,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
+    from llguidance import LLMatcher
+
+    rules = "\n".join(argument_rules(schema, "a"))
+    failed, messages = LLMatcher.validate_grammar_with_warnings(f"%llguidance {{}}\nstart: a\n{rules}")
+    return " ".join(" ".join(messages).split())[:300] if failed else None
+
+
+def argument_rules(schema: Schema, rule: str) -> list[str]:
+    """Return Lark rules for llguidance of what `write_arguments` writes; `rule` is the name of the first one."""
+    properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    lines, names = [], argument_names(schema)
+    for number, name in enumerate(names):
+        described = properties.get(name, {})
+        value = {**(described if isinstance(described, Mapping) else {}), **shared, **_ONE_WAY}
+        lines.append(f"{rule}_{number}: {json.dumps(name + '=')} {rule}_{number}v")
+        lines.append(f"{rule}_{number}v: %json {json.dumps(value)}")
+    head = [f"{rule}_{number}" for number, name in enumerate(names) if name in required]
+    rest = [f"{rule}_{number}" for number, name in enumerate(names) if name not in required]
+    if head:
+        body = ' ", " '.join(head) + _optional(rest)
+    else:  # the first argument that is given has no comma before it
+        firsts = [first + _optional(rest[at + 1 :]) for at, first in enumerate(rest)]
+        body = f"({' | '.join(firsts)})?" if firsts else '""'
+    return [f"{rule}: {body}", *lines]
+
+
+def _optional(rules: list[str]) -> str:
+    return "".join(f' (", " {rule})?' for rule in rules)

@@ -1,0 +1,122 @@
+"""Prompts P(x) (appendix A.2): check them, or write one from a tool's description and a few examples."""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from functools import cache
+from itertools import zip_longest
+from typing import Any
+
+from toolformer_dag.files import UserError
+from toolformer_dag.texts.arguments import BadArguments, Schema, argument_names, read_arguments
+from toolformer_dag.texts.calls import MalformedCall, find_behind_input, parse_call, take_out
+from toolformer_dag.tools.tool import Tool
+
+SHOWN = 40
+"""Characters of an example that a warning shows, from where Input and Output begin to differ."""
+_log = logging.getLogger(__name__)
+_CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
+
+
+class ToolError(UserError):
+    """A tool that cannot be loaded. The message names the section or the prompt, the reason and the remedy."""
+
+
+def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
+    """Write the paper's prompt for a tool; each example is a text with calls, and its Input the text without them."""
+    told = " ".join(tool.about.split())
+    described = f" {told}{'' if told[-1:] in '.!?' else '.'}" if told else ""
+    form = f"[{tool.name}({', '.join(argument_names(tool.schema or {})) if tool.schema is not None else 'input'})]"
+    lines = [
+        f"Your task is to add calls to a {tool.name} API to a piece of text.{described} The calls should help you get "
+        f'information required to complete the text. You can call the API by writing "{form}"{_meanings(tool.schema)}. '
+        "Here are some examples of API calls:"
+    ]
+    for example in examples:
+        output = " ".join(example.split())
+        lines += [f"Input: {take_out(' ' + output, {tool.name}).strip()}", f"Output: {output}"]
+    return "\n".join(lines) + "\n"
+
+
+def _meanings(schema: Schema | None) -> str:
+    """Say what each argument is, where the schema says it."""
+    parts = []
+    for name in argument_names(schema or {}):
+        described = (schema or {}).get("properties", {}).get(name)
+        told = _meaning(described) if isinstance(described, Mapping) else ""
+        parts.append(f'"{name}" is {told}' if told else "")
+    told = ", ".join(filter(None, parts))
+    return f" where {told}" if told else ""
+
+
+def _meaning(described: Mapping[str, Any]) -> str:
+    what = " ".join(str(described.get("description") or described.get("title") or "").split()).rstrip(".")[:100]
+    if values := described.get("enum"):
+        return f"{what}: " * bool(what) + " or ".join(json.dumps(value, ensure_ascii=False) for value in values[:8])
+    if "default" in described:
+        return f"{what} ({json.dumps(described['default'], ensure_ascii=False)} if left out)".strip()
+    return what
+
+
+def check_prompt(
+    text: str, name: str, source: object, own: bool = True, schema: Schema | None = None
+) -> list[tuple[str, str]]:
+    """Check a prompt and return its examples, (Input, Output), which begin with these words and may span several lines.
+
+    Raises ToolError where an Input has no Output, the instruction or all examples are missing, or a call does not
+    parse or is not one to `name`. Of a person's `own` prompt, warns of an Output that is not the Input without its
+    calls; two of the paper's are not. Not covered: whether the tool accepts the inputs of the calls.
+    """
+    instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
+    if not instruction.strip():
+        raise ToolError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
+    if not blocks:
+        raise ToolError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
+    examples = [_example(block, name, f"{source}: example {number}", schema) for number, block in enumerate(blocks, 1)]
+    for number, (given, output) in enumerate(examples if own else (), 1):
+        _warn_of_another_text(given, take_out(" " + output, {name}).strip(), f"{source}: example {number}")
+    if not any(_CALL_START.search(output) for _, output in examples):
+        raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
+    return examples
+
+
+def _example(block: str, name: str, where: str, schema: Schema | None) -> tuple[str, str]:
+    parts = [part.strip() for part in re.split(r"^Output:", block, flags=re.MULTILINE)]
+    if len(parts) != 2 or not all(parts):
+        raise ToolError(f"{where}: write one 'Input: text' line and one 'Output: text' line")
+    given, output = parts
+    for start in _CALL_START.finditer(output):
+        end = find_behind_input("]", output, start.end())
+        body = output[start.end() : end if end >= 0 else None]
+        try:
+            call = parse_call(body)
+        except MalformedCall as error:
+            raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
+        if call.tool != name:
+            raise ToolError(f"{where}: [{body}] calls {call.tool!r}, but this tool's name is {name!r}; rename the call")
+        _check_arguments(call.input, schema, f"{where}: [{body}]")
+    return given, output
+
+
+def _check_arguments(input: str, schema: Schema | None, where: str) -> None:
+    try:
+        if schema is not None:
+            read_arguments(input, schema)
+    except BadArguments as error:
+        names = ", ".join(argument_names(schema or {}))
+        raise ToolError(f"{where}: {error.reason}; write {names} as name=value, with JSON values") from error
+
+
+@cache
+def _warn_of_another_text(given: str, left: str, where: str) -> None:
+    """Warn once, however often tools are loaded."""
+    if left != given:
+        alike = next(at for at, pair in enumerate(zip_longest(left, given)) if pair[0] != pair[1])
+        _log.warning(
+            "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
+            "texts; make both equal, with a single space before each call",
+            where,
+            left[alike : alike + SHOWN],
+            given[alike : alike + SHOWN],
+        )
