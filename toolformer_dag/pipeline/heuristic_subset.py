@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.files import UserError
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.plan import Lane, Plan
@@ -30,6 +31,7 @@ from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import Segment, paragraphs, text_digest
 from toolformer_dag.tools.foreign_text import Identifier
+from toolformer_dag.tools.routing import Router, told
 from toolformer_dag.tools.tool import OverBudget, blamed
 
 SMALLEST = 16
@@ -49,7 +51,16 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
         **({"language": Identifier(None).identity()} if lane.tool.asks_language else {}),
         **({"by_paragraph": True} if lane.tool.by_paragraph else {}),
+        **_routing(plan, lane),
     }
+
+
+def _routing(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines which texts are the tool's among those of others; nothing where it gets all."""
+    if not lane.tool.routed or not plan.routed:
+        return {}
+    others = {tool.key: told(tool) for tool in plan.routed}
+    return {"routed": fingerprint(others), **determining(plan.settings.corpus, "tools_per_text")}
 
 
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
@@ -72,8 +83,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Of more than `texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts fare equally,
     a larger number adds texts and drops none; so it is with `documents_per_shard`, before anything is cut. Rejected,
-    with reasons: document_not_sampled, document_not_wanted, text_not_wanted, holds_call, word_too_long (a piece that
-    cannot be cut to fit), over_budget (a document or text that costs the tool's rule too much work), not_sampled.
+    with reasons: document_not_sampled, document_not_wanted, text_not_wanted, fits_other_tools, holds_call,
+    word_too_long (a piece that cannot be cut to fit), over_budget (a document or text that costs the tool's rule too
+    much work), not_sampled.
     Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule fails,
     UserError where too little room is left.
     """
@@ -111,6 +123,8 @@ class _Choice:
         self.rejected: Rejected = Counter()
         self._schema, self._tool, self._cuts = output.stage.schema, output.lane.tool, cuts
         self._identifier = Identifier(None)
+        routed = output.plan.routed if output.lane.tool.routed else ()
+        self._router, self._most = Router(routed) if routed else None, output.plan.settings.corpus.tools_per_text
 
     def texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Return the wanted texts of a batch of documents."""
@@ -135,9 +149,18 @@ class _Choice:
         for piece in paragraphs(pieces) if self._tool.by_paragraph else pieces:
             if holds_call(piece.text, [self._tool.name]):
                 self.rejected[document.shard, "holds_call"] += 1
-            elif wanted := self._ruled("wants", document, "text_not_wanted", piece.text, document):
+            elif wanted := self._wanted(document, piece.text):
                 place = (self._tool.key, document.shard, document.digest, piece.index, piece.offset)
                 yield (*place, piece.text, text_digest(piece.text), wanted, context)
+
+    def _wanted(self, document: Document, text: str) -> str | None:
+        """Return why the tool wants the text: its rule, or how well it fits (BM25); count those it does not want."""
+        if self._router is None:
+            return self._ruled("wants", document, "text_not_wanted", text, document)
+        score = self._router.top(text, self._most).get(self._tool.key)
+        if score is None:
+            self.rejected[document.shard, "fits_other_tools"] += 1
+        return None if score is None else f"fits {score:.1f}"
 
     def _ruled(self, rule: str, document: Document, otherwise: str, *arguments: object) -> str | None:
         """Ask a rule of the tool; count `otherwise` where it says nothing, over_budget where it gives up."""

@@ -153,6 +153,13 @@ class Plan:
         return tuple(lane.at_inference() for lane in self.lanes)
 
     @property
+    def routed(self) -> tuple[Tool, ...]:
+        """The tools among which texts are shared out; none where each gets every text."""
+        found = tuple(lane.tool for lane in self.lanes if lane.tool.routed)
+        most = self.settings.corpus.tools_per_text
+        return found if most and len(found) > most else ()
+
+    @property
     def lane_names(self) -> dict[str, str]:
         """The key of each lane -> its tool's name in the text: {"calculator": "Calculator"}."""
         return {lane.key: lane.tool.name for lane in self.lanes}

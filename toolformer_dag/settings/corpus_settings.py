@@ -90,6 +90,12 @@ class CorpusSettings(SettingsTable):
     texts_per_shard: int | None = Field(
         None, ge=1, description="Maximum texts that one tool annotates per shard, chosen by a hash of the text."
     )
+    tools_per_text: Annotated[int, AsBefore(0)] = Field(
+        3,
+        ge=0,
+        description="A text goes to so many of the tools of MCP servers without `wants`: those whose descriptions, "
+        "arguments and examples it fits best (BM25). 0: to all of them.",
+    )
     documents_per_shard: Annotated[int | None, AsBefore(None)] = Field(
         None,
         ge=1,

@@ -61,26 +61,35 @@ def with_server_lanes(values: Values, root: Path) -> Values:
 
 
 def _lanes(name: str, server: Values, listed: list[dict[str, Any]], sections: Values) -> Iterator[tuple[str, Values]]:
-    named = {
-        section.get("tool"): key
-        for key, section in sections.items()
-        if isinstance(section, Mapping) and section.get("server") == name
-    }
-    if unknown := named.keys() - {tool["name"] for tool in listed}:
-        known = ", ".join(sorted(tool["name"] for tool in listed))
-        raise SettingsError(
-            f"[tools.{named[min(unknown, key=str)]}] tool: the server {name!r} lists no {min(unknown, key=str)!r} "
-            f"({known}); correct it, or list them again with `toolformer-dag servers`"
-        )
+    """Yield key and section of each lane of a server; those in the settings win over what is listed."""
+    named = _named(name, listed, sections)
     connection = {key: value for key, value in server.items() if key != "tools"}
     for tool in listed:
-        if tool["name"] in named or any(fnmatchcase(tool["name"], str(one)) for one in server.get("tools", ["*"])):
-            key = named.get(tool["name"]) or lane_key(tool["name"])
-            if sections.get(key, {}).get("server", name) != name:  # another server's tool has this name
-                key = f"{name}_{key}"
+        wanted = any(fnmatchcase(tool["name"], str(pattern)) for pattern in server.get("tools", ["*"]))
+        if wanted or tool["name"] in named:
+            key = named.get(tool["name"]) or _free_key(tool["name"], name, sections)
             told = {"description": tool.get("description", ""), "input_schema": tool.get("input_schema", {})}
             own = sections.get(key, {})
             yield key, {"use": "mcp", "server": name, **connection, "tool": tool["name"], **told, **own}
+
+
+def _named(name: str, listed: list[dict[str, Any]], sections: Values) -> dict[str, str]:
+    """Return the sections that name a tool of the server, by the tool. Raises SettingsError where it is not listed."""
+    of_server = {key: one for key, one in sections.items() if isinstance(one, Mapping) and one.get("server") == name}
+    named = {str(section.get("tool")): key for key, section in of_server.items()}
+    known = sorted(tool["name"] for tool in listed)
+    for tool in sorted(named.keys() - set(known)):
+        raise SettingsError(
+            f"[tools.{named[tool]}] tool: the server {name!r} lists no {tool!r} ({', '.join(known)}); correct it, or "
+            "list them again with `toolformer-dag servers`"
+        )
+    return named
+
+
+def _free_key(tool: str, server: str, sections: Values) -> str:
+    """Return the key of a tool's lane: its name, with the server's before it where another server's tool has that."""
+    key = lane_key(tool)
+    return key if sections.get(key, {}).get("server", server) == server else f"{server}_{key}"
 
 
 def lane_key(tool: str) -> str:

@@ -139,12 +139,16 @@ def load_settings(
     ]
 
     origin = partial(_origin, given, shown)
-    in_file.setdefault("tools", {} if in_file.get("servers") else dict.fromkeys(BUILT_IN_TOOLS, {}))
+    in_file.setdefault("tools", {} if in_file.get("servers") else _built_in_sections())
     try:
         values = with_server_lanes(_over(*(values for _, values in given), in_file), root)
         return _settings(origin, values, root)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(item, origin) for item in error.errors())) from error
+
+
+def _built_in_sections() -> dict[str, Any]:
+    return {name: {} for name in BUILT_IN_TOOLS}
 
 
 def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], Path]:

@@ -146,22 +146,25 @@ def schema_fault(schema: Schema) -> str | None:
 
 def argument_rules(schema: Schema, rule: str) -> list[str]:
     """Return Lark rules for llguidance of what `write_arguments` writes; `rule` is the name of the first one."""
-    properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    lines, names = [], argument_names(schema)
-    for number, name in enumerate(names):
-        described = properties.get(name, {})
-        value = {**(described if isinstance(described, Mapping) else {}), **shared, **_ONE_WAY}
-        lines.append(f"{rule}_{number}: {json.dumps(name + '=')} {rule}_{number}v")
-        lines.append(f"{rule}_{number}v: %json {json.dumps(value)}")
+    required, names = set(schema.get("required") or ()), argument_names(schema)
+    lines = [line for number, name in enumerate(names) for line in _value_rules(schema, name, f"{rule}_{number}")]
     head = [f"{rule}_{number}" for number, name in enumerate(names) if name in required]
     rest = [f"{rule}_{number}" for number, name in enumerate(names) if name not in required]
-    if head:
-        body = ' ", " '.join(head) + _optional(rest)
-    else:  # the first argument that is given has no comma before it
-        firsts = [first + _optional(rest[at + 1 :]) for at, first in enumerate(rest)]
-        body = f"({' | '.join(firsts)})?" if firsts else '""'
+    body = ' ", " '.join(head) + _optional(rest) if head else _one_first(rest)
     return [f"{rule}: {body}", *lines]
+
+
+def _value_rules(schema: Schema, name: str, rule: str) -> tuple[str, str]:
+    described = (schema.get("properties") or {}).get(name)
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    value = {**(described if isinstance(described, Mapping) else {}), **shared, **_ONE_WAY}
+    return f"{rule}: {json.dumps(name + '=')} {rule}v", f"{rule}v: %json {json.dumps(value)}"
+
+
+def _one_first(rules: list[str]) -> str:
+    """Return any of the rules in order, or none; the first that is given has no comma before it."""
+    firsts = [first + _optional(rules[at + 1 :]) for at, first in enumerate(rules)]
+    return f"({' | '.join(firsts)})?" if firsts else '""'
 
 
 def _optional(rules: list[str]) -> str:

@@ -132,6 +132,8 @@ class Tool(ABC):
     """What `wants_document` and `wants` look for in a document, for the message where no document has it."""
     by_paragraph: bool = False
     """Whether a text of the lane is one paragraph: `wants` is then asked about each of a segment's paragraphs."""
+    routed: bool = False
+    """Whether a text is the tool's only where it fits it better than most other routed tools (`Router`)."""
     batch_size: int = 32
     """The most calls that `run` gets; 1 for a backend without batches."""
 

@@ -86,6 +86,7 @@ class McpTool(Tool):
         super().__init__(key, options, prompt)
         self.name = options.name or "".join(word.capitalize() for word in lane_key(options.tool).split("_"))
         self.version = options.version
+        self.routed = options.wants is None
         self._session: Session | None = None
         self._lock = threading.Lock()
 

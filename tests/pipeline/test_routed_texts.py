@@ -1,0 +1,113 @@
+"""With tools by the dozen a text goes to the few that it fits; each is annotated for those alone."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.pipeline.conftest import Line, NewLine, update_one
+from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.tools.registry import load_tools
+from toolformer_dag.tools.routing import Router
+
+TOOLS = {
+    "get_weather": ("Tells the weather of a town: rain, sun, temperature.", "city"),
+    "convert_money": ("Converts an amount of money between currencies.", "amount"),
+    "distance": ("Tells how many kilometres lie between two towns.", "start"),
+    "book_flight": ("Books a seat on a flight.", "airport"),
+    "translate": ("Translates a sentence into another language.", "sentence"),
+    "stars": ("Counts the stars of the sky.", "sky"),
+}
+TEXTS = {
+    "It rained in the town all day, at a temperature of three degrees.": "get_weather",
+    "The currencies fell, so the amount of money was less.": "convert_money",
+    "Between the two towns lie twelve kilometres of road.": "distance",
+    "She missed the flight and slept at the airport.": "book_flight",
+    "How many stars are in the sky?": "stars",
+}
+
+
+def sections() -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = {}
+    for key, (description, argument) in TOOLS.items():
+        name = key.title().replace("_", "")
+        call = f"[{name}({argument}=1)]"
+        schema = {"properties": {argument: {}}, "required": [argument]}
+        told = {
+            "description": description,
+            "input_schema": schema,
+            "examples": [f"So {call} it is.", f"It is {call} so."],
+        }
+        found[key] = {"use": "mcp", "server": "office", "url": "http://localhost/mcp", "tool": key, **told}
+    return found
+
+
+@pytest.mark.parametrize(("text", "key"), TEXTS.items())
+def test_a_text_fits_the_tool_whose_words_it_has(text: str, key: str) -> None:
+    scores = Router(list(load_tools(sections()).values())).top(text, 3)
+    assert next(iter(scores)) == key
+    assert list(scores.values()) == sorted(scores.values(), reverse=True) and len(scores) <= 3
+    assert Router(list(reversed(load_tools(sections()).values()))).top(text, 3) == pytest.approx(scores)
+
+
+@pytest.mark.parametrize("text", ["", "?!", "zzz qqq"])
+def test_a_text_that_shares_no_word_fits_none(text: str) -> None:
+    assert Router(list(load_tools(sections()).values())).top(text, 3) == {}
+
+
+def chosen(line: Line, most: int) -> tuple[pl.DataFrame, Counter[str]]:
+    """The texts of all lanes, and why others were left out."""
+    settings = load_settings(line.folder / "toolformer.toml", overrides=[f"corpus.tools_per_text={most}"])
+    outputs = {output.name: output for output in table_outputs(Plan.of(settings))}
+    for name in (name for name in outputs if name.startswith("ccnet/")):
+        update_one(outputs, name)
+    left_out: Counter[str] = Counter()
+    for key in TOOLS:
+        left_out += Counter(update_one(outputs, f"{key}/heuristic_subset").rejections)
+    tables = [outputs[f"{key}/heuristic_subset"].table for key in TOOLS]
+    return pl.concat([table.read(part) for table in tables for part in table.parts()]), left_out
+
+
+def test_each_text_goes_to_so_many_tools_and_the_others_are_counted(new_line: NewLine) -> None:
+    line = new_line()
+    documents = [
+        {
+            "url": f"https://x.org/{at}",
+            "digest": f"sha1:{at}",
+            "source_domain": "x.org",
+            "title": "",
+            "raw_content": text,
+        }
+        for at, text in enumerate(TEXTS)
+    ]
+    (line.web).mkdir(exist_ok=True)
+    (line.web / "own.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in documents))
+    write_settings(line.folder)
+    every, left_out = chosen(line, 0)
+    texts = every["text"].unique().to_list()
+    assert len(texts) >= len(TEXTS) and every.height == len(texts) * len(TOOLS)
+    assert not left_out["fits_other_tools"]
+    found, left_out = chosen(line, 1)
+    router = Router([lane.tool for lane in Plan.of(load_settings(line.folder / "toolformer.toml")).lanes])
+    expected = {(text, key) for text in texts for key in router.top(text, 1)}
+    assert set(found.select("text", "tool").iter_rows()) == expected and len({key for _, key in expected}) > 2
+    assert left_out["fits_other_tools"] == every.height - found.height
+    assert found["wanted"].str.contains(r"^fits \d+\.\d$").all()
+
+
+def write_settings(folder: Path) -> None:
+    """A server of six tools, listed; no server is asked."""
+    own = sections()
+    listed = [{"name": key, **{n: own[key][n] for n in ("description", "input_schema")}} for key in own]
+    (folder / "mcp_tools.json").write_text(json.dumps({"office": listed}))
+    text = (folder / "toolformer.toml").read_text().replace("web/*.json.gz", "web/*.jsonl")
+    start, end = text.index("[tools.calculator]"), text.index("[training]")
+    for key, one in own.items():
+        (folder / f"{key}.txt").write_text(f"Call.\nInput: {key}\nOutput: {one['examples'][0].split()[1]} {key}\n")
+    lanes = "".join(f'[tools.{key}]\nprompt = "{key}.txt"\n' for key in own)
+    servers = '[servers.office]\nurl = "http://localhost/mcp"\n'
+    (folder / "toolformer.toml").write_text(text[:start] + servers + lanes + text[end:])
