@@ -16,7 +16,8 @@ import pytest
 from tests.tiny_models import tokenizer_of
 from tests.worlds import lay_out, make_model
 from toolformer_dag.exports.dataset_folder import write_splits
-from toolformer_dag.exports.forms import CorpusText, ScoredCall, chat_form
+from toolformer_dag.exports.forms import CorpusText, ScoredCall
+from toolformer_dag.exports.structured_forms import chat_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.settings_file import load_settings

@@ -14,16 +14,14 @@ from tests.runs.conftest import World
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.exports.corpus_export import corpus_texts, export_corpus
 from toolformer_dag.exports.forms import (
-    INSTRUCTION,
     CorpusText,
     ScoredCall,
-    chat_form,
-    conversation,
     masked_form,
     preference_form,
     result_spans,
     text_form,
 )
+from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form, conversation, functions_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
@@ -182,3 +180,25 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
         longest = max(longest, sum(len(count(part, add_special_tokens=False).input_ids) for part in parts))
     assert made.made_from["longest"] == longest > 0
     assert f"the longest has {longest:,} tokens" in (tmp_path / "chat" / "README.md").read_text()
+
+
+def test_functions_have_a_row_per_call_with_the_tools_beside(plan: Plan, tmp_path: Path) -> None:
+    export_corpus(plan, tmp_path / "functions", functions_form(plan.lanes))
+    rows = [row for split in load_dataset(str(tmp_path / "functions")).values() for row in split]
+    assert (
+        len(rows) == sum(len(text.calls) for text in corpus_texts(plan.settings.paths.warehouse, plan.lane_names)) > 0
+    )
+    for row in rows:
+        [call], [answer] = row["calls"], json.loads(row["answers"])
+        assert answer == {"name": call["name"], "arguments": {"input": call["input"]}}
+        assert answer["name"] in {tool["name"] for tool in json.loads(row["tools"])}
+        assert len(row["query"]) == call["offset"]
+
+
+def test_named_arguments_are_objects_in_a_conversation() -> None:
+    schema = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
+    call = scored(3, "Weather", 'city="a] -> b", days=2', "sunny")
+    text = CorpusText("d", 0, "one", None, "train", "", "It is so.", (call, scored(6, "QA", "x=?", "y")))
+    messages = list(conversation(text, {"Weather": schema}))
+    asked = [one["function"]["arguments"] for message in messages for one in message.get("tool_calls", ())]
+    assert asked == [{"city": "a] -> b", "days": 2}, {"input": "x=?"}]

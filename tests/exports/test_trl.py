@@ -14,7 +14,8 @@ from trl import SFTConfig, SFTTrainer
 from tests.command_line import cli
 from tests.runs.conftest import World
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.forms import Form, chat_form, masked_form
+from toolformer_dag.exports.forms import Form, masked_form
+from toolformer_dag.exports.structured_forms import chat_form
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import ModelSettings

@@ -18,7 +18,7 @@ DEFAULT_FORM: FormName = "text"
 
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder to write: new, empty, or of an earlier export.")],
-    form: Annotated[FormName, typer.Option(help="text, masked, preference or chat.")] = DEFAULT_FORM,
+    form: Annotated[FormName, typer.Option(help="text, masked, preference, chat or functions.")] = DEFAULT_FORM,
     warehouse: Annotated[bool, typer.Option("--warehouse", help="Export the tables of the warehouse instead.")] = False,
     tokenizer: Annotated[
         str | None,
@@ -36,7 +36,8 @@ def export(
     """Write C* to a folder that `datasets.load_dataset` reads and `push_to_hub` takes.
 
     Forms: text (calls inline, and the text without them), masked (token ids; results have the label -100), preference
-    (pairs for DPO), chat (messages and tools; re-shaped, not filtered in this form).
+    (pairs for DPO), chat (messages and tools; re-shaped, not filtered in this form), functions (a row per
+    call, as JSON).
 
     Example: toolformer-dag export data; toolformer-dag export pairs --form preference --license odc-by;
     toolformer-dag export tables --warehouse
@@ -93,7 +94,8 @@ def _refuse_stale(plan: "Plan") -> None:
 
 def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
     from toolformer_dag.exports.corpus_export import applied_thresholds
-    from toolformer_dag.exports.forms import chat_form, masked_form, preference_form, text_form
+    from toolformer_dag.exports.forms import masked_form, preference_form, text_form
+    from toolformer_dag.exports.structured_forms import chat_form, functions_form
 
     if name in ("masked", "chat"):
         from toolformer_dag.model.loading import load_encoding
@@ -109,4 +111,6 @@ def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
         if name == "chat":
             return chat_form(plan.lanes, encoding)
         return masked_form(encoding, plan.settings.training.sequence_length, folder_name(named.name))
+    if name == "functions":
+        return functions_form(plan.lanes)
     return preference_form(applied_thresholds(plan)) if name == "preference" else text_form()

@@ -1,7 +1,5 @@
-"""The forms of C* as training data: text, masked, preference, chat. A form is a schema and a function of one text."""
+"""The forms of C* as training data: a form is a schema and a function of one text."""
 
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.settings.sections import FormName
 from toolformer_dag.texts.calls import API_END, Call, format_call
 
@@ -88,7 +85,7 @@ class Form:
     length: Callable[[Mapping[str, Any]], int] = lambda row: 0
 
 
-def _column(name: str, kind: pa.DataType, comment: str) -> pa.Field:
+def column(name: str, kind: pa.DataType, comment: str) -> pa.Field:
     return pa.field(name, kind, metadata={"comment": comment})
 
 
@@ -114,18 +111,18 @@ CALL_TOLD = (
     "delta, loss_empty, loss_call, loss_result; (tool, shard, segment, position, sample), with the row's digest, is "
     "its row in loss_deltas"
 )
-CALLS = _column("calls", pa.list_(CALL), f"the calls in order: {CALL_TOLD}")
+CALLS = column("calls", pa.list_(CALL), f"the calls in order: {CALL_TOLD}")
 ORIGIN = (
-    _column("digest", pa.string(), "digest of the document"),
-    _column(
+    column("digest", pa.string(), "digest of the document"),
+    column(
         "segment", pa.int32(), "number of the text in the document; (digest, segment) is its row in augmented_corpus"
     ),
-    _column("url", pa.string(), "where the document was found"),
-    _column("split", pa.string(), "train or heldout, by the document"),
+    column("url", pa.string(), "where the document was found"),
+    column("split", pa.string(), "train or heldout, by the document"),
 )
 
 
-def _own(text: CorpusText) -> dict[str, Any]:
+def own(text: CorpusText) -> dict[str, Any]:
     """Return the columns that rows of every form share; pairs have no `calls`."""
     calls = [asdict(call) for call in text.calls]
     return {"calls": calls, "digest": text.digest, "segment": text.segment, "url": text.url, "split": text.split}
@@ -135,12 +132,12 @@ def text_form() -> Form:
     """Return x* and x as texts (paper, section 2): what the project's own finetuning trains on."""
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        yield {"text": text.text, "plain": text.plain, **_own(text)}
+        yield {"text": text.text, "plain": text.plain, **own(text)}
 
     schema = pa.schema(
         [
-            _column("text", pa.string(), "x*: the text with its calls"),
-            _column("plain", pa.string(), "x: the text without calls; the baseline's corpus C"),
+            column("text", pa.string(), "x*: the text with its calls"),
+            column("plain", pa.string(), "x: the text without calls; the baseline's corpus C"),
             CALLS,
             *ORIGIN,
         ]
@@ -169,14 +166,14 @@ def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> F
         targets = windows([*encoding.bos, *labels.tolist(), *encoding.eos], sequence_length)
         for number, (window, target) in enumerate(zip(ids, targets, strict=True)):
             told = {"input_ids": window, "labels": target, "attention_mask": [1] * len(window), "window": number}
-            yield {**told, **_own(text)}
+            yield {**told, **own(text)}
 
     schema = pa.schema(
         [
-            _column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer}"),
-            _column("labels", pa.list_(pa.int32()), "the same, with -100 for tokens of results"),
-            _column("attention_mask", pa.list_(pa.int8()), "1 for each token: nothing is padded"),
-            _column("window", pa.int32(), "number of the row within its text"),
+            column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer}"),
+            column("labels", pa.list_(pa.int32()), "the same, with -100 for tokens of results"),
+            column("attention_mask", pa.list_(pa.int8()), "1 for each token: nothing is padded"),
+            column("window", pa.int32(), "number of the row within its text"),
             CALLS,
             *ORIGIN,
         ]
@@ -207,13 +204,13 @@ def _within(starts: Any, length: int, spans: Sequence[tuple[int, int]]) -> Any:
 
 PREFERENCES = pa.schema(
     [
-        _column("prompt", pa.string(), "the text before the call"),
-        _column("chosen", pa.string(), "the kept call with its result, or no call, and the rest of the text"),
-        _column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
-        _column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
-        _column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
-        _column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_TOLD}"),
-        _column("rejected_call", CALL, "the call in `rejected`, likewise"),
+        column("prompt", pa.string(), "the text before the call"),
+        column("chosen", pa.string(), "the kept call with its result, or no call, and the rest of the text"),
+        column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
+        column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
+        column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
+        column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_TOLD}"),
+        column("rejected_call", CALL, "the call in `rejected`, likewise"),
         *ORIGIN,
     ]
 )
@@ -270,81 +267,4 @@ def _pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None) -> Map
             "chosen_call": asdict(chosen),
         }
     prompt, rejected = text.plain[: rival.offset], rival.written() + rest
-    return {"prompt": prompt, "rejected": rejected, "rejected_call": asdict(rival), **pair, **_own(text)}
-
-
-TEXT = pa.string()
-ASKED = pa.struct({"name": TEXT, "arguments": pa.struct({"input": TEXT})})
-TOOL_CALL = pa.struct({"id": TEXT, "type": TEXT, "function": ASKED})
-MESSAGE = pa.struct(
-    {"role": TEXT, "content": TEXT, "tool_calls": pa.list_(TOOL_CALL), "tool_call_id": TEXT, "name": TEXT}
-)
-"""Plain types: JSON as an extension type is read by `datasets` 4.7 and later alone."""
-INPUT = pa.struct({"input": pa.struct({"type": TEXT})})
-PARAMETERS = pa.struct({"type": TEXT, "properties": INPUT, "required": pa.list_(TEXT)})
-TOOL = pa.struct({"type": TEXT, "function": pa.struct({"name": TEXT, "description": TEXT, "parameters": PARAMETERS})})
-INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"
-
-
-def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
-    """Return each text as a conversation with structured calls: `messages` and `tools`, as chat templates take them.
-
-    A web text has no user, so the user's message is made up: an instruction and the text before the first call. Delta
-    was measured on the text with inline calls and says nothing of this form. `encoding` counts tokens of messages and
-    tools written as JSON, in place of a chat template.
-    """
-    tools = [_function(lane) for lane in lanes]
-
-    def tokens(parts: Sequence[Mapping[str, Any]]) -> int:
-        return sum(encoding.lengths([json.dumps(part, ensure_ascii=False) for part in parts]))
-
-    before = tokens(tools)
-
-    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        yield {"messages": list(conversation(text)), "tools": tools, **_own(text)}
-
-    def length(row: Mapping[str, Any]) -> int:
-        return before + tokens(row["messages"])
-
-    schema = pa.schema(
-        [
-            _column("messages", pa.list_(MESSAGE), "user, assistant with tool_calls, tool, ..., assistant"),
-            _column("tools", pa.list_(TOOL), "the tools in the form of a JSON schema; all take `input`"),
-            CALLS,
-            *ORIGIN,
-        ]
-    )
-    told = (
-        "**Re-shaped: not filtered in this form.** The user's message is made up, and each inline call became a\n"
-        "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
-        "about a conversation. The contents of the messages, without the instruction, are `plain`."
-    )
-    return Form("chat", schema, rows, told, {"tools": tools}, length=length)
-
-
-def conversation(text: CorpusText) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a text; arguments are objects. A text without calls is parted at a space in its middle."""
-    at = text.calls[0].offset if text.calls else max(text.plain.rfind(" ", 0, len(text.plain) // 2), 0)
-    yield {"role": "user", "content": INSTRUCTION + text.plain[:at]}
-    for number, call in enumerate(text.calls):
-        function = {"name": _function_name(call.name), "arguments": {"input": call.input}}
-        asked = {"id": f"call_{number}", "type": "function", "function": function}
-        yield {"role": "assistant", "content": text.plain[at : call.offset], "tool_calls": [asked]}
-        yield {"role": "tool", "tool_call_id": asked["id"], "name": function["name"], "content": call.result}
-        at = call.offset
-    yield {"role": "assistant", "content": text.plain[at:]}
-
-
-def _function(lane: Lane) -> dict[str, Any]:
-    """A tool as JSON schema: the model reads all of them before each text, so nothing stands there twice."""
-    function = {
-        "name": _function_name(lane.tool.name),
-        "description": lane.tool.about,
-        "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
-    }
-    return {"type": "function", "function": function}
-
-
-def _function_name(name: str) -> str:
-    """Chat templates and servers take letters, digits, `_` and `-`."""
-    return re.sub(r"[^\w-]", "_", name, flags=re.ASCII)
+    return {"prompt": prompt, "rejected": rejected, "rejected_call": asdict(rival), **pair, **own(text)}

@@ -346,7 +346,7 @@ class EvaluationSettings(SettingsTable):
         return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext, "models": models})
 
 
-FormName = Literal["text", "masked", "preference", "chat"]
+FormName = Literal["text", "masked", "preference", "chat", "functions"]
 """The forms of C* as training data."""
 
 
