@@ -4,7 +4,7 @@
 # make soak      kills, damage, rot, two homes, limits, full disks, moved clocks, beside an undisturbed run; 20 minutes
 # make vllm      vLLM in an environment of its own, .venv-vllm
 # make test-vllm  vLLM beside transformers, in that environment; some five minutes
-# make environments  what is imported lazily, in environments that pip and uv make anew; some ten minutes
+# make environments  lazy imports in new environments, a foreign Dagster project, other trainers, llama.cpp; some 15 minutes
 # make ui        the Dagster UI over the same runs
 # make docs      the documentation, in site/
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -34,7 +34,7 @@ soak: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks.soak --minutes 20
 
 environments: $(VENV)/installed-dev
-	$(BIN)/pytest -m installs tests/test_environments.py
+	$(BIN)/pytest -m installs tests/environments -rsP
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

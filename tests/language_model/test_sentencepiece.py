@@ -1,6 +1,6 @@
 """Folders with a sentencepiece model alone, as Llama's, T5's and NLLB's: read as sentencepiece does, or refused.
 
-`tests/test_environments.py` runs this file in environments of its own, made by pip and by uv.
+`tests/environments/test_installations.py` runs this file in environments of its own, made by pip and by uv.
 """
 
 import base64
