@@ -59,7 +59,7 @@ def test_what_is_imported_lazily_works_in_an_environment_of(installer: str, clon
 
 OWN_ASSETS = """
 import dagster as dg
-from toolformer_dag.resources import Warehouse
+from resources import Warehouse
 
 ASSET
 
