@@ -11,14 +11,13 @@ from tests.environments.environment import TORCH, beside_this_one, pip_install, 
 from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.exports.dataset_folder import write_splits
 from toolformer_dag.exports.forms import (
-    INSTRUCTION,
     CorpusText,
     ScoredCall,
-    chat_form,
     masked_form,
     preference_form,
     text_form,
 )
+from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.pipeline.plan import Plan
