@@ -45,6 +45,9 @@ def fingerprint(value: object) -> str:
 
 def _encode(value: object) -> bytes:
     """An injective encoding (tag, length, body), so that no value reads like another or like two."""
+    if type(value) is str:  # most values, of which a table of 10,000 parts has 50,000
+        content = value.encode("utf-8", "surrogatepass")
+        return b"str %d %b" % (len(content), content)
     tag, body = _tag_and_body(value)
     return f"{tag} {len(body)} ".encode() + body
 

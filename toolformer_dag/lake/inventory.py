@@ -37,9 +37,9 @@ class Item:
     changed: float
 
 
-def inventory(storage: Storage) -> Iterator[Item]:
-    """Yield every file of the lake; what others put into its folder is left out."""
-    for file in storage.files():
+def inventory(storage: Storage, all_parts: bool = True) -> Iterator[Item]:
+    """Yield every file of the lake, see `Storage.files`; what others put into its folder is left out."""
+    for file in storage.files(all_parts):
         if item := item_of(storage, file.path, file.bytes, file.changed):
             yield item
 

@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from toolformer_dag.files import ReadError, StorageError, as_json, plain_name, unsealed
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake.parquet import DAMAGED
@@ -64,21 +66,45 @@ class Pointer:
 
     def encode(self, table: str, part: str) -> bytes:
         """Return the line of a manifest, sealed by its hash. Raises NotPlain, which names `table`."""
-        return _line(table, part, asdict(self))
+        fields = {name: getattr(self, name) for name in ("data_version", "record", "published")}
+        return _line(table, part, {"files": [asdict(file) for file in self.files], **fields})
 
 
-@lru_cache(maxsize=2**15)
+@lru_cache(maxsize=2**18)
 def decode(line: bytes) -> Pointer:
     """Read `Pointer.encode`. Raises ValueError for anything else."""
     match = LINE.match(line)
     if match is None or content_hash(line[match.end() :]).encode() != match[1]:
         raise ValueError(DAMAGED)
     try:
-        value = json.loads(line)
+        value = _value(line)
         files = tuple(PartFile(**file) for file in value["files"])
-        return Pointer(files, value["data_version"], value["record"], value["published"])
+        return Pointer(files, value["data_version"], _shared(value["record"]), value["published"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"is no part: {error!r}") from error
+
+
+def _value(line: bytes) -> dict[str, Any]:
+    """The fields of a line. Raises ValueError."""
+    try:
+        found: dict[str, Any] = orjson.loads(line)
+    except ValueError:  # a number that is none, or a very large one: json has a place for them
+        found = json.loads(line)
+    return found
+
+
+_last: dict[str, Any] = {}
+
+
+def _shared(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with what the one before of its stage says too held once: parts differ in little else."""
+    for name in ("settings", "versions"):
+        place = f"{record.get('stage')} {record.get('tool')} {name}"
+        if name in record and _last.get(place) != record[name]:
+            _last[place] = record[name]
+        elif name in record:
+            record[name] = _last[place]
+    return record
 
 
 @dataclass
@@ -86,7 +112,8 @@ class Manifest:
     """`lines`: by part, as in the file of this `version`; `fault`: what is wrong with that as a whole.
 
     `pending`: what is not written yet: part -> its line before, its line now; None where there is none. `due`: by when
-    it is to be written. `answers`: what was asked of the table since it changed last.
+    it is to be written. `answers`: what was asked of the table since it changed last; `looked`: parts whose
+    files were looked at since they changed.
     """
 
     storage: Storage
@@ -97,6 +124,7 @@ class Manifest:
     pending: dict[str, tuple[bytes | None, bytes | None]] = field(default_factory=dict)
     due: float = 0.0
     answers: dict[str, Any] = field(default_factory=dict)
+    looked: dict[str, Pointer] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -116,6 +144,7 @@ class Manifest:
         Raises ReadError, and StorageError where a later release wrote it.
         """
         self.answers.clear()
+        self.looked.clear()
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
@@ -132,6 +161,7 @@ class Manifest:
     def change(self, part: str, before: bytes | None, line: bytes | None) -> None:
         """Let the part have this line, or none, in the next file. `before`: the line that this replaces."""
         self.answers.clear()
+        self.looked.pop(part, None)
         if not self.pending:
             self.due = time.monotonic() + BATCH_SECONDS
         self.pending[part] = self.pending.get(part, (before, None))[0], line
@@ -234,7 +264,7 @@ def _decoded(content: bytes) -> tuple[dict[str, bytes], str | None]:
     for line in body.split(b"\n"):
         if match := LINE.match(line):
             with suppress(ValueError):  # a flipped bit in the name
-                lines[str(json.loads(match[2]))] = line
+                lines[str(orjson.loads(match[2]))] = line
     return lines, None if head == _head(body, len(lines)) else DAMAGED
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -205,7 +205,7 @@ class ObjectStorage(Storage):
         self._keep(path, content, version)
         return version
 
-    def bring(self, files: Sequence[tuple[Path, int, str]]) -> None:
+    def bring(self, files: Iterable[tuple[Path, int, str]]) -> None:
         def fetch(file: tuple[Path, int, str]) -> None:
             with suppress(UnreadableFile):
                 self.fetch(*file)
@@ -255,11 +255,14 @@ class ObjectStorage(Storage):
         parquet.verify(path, size, digest, owner)
         return path
 
-    def check(self, path: Path, size: int) -> None:
+    def check(self, path: str, size: int) -> None:
         """A copy is enough: there is none of what was never put. One listing tells a session of the other files."""
         with suppress(UnreadableFile):
             parquet.check(path, size)
             return
+        self._check_object(Path(path), size)
+
+    def _check_object(self, path: Path, size: int) -> None:
         folder, around = path.parents[1], current()
         try:
             listed = around.once(self.shown(folder), lambda: self._objects(folder)) if around else {}
@@ -269,10 +272,10 @@ class ObjectStorage(Storage):
         if found != size:
             raise UnreadableFile(f"has {found} bytes, not the {size} that were written")
 
-    def damage(self, path: Path, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
-        path.unlink(missing_ok=True)
+    def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
+        Path(path).unlink(missing_ok=True)
         try:
-            self.fetch(path, size, digest, owner)
+            self.fetch(Path(path), size, digest, owner)
         except UnreadableFile as error:
             return str(error)
         return None
@@ -341,7 +344,7 @@ class ObjectStorage(Storage):
         """Objects without content are those of parts that an earlier release withdrew."""
         return [path.name for path, one in self._objects(folder).items() if path.parent == folder and one["size"]]
 
-    def files(self) -> Iterator[StoredFile]:
+    def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
         for path, one in self._objects(self.root).items():
             yield StoredFile(path, one["size"], one["last_modified"].timestamp())
 

@@ -1,5 +1,6 @@
 """Parquet files of the lake: encoding, checking, reading, and the hash of the rows they hold."""
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -37,39 +38,52 @@ def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def check(path: Path, size: int) -> None:
+def check(path: Path | str, size: int) -> None:
     """Raise UnreadableFile unless `path` has `size` bytes and ends as a Parquet file does. Reads 4 bytes.
 
     Raises ReadError where the file cannot be looked at, which says nothing of its content. Flipped bits are not
     noticed: see `verify`.
     """
+    _sized(path, size)
     try:
-        found = path.stat().st_size
-        if found != size:
-            raise UnreadableFile(f"has {found} bytes, not the {size} that were written")
-        with path.open("rb") as stream:
-            stream.seek(-len(MAGIC), 2)
-            tail = stream.read()
+        opened = os.open(path, os.O_RDONLY)  # a stream would cost more than the look
+        try:
+            tail = os.pread(opened, len(MAGIC), max(size - len(MAGIC), 0))
+        finally:
+            os.close(opened)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
-        raise ReadError(path, error) from error
+        raise ReadError(Path(path), error) from error
     if tail != MAGIC:
         raise UnreadableFile("has no Parquet footer")
 
 
-def damage(path: Path, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
+def _sized(path: Path | str, size: int) -> os.stat_result:
+    """Return the state of a file. Raises UnreadableFile where it has not `size` bytes, ReadError."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - asked of every file, each step
+    except FileNotFoundError as error:
+        raise UnreadableFile(error.strerror or str(error)) from error
+    except OSError as error:
+        raise ReadError(Path(path), error) from error
+    if status.st_size != size:
+        raise UnreadableFile(f"has {status.st_size} bytes, not the {size} that were written")
+    return status
+
+
+def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
     """Return what is wrong with a file; None where its content has the hash `digest`. Raises ReadError.
 
     A file that did not change `since` then, in nanoseconds since 1970, is not read. `owner`: see `verify`.
     """
     try:
-        check(path, size)
-        if path.stat().st_ctime_ns < since:
+        if _sized(path, size).st_ctime_ns < since:
             return None
-        if stream_hash(path) != digest:
+        check(path, size)
+        if stream_hash(Path(path)) != digest:
             return DAMAGED
-        _require_owner(path, owner)
+        _require_owner(Path(path), owner)
     except UnreadableFile as error:
         return str(error)
     return None
@@ -93,12 +107,12 @@ def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None
     A file that was written just now is read once more. For readers that open a file by its path, as DuckDB does.
     Raises ReadError.
     """
+    status = _sized(path, size)
+    known = (str(path), status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    if known in _verified:
+        return
     check(path, size)
     try:
-        status = path.stat()
-        known = (str(path), status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        if known in _verified:
-            return
         if stream_hash(path) != digest:
             raise UnreadableFile(DAMAGED)
         _require_owner(path, owner)

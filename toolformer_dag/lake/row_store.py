@@ -95,7 +95,7 @@ class RowStore:
         """
         for file in self.files():
             path = self.folder / file.name
-            reason = self.storage.damage(path, file.bytes, file.hash, since, self.name)
+            reason = self.storage.damage(str(path), file.bytes, file.hash, since, self.name)
             if reason is None or self.storage.exists(path):
                 yield CheckedFile(path, file.bytes, reason)
 

@@ -6,7 +6,7 @@ read, so that a writer notices who was faster.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ ASIDE = ".damaged"
 """The end of the name of a file that was set aside."""
 
 
+PARTS = "files"
+"""The folder of a table that has a folder of each part."""
 CLAIMS = "lake-claims"
 """The folder of what runs hold; the hyphen keeps it apart from the lanes."""
 
@@ -123,14 +125,14 @@ class Storage:
         """
         return path
 
-    def bring(self, files: Sequence[tuple[Path, int, str]]) -> None:
+    def bring(self, files: Iterable[tuple[Path, int, str]]) -> None:
         """Make ready what `fetch` will ask for, many files at once; what is missing or damaged `fetch` tells."""
 
-    def check(self, path: Path, size: int) -> None:
+    def check(self, path: str, size: int) -> None:
         """Raise UnreadableFile where a Parquet file is missing or has another size."""
         parquet.check(path, size)
 
-    def damage(self, path: Path, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
+    def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         """Return what is wrong with a Parquet file; see `parquet.damage`. An object is always read."""
         return parquet.damage(path, size, digest, since, owner)
 
@@ -150,20 +152,12 @@ class Storage:
         """Return the names of the files in a folder, in no particular order."""
         return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
-    def files(self) -> Iterator[StoredFile]:
-        """Yield every file below `root`; a link to a folder that was walked is left out."""
-        walked = set[str]()
-        for folder, folders, names in os.walk(self.root, followlinks=True):
-            if (place := os.path.realpath(folder)) in walked:
-                folders.clear()
-                continue
-            walked.add(place)
-            for name in names:
-                path = Path(folder, name)
-                with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
-                    status = path.stat()
-                    if S_ISREG(status.st_mode):
-                        yield StoredFile(path, status.st_size, status.st_mtime)
+    def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
+        """Yield every file below `root`; a link to a folder that was walked is left out.
+
+        Without `all_parts`, of the folder of a table's parts one that has a file: it tells that there is a table.
+        """
+        return _below(str(self.root), os.path.realpath(self.root), set(), all_parts)
 
     def remove(self, *paths: Path) -> None:
         """Delete files; nothing happens where there are none."""
@@ -199,6 +193,33 @@ class Storage:
         In an object store it holds among the processes of this machine: it saves work, and `replace` decides.
         """
         return locked(path, wait)
+
+
+def _below(folder: str, place: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
+    """Yield the files in `folder`, whose path without links is `place`."""
+    if place in walked:
+        return
+    walked.add(place)
+    try:
+        with os.scandir(folder) as listed:
+            entries = list(listed)
+    except OSError:  # gone since, or without rights
+        return
+    for entry in entries:
+        if entry.is_dir():
+            inner = os.path.realpath(entry.path) if entry.is_symlink() else f"{place}/{entry.name}"
+            files = _below(entry.path, inner, walked, all_parts)
+            first = next(files, None)
+            if first is not None:
+                yield first
+                yield from files
+            if first is not None and not all_parts and place.endswith(f"/{PARTS}"):
+                return
+            continue
+        with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
+            status = entry.stat()
+            if S_ISREG(status.st_mode):
+                yield StoredFile(Path(entry.path), status.st_size, status.st_mtime)
 
 
 def this_process() -> str:

@@ -26,7 +26,7 @@ from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import News, Session, current, session
-from toolformer_dag.lake.storage import CheckedFile, Storage
+from toolformer_dag.lake.storage import PARTS, CheckedFile, Storage
 from toolformer_dag.settings.sections import PathSettings
 
 Answer = TypeVar("Answer")
@@ -84,6 +84,7 @@ class Table:
         self.folder = storage.root / name
         self.name = name
         self.path = Manifest(storage, name).path
+        self._place, self._files = storage.shown(self.path), f"{self.folder}/{PARTS}"
 
     def publish(
         self,
@@ -100,16 +101,16 @@ class Table:
         frames are removed.
         """
         before = self._manifest().line(part)
-        content = ContentHash(volatile)
+        content, there = ContentHash(volatile), self._reusable(part)
         files: list[PartFile] = []
         try:
-            files.extend(self._write(part, piece, content) for piece in parquet.pieces(frames))
+            files.extend(self._write(part, piece, content, there) for piece in parquet.pieces(frames))
             if not files:
                 raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
             pointer = Pointer(tuple(files), content.hexdigest(), record())
             line = pointer.encode(self.name, part)
         except BaseException:  # no pointer will name them
-            self._remove_files(part, files)
+            self._remove_files(part, set(files) - set(there.values()))
             raise
         return self.commit(part, before, line) or pointer
 
@@ -165,11 +166,12 @@ class Table:
 
     def bring(self, parts: Iterable[str]) -> None:
         """Fetch the files of these parts, many at once, where they are not on this machine."""
-        files = []
+        self.storage.bring(self._known_files(parts))
+
+    def _known_files(self, parts: Iterable[str]) -> Iterator[tuple[Path, int, str]]:
         for part in parts:
             with suppress(MissingPart, DamagedPart):
-                files += [(self.file_path(part, file), file.bytes, file.hash) for file in self.pointer(part).files]
-        self.storage.bring(files)
+                yield from ((self.file_path(part, file), file.bytes, file.hash) for file in self.pointer(part).files)
 
     def parts(self) -> list[str]:
         """Return the names of the published parts, sorted."""
@@ -179,9 +181,9 @@ class Table:
         """Return whether something is published, damaged or not."""
         return self._manifest().line(part) is not None
 
-    def pointer(self, part: str) -> Pointer:
+    def pointer(self, part: str, held: Manifest | None = None) -> Pointer:
         """Return what is published now. Raises MissingPart, DamagedPart, ReadError."""
-        line = self._manifest().line(part)
+        line = (held or self._manifest()).line(part)
         if line is None:
             raise MissingPart(self.name, part)
         try:
@@ -194,17 +196,16 @@ class Table:
 
         Raises MissingPart, DamagedPart.
         """
-        with session():
-            return self.remembered(f"checked {part}", lambda: self._checked(part))
-
-    def _checked(self, part: str) -> Pointer:
-        pointer = self.pointer(part)
-        for file in pointer.files:
-            try:
-                self.storage.check(self.file_path(part, file), file.bytes)
-            except UnreadableFile as error:
-                raise DamagedPart(self.name, part, file.name, str(error)) from error
-        return pointer
+        held = self._manifest()
+        if part not in held.looked:
+            pointer = self.pointer(part, held)
+            for file in pointer.files:
+                try:
+                    self.storage.check(self._file(part, file), file.bytes)
+                except UnreadableFile as error:
+                    raise DamagedPart(self.name, part, file.name, str(error)) from error
+            held.looked[part] = pointer
+        return held.looked[part]
 
     def whole_pointer(self, part: str) -> Pointer | None:
         """Return the pointer where it and its files are there, else None. Looks at sizes and footers."""
@@ -214,11 +215,12 @@ class Table:
             return None
 
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
-        """Read those files of a part that changed `since` then."""
+        """Read those files of a part that changed `since` then; whole ones that did not are left out."""
         with suppress(MissingPart, DamagedPart):  # see `damage`
             for file in self.pointer(part).files:
-                path = self.file_path(part, file)
-                yield CheckedFile(path, file.bytes, self.storage.damage(path, file.bytes, file.hash, since))
+                reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
+                if reason or not since:
+                    yield CheckedFile(self.file_path(part, file), file.bytes, reason)
 
     def pointers(self) -> dict[str, Pointer]:
         """Return the pointer of every part. Raises DamagedPart, ReadError."""
@@ -230,6 +232,9 @@ class Table:
 
         None for a table without parts, or with one that is damaged.
         """
+        return self.remembered("version", self._version)
+
+    def _version(self) -> str | None:
         try:
             versions = {part: pointer.data_version for part, pointer in self.pointers().items()}
         except DamagedPart:
@@ -267,10 +272,21 @@ class Table:
         if line is not None:
             self.commit(part, line, None)
 
-    def _write(self, part: str, piece: pl.DataFrame, content: ContentHash) -> PartFile:
+    def _reusable(self, part: str) -> dict[str, PartFile]:
+        """The files of a part by hash, for rows that stay the same; none where `_winner` would remove them."""
+        if self.storage.first_wins or not self.has(part):
+            return {}
+        pointer = self.whole_pointer(part)
+        return {file.hash: file for file in pointer.files} if pointer else {}
+
+    def _write(self, part: str, piece: pl.DataFrame, content: ContentHash, there: Mapping[str, PartFile]) -> PartFile:
         content.update(piece)
         content_bytes = parquet.encode(piece)
         file = PartFile(f"{uuid4().hex}.parquet", len(content_bytes), content_hash(content_bytes), piece.height)
+        if known := there.get(file.hash):
+            with suppress(UnreadableFile):
+                parquet.verify(self.file_path(part, known), known.bytes, known.hash)
+                return known
         path, around = self.file_path(part, file), current()
         if around and around.batching:
             around.later(lambda: self.storage.add(path, content_bytes))
@@ -286,12 +302,12 @@ class Table:
 
     def _manifest(self, anew: bool = False) -> Manifest:
         """In a session the one that it holds; with `anew` read again."""
-        around, place = current(), self.storage.shown(self.path)
-        held: Manifest | None = around.held.get(place) if around else None
+        around = current()
+        held: Manifest | None = around.held.get(self._place) if around else None
         if held is None:
             held = Manifest(self.storage, self.name).read(anew)
             if around:
-                around.held[place] = held
+                around.held[self._place] = held
         elif anew:
             held.read()
         return held
@@ -354,11 +370,14 @@ class Table:
 
     def part_folder(self, part: str) -> Path:
         """Return where the files of a part lie, those that were replaced too."""
-        return self.folder / "files" / file_name(part)
+        return Path(self._files, file_name(part))
 
     def file_path(self, part: str, file: PartFile) -> Path:
         """Return where a file of a part lies."""
-        return self.folder.joinpath("files", file_name(part), file.name)  # at once: asked of every part, each step
+        return Path(self._file(part, file))
+
+    def _file(self, part: str, file: PartFile) -> str:
+        return f"{self._files}/{file_name(part)}/{file.name}"  # a text: asked of every part, each step
 
 
 class Lake:
@@ -370,6 +389,7 @@ class Lake:
     def __init__(self, root: str | Path, storage: Storage | None = None) -> None:
         self.root = Path(root)
         self.storage = storage or Storage(self.root)
+        self._tables: dict[str, Table] = {}
 
     @staticmethod
     def of(paths: PathSettings) -> "Lake":
@@ -387,7 +407,9 @@ class Lake:
 
     def table(self, name: str) -> Table:
         """Return the table of that name, such as "calculator/loss_deltas", published or not."""
-        return Table(self.storage, name)
+        if name not in self._tables:
+            self._tables[name] = Table(self.storage, name)
+        return self._tables[name]
 
     @contextmanager
     def batch(self) -> Iterator[Session]:

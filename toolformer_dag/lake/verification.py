@@ -30,7 +30,7 @@ def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
 
     The warehouse, tool indexes and shard files are not covered: they are no rows of the lake.
     """
-    items = list(inventory(lake.storage))
+    items = list(inventory(lake.storage, all_parts=False))
     for store in sorted({item.owner for item in items if item.kind == "rows" and item.path.suffix != LOCK}):
         yield from _computed(lake, store, since)
     for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):

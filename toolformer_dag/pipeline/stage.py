@@ -206,7 +206,7 @@ class TableOutput:
         """Name of the table and the asset: "calculator/loss_deltas"."""
         return f"{self.group}/{self.stage.name}"
 
-    @property
+    @cached_property
     def table(self) -> Table:
         return self.plan.lake.table(self.name)
 
