@@ -107,6 +107,10 @@ def _shared(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+_read: dict[Path, tuple[str, dict[str, bytes], str | None, dict[str, Any]]] = {}
+"""Of each manifest the hash of what this process read last, its lines, its fault, and what was asked of it since."""
+
+
 @dataclass
 class Manifest:
     """`lines`: by part, as in the file of this `version`; `fault`: what is wrong with that as a whole.
@@ -143,8 +147,7 @@ class Manifest:
 
         Raises ReadError, and StorageError where a later release wrote it.
         """
-        self.answers.clear()
-        self.looked.clear()
+        self.answers, self.looked = {}, {}
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
@@ -155,12 +158,15 @@ class Manifest:
         except OSError as error:
             raise ReadError(self.path, error) from error
         else:
-            self.lines, self.fault = _decoded(content)
+            known, digest = _read.get(self.path), content_hash(content)
+            if known is None or known[0] != digest:
+                known = _read[self.path] = digest, *_decoded(content), {}
+            _, self.lines, self.fault, self.answers = known
         return self
 
     def change(self, part: str, before: bytes | None, line: bytes | None) -> None:
         """Let the part have this line, or none, in the next file. `before`: the line that this replaces."""
-        self.answers.clear()
+        self.answers = {}
         self.looked.pop(part, None)
         if not self.pending:
             self.due = time.monotonic() + BATCH_SECONDS

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ OWNER = "toolformer_dag.rows"
 
 def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
     """Return the bytes of a Parquet file, which says whose rows it holds."""
+    return _encoded(frame, owner) if frame.height else _encoded_empty(tuple(frame.schema.items()), owner)
+
+
+@lru_cache(maxsize=256)
+def _encoded_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | None) -> bytes:
+    """Of many parts without rows: most shards of a lane whose calls are rare."""
+    return _encoded(pl.DataFrame(schema=dict(columns)), owner)
+
+
+def _encoded(frame: pl.DataFrame, owner: str | None) -> bytes:
     buffer = BytesIO()
     metadata = {} if owner is None else {OWNER: owner}
     frame.write_parquet(buffer, compression="zstd", compression_level=1, metadata=metadata)
@@ -135,7 +146,7 @@ def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[p
             yield pl.concat(waiting)
             waiting, held = [], 0.0
     if waiting:
-        yield pl.concat(waiting)
+        yield pl.concat(waiting) if len(waiting) > 1 else waiting[0]
 
 
 class ContentHash:
@@ -155,12 +166,11 @@ class ContentHash:
 
         Raises ValueError for another schema, TypeError for a type that no table has.
         """
-        kept = frame.drop(self._volatile, strict=False)
-        schema = str([(name, str(dtype)) for name, dtype in kept.schema.items()])
+        schema = _described(tuple(frame.schema.items()), self._volatile)
         if self._schema and schema != self._schema:
             raise ValueError(f"a part has one schema: {self._schema} and then {schema}")
         self._schema = schema
-        for name, series in kept.to_dict().items() if kept.height else ():
+        for name, series in frame.drop(self._volatile, strict=False).to_dict().items() if frame.height else ():
             self._feed(name, series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def hexdigest(self) -> str:
@@ -193,6 +203,11 @@ class ContentHash:
     def _add(self, stream: str, values: NDArray[Any] | memoryview) -> None:
         content = values if isinstance(values, memoryview) else np.ascontiguousarray(values).data
         self._streams.setdefault(stream, xxh3_128()).update(content)
+
+
+@lru_cache(maxsize=256)
+def _described(columns: tuple[tuple[str, pl.DataType], ...], volatile: tuple[str, ...]) -> str:
+    return str([(name, str(dtype)) for name, dtype in columns if name not in volatile])
 
 
 INTEGERS = {32: pa.int32(), 64: pa.int64()}

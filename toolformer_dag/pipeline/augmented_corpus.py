@@ -152,7 +152,8 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
     """Yield the rows of C*, a file at a time, shard by shard. Raises MissingPart, DamagedPart."""
     table = lake.table(NAME)
     for part in table.parts():
-        yield from table.batches(part)
+        if table.pointer(part).rows:
+            yield from table.batches(part)
 
 
 def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:

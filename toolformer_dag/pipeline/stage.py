@@ -270,7 +270,7 @@ class TableOutput:
                 yield self.stage.schema.to_frame()
 
         def made_from() -> Mapping[str, Any]:
-            twice = pl.concat(keys).is_duplicated().sum()
+            twice = pl.concat(keys).is_duplicated().sum() if len(keys) > 1 else 0
             facts = {"stage": self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
             return record(self.settings, inputs, **facts, **{RETRY: None, **made.facts}) | {
                 STORES: list(made.stores),
