@@ -216,10 +216,10 @@ def test_a_file_that_cannot_be_read_this_time_stays_and_is_named(
     [part] = store.folder.glob("*.parquet")
     works = getattr(os, asked)
 
-    def failing(path: Path | str, *arguments: int) -> object:
+    def failing(path: Path | str, *arguments: int, **options: bool) -> object:
         if str(path) == str(part):
             raise OSError(errno.EIO, "Input/output error")
-        return works(path, *arguments)
+        return works(path, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, asked, failing)

@@ -208,18 +208,22 @@ def _below(folder: str, place: str, walked: set[str], all_parts: bool) -> Iterat
     for entry in entries:
         if entry.is_dir():
             inner = os.path.realpath(entry.path) if entry.is_symlink() else f"{place}/{entry.name}"
-            files = _below(entry.path, inner, walked, all_parts)
-            first = next(files, None)
-            if first is not None:
+            found = _below(entry.path, inner, walked, all_parts)
+            if (first := next(found, None)) is not None:
                 yield first
-                yield from files
-            if first is not None and not all_parts and place.endswith(f"/{PARTS}"):
-                return
-            continue
-        with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
-            status = entry.stat()
-            if S_ISREG(status.st_mode):
-                yield StoredFile(Path(entry.path), status.st_size, status.st_mtime)
+                yield from found
+                if not all_parts and place.endswith(f"/{PARTS}"):
+                    return
+        elif file := _stored(entry):
+            yield file
+
+
+def _stored(entry: os.DirEntry[str]) -> StoredFile | None:
+    with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
+        status = entry.stat()
+        if S_ISREG(status.st_mode):
+            return StoredFile(Path(entry.path), status.st_size, status.st_mtime)
+    return None
 
 
 def this_process() -> str:
