@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def client(address: str, **options: Any) -> openai.OpenAI:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
     while not true():
+        assert time.monotonic() < ends, "what was waited for has not come within a minute"
         time.sleep(0.01)
 
 
@@ -137,29 +140,56 @@ def test_what_is_not_supported_is_refused_by_name(served: Served, param: str, va
     assert (refused.value.param, refused.value.type) == (param, "invalid_request_error")
 
 
+SUMS = [f"Bo had {a} pens and got {a % 7 + 2} more, so in total there were" for a in range(11, 75)]
+
+
+async def asked_by_32(address: str, places: Iterator[int]) -> list[tuple[int, str]]:
+    """Ask for the sums at these places, by 32 clients that go on at once; return the texts, every third streamed."""
+    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as asked:
+        found = []
+
+        async def one() -> None:
+            given: dict[str, Any] = {"model": "embedded", "max_tokens": 12}
+            for at in places:
+                answer: Any = await asked.completions.create(prompt=SUMS[at], stream=at % 3 == 0, **given)
+                chunks = [one async for one in answer] if at % 3 == 0 else [answer]
+                found.append((at, "".join(chunk.choices[0].text for chunk in chunks)))
+
+        await asyncio.gather(*(one() for _ in range(32)))
+        return found
+
+
 def test_many_clients_share_batches_and_get_the_texts_of_each_alone(served: Served) -> None:
-    prompts = [f"Bo had {a} pens and got {a % 7 + 2} more, so in total there were" for a in range(11, 75)]
-    expected = served.expected(prompts, max_new_tokens=12)
-
-    async def ask_all(address: str) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as asked:
-            waiting, found = list(enumerate(prompts)), [""] * len(prompts)
-
-            async def one() -> None:
-                while waiting:
-                    at, prompt = waiting.pop()
-                    answer = await asked.completions.create(model="embedded", prompt=prompt, max_tokens=12)
-                    found[at] = answer.choices[0].text
-
-            await asyncio.gather(*(one() for _ in range(32)))
-            return found
-
+    expected = served.expected(SUMS, max_new_tokens=12)
     with served.server() as (address, decoder):
-        assert asyncio.run(ask_all(address)) == [one.plain for one in expected]
+        found = asyncio.run(asked_by_32(address, iter(range(len(SUMS)))))
+        assert sorted(found) == [(at, one.plain) for at, one in enumerate(expected)]
         figures = httpx.get(f"{address}/metrics").text
         assert f'toolformer_tokens_total{{kind="written"}} {sum(one.tokens for one in expected)}.0' in figures
         assert 'toolformer_requests_total{path="/v1/completions",status="200"} 64.0' in figures
         assert open_texts(decoder) == 0
+
+
+@pytest.mark.long
+def test_32_clients_get_the_texts_of_generate_for_a_whole_minute(served: Served) -> None:
+    expected = [one.plain for one in served.expected(SUMS, max_new_tokens=12)]
+    with served.server() as (address, decoder):
+        ends = time.monotonic() + 60
+        places = takewhile(lambda _: time.monotonic() < ends, cycle(range(len(SUMS))))
+        found = asyncio.run(asked_by_32(address, places))
+        assert len(found) > 320 and {at for at, _ in found} == set(range(len(SUMS)))
+        assert all(text == expected[at] for at, text in found)
+        assert open_texts(decoder) == 0
+
+
+def test_an_unknown_path_or_method_is_refused_in_the_protocols_form(served: Served) -> None:
+    with served.server() as (address, _):
+        for method, path, status in (("POST", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)):
+            answer = httpx.request(method, address + path)
+            told = answer.json()["error"]
+            assert (answer.status_code, told["type"]) == (status, "invalid_request_error")
+            assert told["message"].startswith(f"{method} {path}: ")
+        assert answer.headers["allow"] == "POST"
 
 
 def test_a_tool_that_hangs_holds_nobody_else_and_its_text_ends_at_its_limit(served: Served) -> None:

@@ -1,12 +1,18 @@
 """vLLM gives the rows of transformers: numbers and texts of tiny models, and all tables of a whole line."""
 
+import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from openai import OpenAI
 from polars.testing import assert_frame_equal
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, PretrainedConfig, Qwen3Config
 
@@ -125,6 +131,34 @@ def test_a_line_in_vllm_has_the_rows_of_a_line_in_transformers(line, tmp_path):
     losses = other.lake.table("calculator/loss_deltas")
     assert all(losses.pointer(part).record["backends"][0].startswith("vllm ") for part in losses.parts())
     assert other.stale() == []  # the engine is in no fingerprint
+
+
+def test_two_clients_of_a_server_in_vllm_get_what_generate_writes_in_transformers(tmp_path):
+    folder = lay_out(tmp_path / "world", make_model(tmp_path / "made", heads=5, width=320))
+    prompts = [f" {a} and {b} make {a + b} . {b} and {a}" for a in range(2) for b in range(8)]
+    (folder / "asked.jsonl").write_text("".join(f"{json.dumps({'text': prompt})}\n" for prompt in prompts))
+    program = [sys.executable, "-m", "toolformer_dag.cli"]
+    started = {"cwd": folder, "env": os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, "text": True}
+    asked = [*program, "generate", "asked.jsonl", "--model", "base", "--max-new-tokens", "20"]
+    lines = subprocess.run(asked, check=True, stdout=subprocess.PIPE, **started).stdout.splitlines()
+    expected = [json.loads(line)["text"] for line in lines]
+    overrides = [part for setting in IN_VLLM for part in ("--set", setting)]
+    command = [*program, "serve", "--model", "base", "--port", "0", *overrides]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, **started) as server:
+        try:
+            address = next(line.split(" at ")[1].split()[0] for line in server.stdout if line.startswith("base at "))
+            ask = OpenAI(base_url=address, api_key="none").completions.create
+
+            def written(prompt: str) -> str:
+                [choice] = ask(model="base", prompt=prompt, max_tokens=20, extra_body={"calls": "in_text"}).choices
+                return prompt + choice.text
+
+            with ThreadPoolExecutor(2) as clients:
+                assert list(clients.map(written, prompts)) == expected
+        finally:
+            os.killpg(server.pid, signal.SIGINT)
+            server.communicate(timeout=120)
+    assert server.returncode == 0
 
 
 def test_what_vllm_does_not_take_is_refused_in_a_sentence(tmp_path):

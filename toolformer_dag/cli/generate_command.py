@@ -19,6 +19,7 @@ from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
     from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
+    from toolformer_dag.model.loading import LanguageModel
     from toolformer_dag.pipeline.plan import Lane
 
 
@@ -41,6 +42,18 @@ class AskedModel:
     name: str
     folder: str
     k: int
+
+    def is_own(self, settings: Settings) -> bool:
+        """Return whether it is the settings' own model, which may have a revision."""
+        from toolformer_dag.model.weights import model_name
+
+        return self.folder == model_name(settings.model)
+
+    def load(self, settings: Settings) -> "LanguageModel":
+        """Load the model."""
+        from toolformer_dag.model.loading import load_model
+
+        return load_model(settings.model, None if self.is_own(settings) else self.folder)
 
 
 Decode = Callable[..., "list[Generation]"]
@@ -96,14 +109,13 @@ def generate(
     """
     settings = settings_of(config, profile, set)
     known = _lanes(settings, min_probability)
-    dated = _dated(known, context)
+    parse = partial(_record, _dated(known, context))
     asked = [asked_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
     loaded = partial(_decoder, settings, known, max_new_tokens, trace)
     if _names_lines(text):
-        raise typer.Exit(_complete_file(loaded, asked, text, partial(_record, dated), context))
+        raise typer.Exit(_complete_file(loaded, asked, text, parse, context))
     valid_text("the text", text)
-    keys = {lane.tool.name: lane.key for lane in known}
-    least = min(lane.min_probability for lane in known)
+    keys, least = {lane.tool.name: lane.key for lane in known}, min(lane.min_probability for lane in known)
     for one in asked:
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
@@ -275,15 +287,12 @@ def _decoder(
 ) -> Decode:
     """Load the model."""
     from toolformer_dag.decoding.greedy import generate as decode
-    from toolformer_dag.model.loading import load_model
-    from toolformer_dag.model.weights import model_name
     from toolformer_dag.pipeline.plan import start_thresholds
 
     known = [lane.at_inference() for lane in lanes]
-    own = asked.folder == model_name(settings.model)  # which may have a revision
     return partial(
         decode,
-        load_model(settings.model, None if own else asked.folder),
+        asked.load(settings),
         tools={lane.tool.name: lane.tool for lane in known},
         k=asked.k,
         calls=settings.decoding.calls,

@@ -36,8 +36,7 @@ def serve(
         raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
     asked = asked_model(settings, model, None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
-    from toolformer_dag.model.loading import load_model
-    from toolformer_dag.model.weights import folder_name, model_name
+    from toolformer_dag.model.weights import folder_name
     from toolformer_dag.pipeline.plan import lanes
     from toolformer_dag.serving.server import serving_app
     from toolformer_dag.serving.shared_decoder import SharedDecoder
@@ -48,9 +47,8 @@ def serve(
         for lane in known if asked.k else ():
             with blamed(lane.tool, "prepare"):
                 lane.tool.prepare(lambda done: None)
-        own = asked.folder == model_name(settings.model)  # which may have a revision
-        loaded = load_model(settings.model, None if own else asked.folder)
-        name = folder_name(asked.name or (settings.model.name if own else asked.folder))
+        loaded = asked.load(settings)
+        name = folder_name(asked.name or (settings.model.name if asked.is_own(settings) else asked.folder))
         app = serving_app(SharedDecoder(loaded, known, settings, asked.k), name, key)
         taken = listening.getsockname()[1]
         typer.echo(f"{name} at http://{host}:{taken}/v1  (Ctrl-C stops it)")

@@ -100,11 +100,14 @@ def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, r
 
     `recorded`: whether ` [` is likely enough here that p is noted in any case.
     """
-    start, traced = row.rules.vocabulary.start, row.rules.traced
-    if row.asks_start and (traced or recorded or rank(at) < row.rules.k):
-        row.see_start(exp(batch.log_probability(at, start)))
-    if traced and row.is_free:
-        row.measure(exp(batch.log_probability(at, start)), rank(at))
+    start, traced = row.rules.vocabulary.start, row.rules.traced and row.is_free
+    seen = row.asks_start and (row.rules.traced or recorded or rank(at) < row.rules.k)
+    if seen or traced:
+        probability = exp(batch.log_probability(at, start))
+        if seen:
+            row.see_start(probability)
+        if traced:
+            row.measure(probability, rank(at))
     if row.rules.likeliest is not None and row.is_free:
         row.measure_likeliest(batch.likeliest(at, LISTED))
 

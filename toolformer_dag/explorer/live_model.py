@@ -123,12 +123,7 @@ class LiveModel:
         request = TextRequest(text, decoding.max_new_tokens, decoding.calls, context=context, one_sentence=True)
         [writing] = decoder.begin([request])
         written = writing.done.result()
-        return {
-            "text": written.text,
-            "plain": written.plain,
-            "calls": [asdict(call) for call in written.calls],
-            "reason": written.reason,
-        }
+        return {"text": written.text, "plain": written.plain, "calls": [asdict(call) for call in written.calls]}
 
     @cached_property
     def plan(self) -> Plan:

@@ -1,6 +1,7 @@
 """OpenAI's protocol: what a request may ask for, and what an answer looks like. What is not supported is refused."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -55,7 +56,7 @@ class NamedTool(_Strict):
     function: FunctionName
 
 
-class Asked(_Strict):
+class Asked(_Strict, ABC):
     """What both kinds of requests may hold besides NEUTRAL.
 
     - `seed`: every seed gives the same text.
@@ -77,9 +78,9 @@ class Asked(_Strict):
     context: str = ""
 
     @property
+    @abstractmethod
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are asked for beside log p of each token; None where not even that is."""
-        raise NotImplementedError
 
 
 class CompletionRequest(Asked):
@@ -285,7 +286,7 @@ class TextStream:
             self.calls += 1
             text = call_text(what.call) if self.answer.in_text else ""
             yield self._chunk(text, (), self.writing.calls[self.calls - 1 : self.calls])
-        elif not what.in_call:
+        else:
             self.shown += len(what.text)
             yield self._chunk(what.text, likelihoods)
 

@@ -13,6 +13,7 @@ import orjson
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -56,22 +57,6 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
         known = {"id": model, "object": "model", "created": 0, "owned_by": "toolformer-dag"}
         return _json({"object": "list", "data": [{**known, "tools": list(decoder.tools)}]})
 
-    async def complete(kind: type[Asked], request: Request) -> Response:
-        asked = parsed(kind, await _body(request))
-        texts, answer = text_requests(asked, model, decoder), Answer(asked, model)
-        if asked.stream:
-            events = asyncio.Queue[Event]()
-            writings = decoder.begin(texts, partial(_tell, asyncio.get_running_loop(), events))
-            for writing in writings:
-                writing.done.add_done_callback(partial(_tell, asyncio.get_running_loop(), events, writing))
-            return _Stream(decoder, writings, _chunks(answer, writings, events))
-        writings = decoder.begin(texts)
-        try:
-            await _finished(request, writings)
-            return _json(answer.whole(writings))
-        finally:
-            _drop(decoder, writings)
-
     def route(
         path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET", guarded: bool = True
     ) -> Route:
@@ -99,10 +84,40 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
         route("/health", health, guarded=False),
         route("/metrics", metrics),
         route("/v1/models", models),
-        route("/v1/completions", partial(complete, CompletionRequest), "POST"),
-        route("/v1/chat/completions", partial(complete, ChatRequest), "POST"),
+        route("/v1/completions", partial(_complete, decoder, model, CompletionRequest), "POST"),
+        route("/v1/chat/completions", partial(_complete, decoder, model, ChatRequest), "POST"),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """Refuse a path that is not there, or its method."""
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow")
+    told = f"{request.method} {request.url.path}: " + (
+        f"this path takes {allowed}" if allowed else "there is no such path; see /v1/models, /v1/completions"
+    )
+    response = _refusal(Refused(told, status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _complete(decoder: SharedDecoder, model: str, kind: type[Asked], request: Request) -> Response:
+    asked = parsed(kind, await _body(request))
+    texts, answer = text_requests(asked, model, decoder), Answer(asked, model)
+    if asked.stream:
+        events = asyncio.Queue[Event]()
+        tell = partial(_tell, asyncio.get_running_loop(), events)
+        writings = decoder.begin(texts, tell)
+        for writing in writings:
+            writing.done.add_done_callback(partial(tell, writing))
+        return _Stream(decoder, writings, _chunks(answer, writings, events))
+    writings = decoder.begin(texts)
+    try:
+        await _finished(request, writings)
+        return _json(answer.whole(writings))
+    finally:
+        _drop(decoder, writings)
 
 
 class _Stream(StreamingResponse):
@@ -125,7 +140,9 @@ def _tell(
     writing: Writing,
     what: WrittenPiece | Future[Generation],
 ) -> None:
-    """Pass a piece of a text, or its end, to the thread that answers."""
+    """Pass a piece of a text, or its end, to the thread that answers. Pieces of a call are told by its end alone."""
+    if isinstance(what, WrittenPiece) and what.in_call and what.call is None:
+        return
     told = isinstance(what, WrittenPiece) and writing.request.likeliest is not None
     tokens = writing.row.generation().likelihoods if told else ()
     loop.call_soon_threadsafe(events.put_nowait, (writing, what, tokens))

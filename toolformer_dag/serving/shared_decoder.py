@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
 from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece, open_call, why_nothing
 from toolformer_dag.decoding.greedy import BATCH_TOKENS, advance
 from toolformer_dag.decoding.vocabulary import vocabulary_of
@@ -22,7 +24,6 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.pipeline.plan import Lane, start_thresholds
-from toolformer_dag.serving.figures import Figures
 from toolformer_dag.serving.tool_threads import ToolThreads
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.tools.tool import ToolCall, ToolResult, schemas_of
@@ -95,6 +96,17 @@ class Writing:
 
 
 Watch = Callable[[Writing, WrittenPiece], None]
+
+
+class Figures:
+    """What one server counts, for Prometheus."""
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        self.requests = Counter("toolformer_requests", "Requests, by status.", ["path", "status"], registry=own)
+        self.texts = Gauge("toolformer_texts", "Texts now: open; waiting, calling among them.", ["state"], registry=own)
+        self.tokens = Counter("toolformer_tokens", "Tokens of finished texts.", ["kind"], registry=own)
+        self.calls = Histogram("toolformer_call_seconds", "Seconds that texts waited.", ["tool", "got"], registry=own)
 
 
 @dataclass(eq=False, slots=True)
