@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import SHAPES, Cost, measured, random_model, texts
-from benchmarks.naive import Naive
+from benchmarks.measure import SHAPES, Cost, Naive, measured, random_model, texts
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import DTYPES, LanguageModel, load_model
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest

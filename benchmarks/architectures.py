@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.measure import Cost, measured
-from benchmarks.naive import Naive
+from benchmarks.measure import Cost, Naive, measured
 from tests.tiny_models import ARCHITECTURES, PROMPT, TEXTS, UNCACHED, tiny_model, tokenizer_of
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel

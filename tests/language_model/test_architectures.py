@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.architectures import MOST_ERROR, MOST_TOKENS, compared, largest_error, samples
-from benchmarks.naive import NaiveBackend
+from benchmarks.measure import NaiveBackend
 from tests.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, save, tiny_model, tokenizer_of
 from tests.tiny_models import TEXTS as SOME
 from toolformer_dag.decoding.greedy import generate

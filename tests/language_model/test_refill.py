@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.naive import NaiveBackend
+from benchmarks.measure import NaiveBackend
 from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.model.backend import Ends, SamplePoint, TokenQuery, TokenText
 from toolformer_dag.model.transformers_backend import TransformersBackend

@@ -100,13 +100,11 @@ def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, r
 
     `recorded`: whether ` [` is likely enough here that p is noted in any case.
     """
-    start, traced = row.rules.vocabulary.start, row.rules.traced and row.is_free
-    seen = row.asks_start and (row.rules.traced or recorded or rank(at) < row.rules.k)
-    if seen or traced:
-        probability = exp(batch.log_probability(at, start))
-        if seen:
+    if row.is_free and (row.rules.traced or recorded or rank(at) < row.rules.k):
+        probability = exp(batch.log_probability(at, row.rules.vocabulary.start))
+        if row.asks_start:
             row.see_start(probability)
-        if traced:
+        if row.rules.traced:
             row.measure(probability, rank(at))
     if row.rules.likeliest is not None and row.is_free:
         row.measure_likeliest(batch.likeliest(at, LISTED))
