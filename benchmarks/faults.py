@@ -1,24 +1,30 @@
 """Faults of processes, disks, clocks and single bits: each is tried on a world of its own, whose runs then have to end
 as if nothing had happened."""
 
+import gzip
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from benchmarks.worlds import Ended, Tables, World, differing
+import zstandard
+
+from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differing, flip, rot
 from toolformer_dag import identity
 from toolformer_dag.assets.by_hand import BY_HAND
-from toolformer_dag.exports.verify_project import verified
-from toolformer_dag.files import StorageError
+from toolformer_dag.exports.corpus_export import export_corpus
+from toolformer_dag.exports.forms import text_form
+from toolformer_dag.exports.verify_project import verified, verified_folder
+from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.verification import VERIFIED
 
 
@@ -38,11 +44,15 @@ class Undisturbed:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One world: how many faults it met, what was wrong after them, and its tokens over those of an undisturbed run."""
+    """One world: how many faults it met, what was wrong after them, and its tokens over those of an undisturbed run.
+
+    `kinds`: of flipped bits, by kind of file what came of them.
+    """
 
     faults: int
     wrong: tuple[str, ...]
     extra: float = 0.0
+    kinds: Mapping[str, "Counter[str]"] = field(default_factory=dict)
 
 
 def killed_groups(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
@@ -173,58 +183,119 @@ def seconds_of(world: World) -> tuple[Ended, float]:
     return world.finish(), time.monotonic() - begin
 
 
-KINDS = {
-    "published rows": "disk/lake/*/*/files/*/*.parquet",
-    "manifests": "disk/lake/table-manifests/*/*.jsonl",
-    "computed rows": "disk/lake/*/*/*/*.parquet",
-    "identities": "disk/lake/*/*/*/identity.json",
-    "checkpoints": "disk/lake/training/*/model/*",
-    "warehouse": "disk/lake/toolformer.duckdb",
-    "indexes": "disk/indexes/*-v?/*",
-    "data set": "disk/lake/dataset/**/*",
-}
 LIMITS = ("-v 4000000", "-v 6000000", "-v 14000000", "-n 64", "-n 96")
 """Limits of the shell under which a run ends well, or with a sentence that names the limit."""
-READ_AGAIN = "tools.calculator.tau_f=0.01"
-"""A change after which a run reads what it would otherwise leave alone."""
+READ_AGAIN, USES_MODEL = "tools.calculator.tau_f=0.01", "tools.calculator.k=9"
+"""Changes after which a run reads what it would otherwise leave alone, and asks the model."""
+UNPACK = {".gz": gzip.decompress, ".zst": lambda content: zstandard.ZstdDecompressor().decompress(content)}
 
 
-def flip(file: Path, draw: random.Random) -> None:
-    """Flip one bit in place."""
-    content = bytearray(file.read_bytes())
-    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    file.write_bytes(content)
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A bit of a file that is flipped, by a write or as rot, and its content before and after."""
+
+    kind: str
+    file: Path
+    rotten: bool
+    before: bytes
+    after: bytes
+
+    @staticmethod
+    def of(kind: str, file: Path, rotten: bool, draw: random.Random) -> "Flip":
+        """Flip a bit of the file."""
+        before = file.read_bytes()
+        (rot if rotten else flip)(file, draw)
+        return Flip(kind, file, rotten, before, file.read_bytes())
+
+    @property
+    def left(self) -> bool:
+        """Whether the flipped bit is still there."""
+        return self.file.is_file() and self.file.read_bytes() == self.after
+
+    @property
+    def way(self) -> str:
+        return "rotten" if self.rotten else "written"
 
 
-def files_of(world: World, kind: str) -> list[Path]:
-    """Return the files of a kind that hold something."""
-    return sorted(path for path in world.folder.glob(KINDS[kind]) if path.is_file() and path.stat().st_size)
+def flipped_bits(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
+    """Flip a bit in every other file of each kind, half of them unseen; ask `verify`, run, and compare everything.
+
+    One at a time what was given to the project or taken away, then everything that runs wrote at once. Wrong is what
+    a damaged file changed, and a flip that stays without being named or refused.
+    """
+    identity.LARGE = 0  # small files are remembered too
+    kinds: dict[str, Counter[str]] = {}
+    wrong = [what for kind in GIVEN for what in _given(world, kind, kinds.setdefault(kind, Counter()), draw)]
+    found = {kind: world.files(kind) for kind in KINDS | SEAL}
+    files = {file: kind for kind in found for file in draw.sample(found[kind], -(-len(found[kind]) // 2))}
+    flips = [Flip.of(kind, file, draw.random() < 0.5, draw) for file, kind in files.items()]
+    named, tokens = _named_as_rot(world, flips), 0
+    (world.folder / "disk/lake" / VERIFIED).write_text(str(time.time_ns()))  # nothing changed that a run would see
+    for change, training in (((READ_AGAIN,), False), (("evaluation.questions=2",), True), ((), True), ((), True)):
+        ended = world.run(*change, training=training)
+        tokens += ended.tokens
+        wrong += [ended.error] if ended.error else []
+        world.named()  # what it names is mended by the next run
+    try:
+        wrong += [f"{name} differs" for name in differing(whole.tables, world.tables())]
+    except StorageError as error:
+        wrong.append(str(error))
+    damaged = world.named()
+    wrong += [f"{path} is still damaged" for path in damaged]
+    for one in flips:  # a file that was replaced by another is named no more, and goes with `clean`
+        seen = one.file in named
+        outcome = "left" if one.left and (one.file in damaged or not seen) else "mended"
+        kinds.setdefault(one.kind, Counter()).update([one.way, outcome, *(["named"] if seen else [])])
+        if outcome == "left":
+            wrong.append(f"{one.file} ({one.kind}, {one.way}) is left as it is")
+    return Trial(
+        sum(kind["rotten"] + kind["written"] for kind in kinds.values()), tuple(wrong), tokens / whole.tokens, kinds
+    )
 
 
-def rot(file: Path, draw: random.Random) -> None:
-    """Flip one bit as a disk does that gives back other bits: what was remembered of the file stays."""
+def _named_as_rot(world: World, flips: Sequence[Flip]) -> set[Path]:
+    """Return what `verify` names; what rotted is as unseen after it as before."""
+    known = {one.file: (one.file.stat(), identity.remembered_hashes(one.file)) for one in flips if one.rotten}
+    named = world.named()
+    for file, (status, hashes) in known.items():
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        identity.remember(file, hashes)
+    return named
+
+
+def _given(world: World, kind: str, count: Counter[str], draw: random.Random) -> Iterator[str]:
+    """Flip a bit of a file that runs do not write, tell what is wrong with what comes of it, and put it back."""
+    shutil.copytree(world.folder / "disk/lake/dataset", world.folder / "export", dirs_exist_ok=True)
+    file = draw.choice(world.files(kind))
     status, known = file.stat(), identity.remembered_hashes(file)
-    flip(file, draw)
+    one = Flip.of(kind, file, kind == "base model" or draw.random() < 0.5, draw)
+    taken = kind == "exports"
+    named = file in (
+        {each.path for each in verified_folder(world.folder / "export").damaged} if taken else world.named()
+    )
+    told = _exported_again(world) if taken else world.run(USES_MODEL if kind == "base model" else READ_AGAIN).error
+    refused = told is not None and str(file) in told
+    count.update([one.way, *(["named"] if named else []), "refused" if refused else "left" if one.left else "mended"])
+    if told and not refused:
+        yield f"{file} ({kind}): {told}"
+    if not (named or refused or _same_documents(one)):
+        yield f"{file} ({kind}, {one.way}) is neither named nor refused"
+    file.write_bytes(one.before)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     identity.remember(file, known)
 
 
-def rotten_bits(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
-    """Let every eighth file of each kind rot unseen, change a threshold, ask `verify`, and run as before."""
-    identity.LARGE = 0  # small files are remembered too
-    found = [files_of(world, kind) for kind in KINDS]
-    files = [file for kind in found for file in draw.sample(kind, -(-len(kind) // 8))]
-    for file in files:
-        rot(file, draw)
-    (world.folder / "disk/lake" / VERIFIED).write_text(str(time.time_ns()))
-    ended = world.run(READ_AGAIN)
-    wrong, spent = [ended.error] if ended.error else [], ended.tokens
-    world.named()
-    ended = world.run(training=True)
-    wrong += [ended.error] if ended.error else []
-    wrong += [f"{name} differs" for name in differing(whole.tables, world.tables())]
-    wrong += [f"{path} is still damaged" for path in world.named()]
-    return Trial(len(files), tuple(wrong), (spent + ended.tokens) / whole.tokens)
+def _exported_again(world: World) -> str | None:
+    try:
+        export_corpus(world.project().plan, world.folder / "export", text_form())
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _same_documents(one: Flip) -> bool:
+    """Whether a compressed shard has the documents that it had: a bit of its header is flipped."""
+    return one.file.suffix in UNPACK and UNPACK[one.file.suffix](one.before) == UNPACK[one.file.suffix](one.after)
 
 
 def two_homes(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
@@ -265,12 +336,13 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
     Return, by kind of file, how many there were and how many `verify` named. Raises AssertionError where it names more.
     """
     plan = world.project().plan
-    kinds = {kind: files_of(world, kind) for kind in KINDS}
+    kinds = {kind: world.files(kind) for kind in KINDS}
     tried: Counter[str] = Counter()
     named: Counter[str] = Counter()
     while tried.total() < flips:
         chosen = {kind: draw.choice(files) for kind, files in kinds.items()}
-        if chosen["published rows"].parents[2].parts[-2:] == chosen["manifests"].with_suffix("").parts[-2:]:
+        tables = {file.parents[2].parts[-2:] for file in chosen.values()}
+        if chosen["manifests"].with_suffix("").parts[-2:] in tables or len({*chosen.values()}) < len(chosen):
             continue  # behind a damaged manifest nothing is known
         contents = {file: file.read_bytes() for file in chosen.values()}
         for place, file in enumerate(contents):
@@ -282,22 +354,3 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
             named[kind] += file in found
             file.write_bytes(contents[file])
     return {kind: (tried[kind], named[kind]) for kind in KINDS}
-
-
-def mended_flips(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
-    """Flip a bit in every eighth file of each kind, then run as before, after a change of a threshold, and back."""
-    found = [files_of(world, kind) for kind in KINDS]
-    files = [file for kind in found for file in draw.sample(kind, -(-len(kind) // 8))]
-    for file in files:
-        flip(file, draw)
-    tokens, wrong = 0, []
-    for change in ((), (READ_AGAIN,), ()):
-        ended = world.run(*change, training=not change)
-        tokens += ended.tokens
-        wrong += [ended.error] if ended.error else []
-    try:
-        wrong += [f"{name} differs" for name in differing(whole.tables, world.tables())]
-    except StorageError as error:
-        wrong.append(str(error))
-    wrong += [f"{path} is still damaged" for path in world.named()]
-    return Trial(len(files), tuple(wrong), tokens / whole.tokens)

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ import torch  # noqa: F401 - loaded once, for every run that is forked from here
 from polars.testing import assert_frame_equal
 
 import toolformer_dag.model.engine  # noqa: F401
+from toolformer_dag import identity
 from toolformer_dag.cli.project import Project
 from toolformer_dag.exports.verify_project import verified
 from toolformer_dag.files import UserError
@@ -31,7 +33,7 @@ SETTINGS = """
 lake = "disk/lake"
 warehouse = "disk/lake/toolformer.duckdb"
 [corpus]
-shards = ["web/*.json.gz"]
+shards = ["web/*"]
 [model]
 name = "model"
 [tools.calculator]
@@ -54,6 +56,26 @@ max_new_tokens = 4
 chunk_texts = 4
 workers = 1
 """
+KINDS = {
+    "published rows": "disk/lake/*/*/files/*/*.parquet",
+    "rejected lines": "disk/lake/ccnet/rejected_lines/files/*/*.parquet",
+    "manifests": "disk/lake/table-manifests/*/*.jsonl",
+    "computed rows": "disk/lake/*/*/*/*.parquet",
+    "identities": "disk/lake/*/*/*/identity.json",
+    "checkpoints": "disk/lake/training/*/model/*",
+    "warehouse": "disk/lake/toolformer.duckdb",
+    "indexes": "disk/indexes/*-v?/*",
+    "data set": "disk/lake/dataset/**/*",
+}
+SEAL = {"seal of the warehouse": "disk/lake/.toolformer.duckdb.seal"}
+"""For this file `verify` names the warehouse."""
+GIVEN = {
+    "exports": "export/**/*",
+    "shards, gzip": "web/*.gz",
+    "shards, zstd": "web/*.zst",
+    "base model": "model/[cmt]*",
+}
+"""What lies outside of what runs write: taken away, or given by the user."""
 NOT_AGAIN = 3600.0
 """Seconds after which a run counts as hanging."""
 Tables = Mapping[str, pl.DataFrame]
@@ -131,6 +153,11 @@ class World:
             for part in output.table.parts()
         }
 
+    def files(self, kind: str) -> list[Path]:
+        """Return the files of a kind that hold something."""
+        found = self.folder.glob((KINDS | SEAL | GIVEN)[kind])
+        return sorted(path for path in found if path.is_file() and path.stat().st_size)
+
     def named(self) -> set[Path]:
         """Return the files that `verify` names."""
         return {one.path for one in verified(self.project().plan).damaged}
@@ -145,6 +172,21 @@ def differing(one: Tables, other: Tables, *, exactly: bool = False) -> list[str]
         except AssertionError:
             names.append(name)
     return sorted(names)
+
+
+def flip(file: Path, draw: random.Random) -> None:
+    """Flip one bit in place."""
+    content = bytearray(file.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    file.write_bytes(content)
+
+
+def rot(file: Path, draw: random.Random) -> None:
+    """Flip one bit as a disk does that gives back other bits: what was remembered of the file stays."""
+    status, known = file.stat(), identity.remembered_hashes(file)
+    flip(file, draw)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    identity.remember(file, known)
 
 
 def _alone(folder: Path, overrides: tuple[str, ...], clock: timedelta) -> None:

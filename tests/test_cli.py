@@ -13,6 +13,7 @@ import time
 from contextlib import redirect_stdout, suppress
 from html import escape
 from pathlib import Path
+from random import Random
 from types import ModuleType
 
 import duckdb
@@ -21,9 +22,11 @@ import polars as pl
 import pytest
 
 from tests.command_line import cli
+from tests.damage import flip
 from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
 from toolformer_dag.cli.run_display import shown
+from toolformer_dag.files import sealed
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
@@ -237,12 +240,23 @@ def test_commands_that_only_read_do_not_import_the_module_that_a_settings_file_n
         settings.write(OWN_MODULE)
     (tmp_path / "lake").mkdir()
     duckdb.connect(tmp_path / "lake" / "toolformer.duckdb").close()  # without a seal and without tables
-    for command, code in {"verify": 1, "clean": 0, "tables": 1, "sql": 0}.items():
-        done = cli(command, *(["select 1"] if command == "sql" else []))
+    options = {"sql": ["select 1"], "explore": ["--export", str(tmp_path / "page.html")]}
+    for command, code in {"verify": 1, "clean": 0, "tables": 1, "sql": 0, "explore": 1}.items():
+        done = cli(command, *options.get(command, ()))
         assert done.returncode == code, (command, done.stderr)
         assert "Traceback" not in done.stderr and "strange" not in done.stderr, command
     assert not (tmp_path / "imported").exists()
     assert cli("stale").returncode == 1 and (tmp_path / "imported").exists()
+
+
+def test_verify_names_a_damaged_record_of_the_commit_of_a_data_set(tmp_path):
+    pin = tmp_path / "lake/hub/0123456789abcdef.json"
+    pin.parent.mkdir(parents=True)
+    pin.write_bytes(sealed("corpus.hub", {"resolved": {"revision": "main"}}))
+    assert cli("verify").returncode == 0
+    flip(pin, Random(0))
+    done = cli("verify")
+    assert done.returncode == 1 and f"{pin}: " in done.stdout
 
 
 @pytest.mark.parametrize(

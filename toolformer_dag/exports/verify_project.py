@@ -8,15 +8,16 @@ from itertools import chain
 from pathlib import Path
 
 from toolformer_dag.exports import dataset_folder
-from toolformer_dag.files import UserError, files_beside
+from toolformer_dag.files import UserError, files_beside, unsealed
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake import warehouse
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import CheckedFile
+from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.verification import checked_files, set_aside_damaged, set_aside_file
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
-from toolformer_dag.pipeline.shards import WEB_RECORD, ShardFile
+from toolformer_dag.pipeline.shards import PINS, WEB_RECORD, ShardFile
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.shard_reader import ShardError
 from toolformer_dag.tools.passage_search import MANIFEST, RetrievalOptions, set_aside_damaged_index
@@ -94,6 +95,19 @@ def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
     for pattern in LAKE_RECORDS:
         for record in sorted(plan.lake.root.glob(pattern)):
             yield from _recorded(record)
+    yield from _pins(plan.lake)
+
+
+def _pins(lake: Lake) -> Iterator[CheckedFile]:
+    """Read which commit each data set of the hub is kept at; the next run asks the hub again where that is damaged."""
+    for name in sorted(lake.storage.names(lake.root / PINS)):
+        path, content, reason = lake.root / PINS / name, b"", None
+        try:
+            content, _ = lake.storage.read(path)
+            unsealed(content)
+        except (OSError, ValueError):
+            reason = NOT_WRITTEN
+        yield CheckedFile(path, len(content), reason)
 
 
 def _recorded(record: Path) -> Iterator[CheckedFile]:

@@ -31,6 +31,9 @@ SIDE_FILE = re.compile(
 )
 """What RedPajama-V2 publishes beside its documents, and what `datasets` and datatrove write beside theirs."""
 
+PINS = "hub"
+"""The folder of the lake that says at which commit each data set of the hub is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
@@ -145,7 +148,7 @@ def _pinned(settings: Settings) -> HubSplit:
         "revision": corpus.revision,
     }
     storage = Lake.of(settings.paths).storage
-    file, version = storage.root / "hub" / f"{fingerprint(asked)}.json", ABSENT
+    file, version = storage.root / PINS / f"{fingerprint(asked)}.json", ABSENT
     try:
         content, version = storage.read(file)
         found = unsealed(content)
