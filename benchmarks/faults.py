@@ -240,11 +240,11 @@ def flipped_bits(whole: Undisturbed, world: World, draw: random.Random) -> Trial
         wrong += [f"{name} differs" for name in differing(whole.tables, world.tables())]
     except StorageError as error:
         wrong.append(str(error))
-    damaged = world.named()
+    damaged, current = world.named(), "".join(file.read_text() for file in world.files("manifests"))
     wrong += [f"{path} is still damaged" for path in damaged]
-    for one in flips:  # a file that was replaced by another is named no more, and goes with `clean`
-        seen = one.file in named
-        outcome = "left" if one.left and (one.file in damaged or not seen) else "mended"
+    for one in flips:
+        seen, replaced = one.file in named, "files" in one.file.parts and one.file.name not in current
+        outcome = "left" if one.left and not replaced and (one.file in damaged or not seen) else "mended"
         kinds.setdefault(one.kind, Counter()).update([one.way, outcome, *(["named"] if seen else [])])
         if outcome == "left":
             wrong.append(f"{one.file} ({one.kind}, {one.way}) is left as it is")
@@ -274,7 +274,7 @@ def _given(world: World, kind: str, count: Counter[str], draw: random.Random) ->
         {each.path for each in verified_folder(world.folder / "export").damaged} if taken else world.named()
     )
     told = _exported_again(world) if taken else world.run(USES_MODEL if kind == "base model" else READ_AGAIN).error
-    refused = told is not None and str(file) in told
+    refused = told is not None and str(file.parent if taken else file) in told
     count.update([one.way, *(["named"] if named else []), "refused" if refused else "left" if one.left else "mended"])
     if told and not refused:
         yield f"{file} ({kind}): {told}"

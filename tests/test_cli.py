@@ -264,6 +264,7 @@ def test_verify_names_a_damaged_record_of_the_commit_of_a_data_set(tmp_path):
     [
         (OSError(errno.EMFILE, "Too many open files"), r"not enough open files \(ulimit -n: \d+\)"),
         (RuntimeError("can't start new thread"), r"not enough processes and threads \(ulimit -u: \w+\)"),
+        (RuntimeError("Os { code: 11, Resource temporarily unavailable }"), r"not enough processes and threads"),
         (MemoryError(), r"not enough memory \(ulimit -v: \w+\)"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), r"not enough memory \(ulimit -v: \w+\)"),
     ],

@@ -41,6 +41,7 @@ LIMITS = (
 LIMIT_WORDS = {
     "Too many open files": errno.EMFILE,
     "can't start new thread": errno.EAGAIN,
+    "Resource temporarily unavailable": errno.EAGAIN,
     "can't allocate memory": errno.ENOMEM,
     "Cannot allocate memory": errno.ENOMEM,
     "not enough memory": errno.ENOMEM,
