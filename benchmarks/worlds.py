@@ -100,13 +100,13 @@ class World:
     folder: Path
 
     @staticmethod
-    def make(folder: Path, documents: int, settings: str = SETTINGS) -> "World":
+    def make(folder: Path, documents: int, settings: str = SETTINGS, shards: int = 2) -> "World":
         """Lay out a world in which nothing ran yet."""
         folder.mkdir(parents=True)
         (folder / "toolformer.toml").write_text(settings)
         shutil.copytree(SMALL_MODEL, folder / "model")
         shutil.copy(PROMPTS / "calculator.txt", folder)
-        write_shards(folder / "web", 2, documents, seed=119)  # one whose split holds texts out
+        write_shards(folder / "web", shards, documents, seed=119)  # one whose split holds texts out
         (folder / "disk").mkdir()
         return World(folder)
 

@@ -19,7 +19,12 @@ _numbers = count()
 
 
 class S3:
-    """A running server, and lakes on it. `address`: http://127.0.0.1:PORT; `requests`: what it was asked so far."""
+    """A running server, and lakes on it. `address`: http://127.0.0.1:PORT; `requests`: what it was asked so far.
+
+    `away`: how many of the next requests it answers with 503.
+    """
+
+    away = 0
 
     def __init__(self, address: str, requests: list[str]) -> None:
         self.address, self.requests = address, requests
@@ -55,6 +60,10 @@ def s3_server() -> Iterator[S3]:
 
     def counted(environ: dict[str, Any], answer: Any) -> Any:
         requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        if found.away:
+            found.away -= 1
+            answer("503 Service Unavailable", [])
+            return []
         return moto(environ, answer)
 
     server = make_server("127.0.0.1", 0, counted, threaded=True)

@@ -163,6 +163,54 @@ def flip(path: Path) -> bytes:
     return bytes(content)
 
 
+def test_rows_of_a_batch_are_put_in_their_order_and_before_what_is_made_of_them(machine, s3):
+    one, other = machine("one"), machine("other")
+    with one.batch():
+        store = rows_of(one)
+        s3.requests.clear()
+        for number in range(MERGE_AT + 1):
+            store.append(chunk(number))
+            assert store.missing(chunk(number, -1))["key"].to_list() == [-1], "found as soon as it was appended"
+        one.table(NAME).publish("x", [ROWS], dict)
+    put = [request.rpartition("/")[2] for request in s3.requests if request.startswith("PUT")]
+    rows, rest = put[:MERGE_AT], put[MERGE_AT:]
+    assert rows == sorted(rows) and len(rest) == 4 and rest[-1] == "loss_deltas.jsonl", rest
+    assert rows_of(other).missing(chunk(*range(MERGE_AT + 1))).is_empty()
+
+
+def test_a_manifest_names_nothing_that_is_made_of_rows_that_were_not_put(machine, monkeypatch):
+    one = machine("one")
+    store, mark = rows_of(one), ObjectStorage.mark
+
+    def away(storage, path, content):
+        if path.parent == store.folder:
+            raise ObjectStoreError("away")
+        mark(storage, path, content)
+
+    monkeypatch.setattr(ObjectStorage, "mark", away)
+    with pytest.raises(ObjectStoreError, match="away"), one.batch():
+        store.append(chunk(1))
+        one.table(NAME).publish("x", [ROWS], dict)
+    assert machine("other").table(NAME).parts() == []
+    with session():
+        assert store.missing(chunk(1)).height == 1
+
+
+@pytest.mark.long
+def test_a_store_that_is_away_ends_nothing_once_it_was_reached_and_a_first_look_soon(machine, s3):
+    one, other = machine("one"), machine("other")
+    one.table(NAME).publish("x", [ROWS], dict)
+    one.refuse_old_layout()
+    for act in (lambda: one.storage.read(one.table(NAME).path), lambda: rows_of(one).append(chunk(1))):
+        s3.away = 7
+        act()
+        assert s3.away == 0
+    s3.away = 7
+    with pytest.raises(ObjectStoreError, match="the object store answers 503"):
+        other.storage.read(other.table(NAME).path)
+    s3.away = 0
+
+
 def test_a_damaged_copy_is_fetched_again(machine):
     lake = machine("one")
     lake.table(NAME).publish("x", [ROWS], dict)

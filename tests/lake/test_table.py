@@ -180,6 +180,26 @@ def test_a_damaged_file_is_reported_and_publishing_again_repairs(
     assert table.read("s").equals(rows)
 
 
+def test_a_file_whose_rows_stay_is_kept_and_one_with_a_flipped_byte_is_written_again(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolformer_dag.lake.parquet.pieces", lambda frames: frames)  # a file per frame
+    first, second, third = (frame((name, 1, 0.5, 0.1)) for name in "abc")
+    names = [Path(file).name for file in publish_all(table, first, second)]
+    kept, new = publish_all(table, first, third)
+    assert kept.name == names[0] and new.name not in names
+    content = kept.read_bytes()
+    kept.write_bytes(bytes([content[0], content[1], content[2] ^ 1]) + content[3:])
+    again, same = publish_all(table, first, third)
+    assert again.name != kept.name and again.read_bytes() == content and same == new
+    assert table.read("s").equals(pl.concat([first, third]))
+
+
+def publish_all(table: Table, *frames: pl.DataFrame) -> list[Path]:
+    """Publish frames as files of one part; return the paths, whose content nobody has compared with its hash yet."""
+    return [table.file_path("s", file) for file in publish(table, "s", frames).files]
+
+
 def spoil(table: Table, part: str, place: int = -9) -> None:
     """Flip a bit in the line of a part."""
     lines = table.path.read_bytes().split(b"\n")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from tests.pipeline.conftest import (
 )
 from tests.processes import at_work, wait_until_ended
 from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.chunks import STARTED, Answer, Crew
+from toolformer_dag.pipeline.spending import Spent
+from toolformer_dag.pipeline.stage import Work
 
 ROOT = Path(__file__).parents[2]
 RAW = "raw_shards"
@@ -107,6 +111,40 @@ def test_the_chunk_of_a_worker_that_hangs_is_given_to_another(
     assert said.startswith("ccnet/raw_shards, chunk 1: worker <") and f"pid={process} " in said
     assert said.endswith("has not answered for 0:00:20 (execution.chunk_hours); another worker gets the chunk")
     assert not at_work(process)
+
+
+class ByHand:
+    """A place whose answers a test gives. `given`: payloads and their answers, of all places, in order."""
+
+    started = STARTED
+
+    def __init__(self, given: list[tuple[object, Future[Answer]]]) -> None:
+        self._given = given
+
+    def submit(self, task: Task) -> Future[Answer]:
+        """See Place."""
+        self._given.append((task.payload, Future()))
+        return self._given[-1][1]
+
+    def kill(self) -> None:
+        """See Place."""
+
+
+def test_a_worker_that_is_done_gets_its_next_chunk_before_the_caller_hears_of_the_last(new_line: NewLine) -> None:
+    given: list[tuple[object, Future[Answer]]] = []
+    worker = Worker(new_line().plan())
+    workers = Workers(worker, {}, lambda *_: Crew(lambda: 2, lambda: ByHand(given)))
+    run = workers.map_chunks(Task("t", "", number) for number in range(6))
+    assert next(run) is None and [payload for payload, _ in given] == [0, 1]
+    for _, answer in given[:2]:
+        answer.set_result((Work(), Spent()))
+    assert next(run) == (0, Work()) and [payload for payload, _ in given] == [0, 1, 2, 3]
+    given[2][1].set_result((Work(), Spent()))
+    assert next(run) == (1, Work())
+    given[3][1].set_result((UserError("no"), Spent()))
+    assert next(run) == (2, Work()) and len(given) == 5, "one was done while an answer was looked at"
+    with pytest.raises(UserError, match="no"):
+        next(run)
 
 
 def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, pool: Pool) -> None:

@@ -29,7 +29,17 @@ from toolformer_dag.files import StorageError, WriteError, beside, file_name, wr
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
 from toolformer_dag.lake.session import current
-from toolformer_dag.lake.storage import ABSENT, ASIDE, CLAIMS, Overtaken, Storage, StoredFile, Version, this_process
+from toolformer_dag.lake.storage import (
+    ABSENT,
+    ASIDE,
+    CLAIMS,
+    Later,
+    Overtaken,
+    Storage,
+    StoredFile,
+    Version,
+    this_process,
+)
 
 if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
@@ -227,10 +237,13 @@ class ObjectStorage(Storage):
         with self._errors("write", path):
             self._store.put(self._key(path), content)
 
-    def add(self, path: Path, content: bytes) -> None:
+    def add(self, path: Path, content: bytes, later: Later | None = None) -> None:
         """Upload a file; this machine keeps a copy, since it will be the first to read it."""
         self._copy(path, [content])
-        self.mark(path, content)
+        if later:
+            later(lambda: self.mark(path, content))
+        else:
+            self.mark(path, content)
 
     def upload(self, path: Path, local: Path) -> None:
         """Upload a file of this machine that need not fit into memory; nothing where the object is there."""

@@ -55,18 +55,19 @@ def check(path: Path | str, size: int) -> None:
     Raises ReadError where the file cannot be looked at, which says nothing of its content. Flipped bits are not
     noticed: see `verify`.
     """
-    _sized(path, size)
     try:
-        opened = os.open(path, os.O_RDONLY)  # a stream would cost more than the look
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a stream would cost more than the look
         try:
-            tail = os.pread(opened, len(MAGIC), max(size - len(MAGIC), 0))
+            tail = os.pread(opened, len(MAGIC) + 1, max(size - len(MAGIC), 0))  # a byte more tells of another size
         finally:
             os.close(opened)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
+        _sized(path, size)
         raise ReadError(Path(path), error) from error
     if tail != MAGIC:
+        _sized(path, size)
         raise UnreadableFile("has no Parquet footer")
 
 

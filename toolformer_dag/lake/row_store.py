@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -76,7 +77,10 @@ class RowStore:
         return self._found(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
-        """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema."""
+        """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema.
+
+        In a batch an object store gets it soon after, behind the chunks before it and before a manifest is written.
+        """
         if rows.schema != self.schema:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")
         if not rows.is_empty():
@@ -128,15 +132,18 @@ class RowStore:
                 return
             rows = pl.concat(pl.read_parquet(path, columns=self.schema.names()) for path in paths)
             merged = self._write(rows.unique(self.key, keep="first", maintain_order=True), files[0].written)
+            self._settle()
             gone = {file.name for file in files} - {merged}  # it is among them where the others repeat its rows
             self.storage.remove(*(self.folder / name for name in gone))
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
         content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
-        self.storage.add(self.folder / name, content)
+        around = current()
+        beside = partial(around.later, in_order=True) if around and around.batching else None
+        self.storage.add(self.folder / name, content, beside)
         self.note(name)
-        if (around := current()) and around.news is not None:
+        if around and around.news is not None:
             around.news.append((self.name, name))
         return name
 
@@ -184,12 +191,18 @@ class RowStore:
 
     def _listed(self) -> set[RowFile]:
         """The same as `files`; listed until two listings agree, since a merge may end while a folder is read."""
+        self._settle()
         there = self.files()
         for _ in range(LOOKS):
             before, there = there, self.files()
             if there == before:
                 break
         return set(there)
+
+    def _settle(self) -> None:
+        """Wait for the files that the session has not uploaded yet."""
+        if around := current():
+            around.settle()
 
     @property
     def _place(self) -> str:

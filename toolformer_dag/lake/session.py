@@ -25,7 +25,9 @@ class Session:
     batching: bool = False
     news: list[News] | None = None
     _uploads: list[Future[None]] = field(default_factory=list)
+    _ordered: list[Future[None]] = field(default_factory=list)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(UPLOADS_AT_ONCE))
+    _queue: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def once(self, place: str, ask: Callable[[], Answer]) -> Answer:
         """Return what is held, asking for it the first time."""
@@ -34,19 +36,26 @@ class Session:
         answer: Answer = self.held[place]
         return answer
 
-    def later(self, write: Callable[[], None]) -> None:
-        """Write beside what goes on; at most a few files wait in memory. Raises what an earlier one raised."""
-        self._uploads.append(self._pool.submit(write))
-        if len(self._uploads) > 2 * UPLOADS_AT_ONCE:
-            self._uploads[0].result()
-            del self._uploads[0]
+    def later(self, write: Callable[[], None], in_order: bool = False) -> None:
+        """Write beside what goes on; at most a few files wait in memory. Raises what an earlier one raised.
+
+        `in_order`: after those that were given so before it, of which at most two wait: a kill costs those alone.
+        """
+        pool, waiting, most = self._pool, self._uploads, 2 * UPLOADS_AT_ONCE
+        if in_order:
+            pool, waiting, most = self._queue, self._ordered, 2
+        waiting.append(pool.submit(write))
+        if len(waiting) > most:
+            waiting[0].result()
+            del waiting[0]
 
     def settle(self) -> None:
         """Wait for what is written beside. Raises what it raised, each time: a manifest must not name such a file."""
-        wait(self._uploads)
-        for upload in self._uploads:
-            upload.result()
-        self._uploads.clear()
+        wait([*self._uploads, *self._ordered])
+        for waiting in (self._uploads, self._ordered):
+            for upload in waiting:
+                upload.result()
+            waiting.clear()
 
     def take_news(self) -> tuple[News, ...]:
         """Return what a worker has made since it was asked last."""

@@ -26,6 +26,10 @@ CLAIMS = "lake-claims"
 """The folder of what runs hold; the hyphen keeps it apart from the lanes."""
 
 
+Later = Callable[[Callable[[], None]], None]
+"""Does what it gets beside what goes on."""
+
+
 class Overtaken(StorageError):
     """A small file was replaced by another writer since it was read."""
 
@@ -114,8 +118,11 @@ class Storage:
         except OSError as error:
             raise WriteError(path, error) from error
 
-    def add(self, path: Path, content: bytes) -> None:
-        """Write a file that never changes: it is there as a whole when this returns, or not at all."""
+    def add(self, path: Path, content: bytes, later: Later | None = None) -> None:
+        """Write a file that never changes: it is there as a whole when this returns, or not at all.
+
+        `later`: by which an object store may put it, once this machine has its copy.
+        """
         write_whole(path, content)
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:

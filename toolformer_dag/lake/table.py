@@ -421,6 +421,7 @@ class Lake:
             finally:
                 around.batching = before
                 self.flush()
+                around.settle()
 
     def flush(self, due: bool = False) -> None:
         """Write what this session has published and not written yet; with `due` only what has waited long enough."""

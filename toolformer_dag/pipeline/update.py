@@ -163,7 +163,8 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     """Compute the parts that are out of date; withdraw parts without a shard file.
 
     Missing rows are computed in chunks by `workers`; tools run in this process. A killed update loses at most one chunk
-    per worker. Raises StaleInput, WriteError, and what the stage raises.
+    per worker, and in this process over an object store the one before it. Raises StaleInput, WriteError, and what the
+    stage raises.
     """
     began = time.monotonic()
     worker.close_rows()  # a step that failed left them open

@@ -89,6 +89,20 @@ class _Given:
         return f"{self.task.table}, chunk {self.number + 1}"
 
 
+_Told = tuple[int, Work | UserError]
+"""The number of a task, and what a worker answered."""
+
+
+def _first(answers: deque[_Told]) -> tuple[int, Work] | None:
+    """Take the first of the answers, if there is one. Raises the error that it is."""
+    if not answers:
+        return None
+    number, answer = answers.popleft()
+    if isinstance(answer, UserError):
+        raise answer
+    return number, answer
+
+
 class Workers:
     """Workers with a chunk at a time each: started when there is work for them, kept until `close`.
 
@@ -118,17 +132,12 @@ class Workers:
         happened too often, and UserError as the task raised it.
         """
         waiting = (_Given(*one) for one in enumerate(tasks))
+        answers = deque[_Told]()
         try:
-            while self._employ(waiting):
-                self._plan_ahead(waiting)
-                wait([*self._busy, *(place.started for place in self._starting)], 1.0, FIRST_COMPLETED)
-                self._welcome()
-                ended = [future for future in self._busy if future.done()]
-                for future in ended:
-                    yield from self._received(future)
-                self._pass_on_late()
-                if not ended:
-                    yield None
+            while self._employ(waiting) or answers:
+                # between answers, those who are done get a chunk
+                answers.extend(self._ended(waiting, 0.0 if answers else 1.0))
+                yield _first(answers)
         finally:
             self._next.clear()
             self._kill_busy()
@@ -202,7 +211,17 @@ class Workers:
             place.kill()
             self._next.appendleft(given)
 
-    def _received(self, future: "Future[Answer]") -> Iterator[tuple[int, Work]]:
+    def _ended(self, waiting: Iterator[_Given], seconds: float) -> list[_Told]:
+        """Wait at most so long for workers that are done; return what they answered."""
+        self._plan_ahead(waiting)
+        wait([*self._busy, *(place.started for place in self._starting)], seconds, FIRST_COMPLETED)
+        self._welcome()
+        told = [one for future in list(self._busy) if future.done() for one in self._received(future)]
+        self._pass_on_late()
+        return told
+
+    def _received(self, future: "Future[Answer]") -> Iterator[_Told]:
+        """Take the answer and give the worker its next chunk, if one is planned."""
         if future not in self._busy:  # another has given the same answer
             return
         place, given = self._busy.pop(future)
@@ -213,13 +232,13 @@ class Workers:
             return
         self._idle.append(place)
         self._elsewhere += spent
-        if isinstance(answer, UserError):
-            raise answer
         for other, (slower, same) in list(self._busy.items()):
             if same.number == given.number:
                 del self._busy[other]
                 slower.kill()
         self._next = deque(one for one in self._next if one.number != given.number)
+        if self._next and not isinstance(answer, UserError):
+            self._give(self._idle.pop(), self._next.popleft())
         yield given.number, answer
 
     def _died(self, place: Place, given: _Given, died: Exception) -> None:
