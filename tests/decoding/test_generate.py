@@ -129,6 +129,9 @@ class Reference:
                     break
                 tokens += len(self.start) + len(body)
                 made.append(self.answer(self.closed(ids + self.start, body), context))
+                if any(one.result is not None and one == made[-1] for one in made[:-1]):
+                    made[-1], refused = DecodedCall(made[-1].tool, made[-1].input, None, "repeated_call"), True
+                    break
                 found, names = made[-1].result, names - {made[-1].tool} if made[-1].tool else set()
                 calls = len(made) < self.calls
             if refused:

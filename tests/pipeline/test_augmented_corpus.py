@@ -19,13 +19,14 @@ from toolformer_dag.pipeline.merging import (
     split_of,
 )
 from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.chains import Link
 from toolformer_dag.texts.segments import Segment
 
 NAMES = {"calculator": "Calculator", "calendar": "Calendar"}
 
 
 def call(tool: str, offset: int, delta: float, result: str = "4") -> KeptCall:
-    return KeptCall(tool, NAMES[tool], offset, "2 + 2", result, delta)
+    return KeptCall(tool, offset, delta, (Link(NAMES[tool], "2 + 2", result),))
 
 
 calls = st.builds(
@@ -45,7 +46,7 @@ def test_every_call_is_used_or_counted_and_taking_out_gives_the_text_back(text: 
         for placed in one.calls:
             at = placed.char_offset - one.segment.offset
             before = [c for c in one.calls if c.char_offset <= placed.char_offset]
-            shift = sum(len(f" [{c.name}(2 + 2) -> 4]") for c in before)
+            shift = sum(len(f" [{c.links[0].tool}(2 + 2) -> 4]") for c in before)
             assert one.text_with_calls[at + shift :].startswith(one.segment.text[at])
     offsets = [placed.char_offset for one in used for placed in one.calls]
     assert len(offsets) == len(set(offsets))

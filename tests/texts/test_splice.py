@@ -72,7 +72,6 @@ def test_a_text_that_holds_no_call_is_left_alone(text: str) -> None:
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        ([PlacedCall(1, Call("QA", ""), ""), PlacedCall(1, Call("MT", ""), "")], "two calls at offset 1"),
         ([PlacedCall(5, Call("QA", ""), "")], "outside the text"),
         ([PlacedCall(-1, Call("QA", ""), "")], "outside the text"),
         ([PlacedCall(1, Call("QA", "]"), "")], "bracket_in_input"),

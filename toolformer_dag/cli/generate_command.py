@@ -296,6 +296,7 @@ def _decoder(
         tools={lane.tool.name: lane.tool for lane in known},
         k=asked.k,
         calls=settings.decoding.calls,
+        depth=settings.decoding.depth,
         max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
         one_sentence=max_new_tokens is None,
         limits={lane.tool.name: lane.limits for lane in known},

@@ -9,11 +9,13 @@ from toolformer_dag.texts.calls import RESULT_ARROW, Call, MalformedCall, find_b
 from toolformer_dag.tools.runner import Runner
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 
-DECODING = 5  # raise this when the same model would write another text after the same prompt
+DECODING = 6  # raise this when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
 """The reason of every call to a tool that raised ToolDown."""
 RECORDED = 10
 """p of ` [` is recorded where fewer tokens are likelier, also where no call may begin: then p > 1/11 is among them."""
+REPEATED = "repeated_call"
+"""The reason of a call that stands in the text with its result already."""
 NO_END = "no_end"
 """The reason of a call without `->` within the limit of tokens, in whose input `)` was never likely."""
 
@@ -33,8 +35,9 @@ def why_nothing(reason: str) -> str:
 class DecodedCall:
     """A call that decoding opened, with its result or the reason for its absence.
 
-    `reason` is the tool's own, the runner's (`lost:...`), `tool_down` or `no_end`. After `no_end`, `input` is as far as
-    it was written; `tool` is empty, and `input` all that was written, where not even the name was complete.
+    `reason` is the tool's own, the runner's (`lost:...`), `tool_down`, `repeated_call` or `no_end`. After `no_end`,
+    `input` is as far as it was written; `tool` is empty, and `input` all that was written, where not even the name was
+    complete.
     """
 
     tool: str

@@ -91,7 +91,7 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         _note_likely(batch, row, at, first[at] < RECORDED, rank)
         if row.rules.one_sentence:
             row.stop_before(best[at])
-        if row.may_begin_call and first[at] < row.rules.k and rank(at) < row.rules.k:
+        if row.may_begin_call and first[at] < row.k and rank(at) < row.k:
             row.begin_call()
 
 
@@ -130,6 +130,7 @@ def generate(
     max_new_tokens: int,
     k: int = 10,
     calls: int = 1,
+    depth: int = 1,
     disabled: bool = False,
     withheld: frozenset[str] = frozenset(),
     contexts: Sequence[str] | None = None,
@@ -144,7 +145,9 @@ def generate(
     """Decode each prompt greedily with at most `calls` calls; return a Generation per prompt (paper, section 4.2).
 
     - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
-      the probability of ` [` to 0, as it is after the last call. Two calls have text between them, as in C*.
+      the probability of ` [` to 0, as it is after the last call. Calls have text between them, but for up to
+      `depth` that stand behind each other: behind a call the next one starts where ` [` is the likeliest token.
+    - A call that stands in the text with its result is not repeated: the text goes on without it.
     - Where p of ` [` is below a tool's `min_probability`, a call to it ends behind its name, and the text goes on
       without it. Where p is below all of them, no call starts, even if ` [` is the most likely token.
     - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
@@ -177,6 +180,7 @@ def generate(
         traced=traced,
         watch=watch,
         schemas=schemas_of(tools),
+        depth=depth,
     )
     rows = [
         DecodingRow(rules, at, language_model.encoding.bos + text.ids, max_new_tokens, Generation("", "", (), 0))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
 from toolformer_dag.decoding.generation import (
+    REPEATED,
     UNLISTED,
     DecodedCall,
     Generation,
@@ -32,7 +33,7 @@ class DecodingRules:
     """Rules for all rows.
 
     - `context_length`: the most tokens of a sequence.
-    - `k`: as in `generate`. `calls`: the most calls of an answer; 0 where none may be written.
+    - `k`: as in `generate`. `calls`: the most places with calls in an answer; 0 where none may be written.
     - `names`: the tools that may be called. `known`: all tools, whose names are barred behind other brackets.
     - `min_probability`: as in `generate`.
     - `one_sentence`: whether a text ends with its first sentence (`answer_end`).
@@ -41,6 +42,7 @@ class DecodingRules:
     - `stop`: words before which a text ends, wherever they stand outside calls.
     - `likeliest`: how many of the likeliest tokens are kept beside log p of each token outside calls; None: nothing is.
     - `schemas`: those of tools with named arguments.
+    - `depth`: the most calls that stand behind each other at one place; behind a call `k` is 1.
     """
 
     vocabulary: Vocabulary
@@ -57,6 +59,7 @@ class DecodingRules:
     stop: tuple[str, ...] = ()
     likeliest: int | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
+    depth: int = 1
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class DecodingRow:
     - `prefix`: the fixed tokens, including the prompt.
     - `failed`: the tools that were called at the end of the prefix and found nothing.
     - `no_start`: whether no call may start there, since one was refused.
+    - `behind`: how many calls with results end the prefix; `places`: at how many places calls were made before.
     - `budget`: the most tokens outside a call.
     - `before`: what was written before this row.
     - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
@@ -84,6 +88,8 @@ class DecodingRow:
     before: Generation
     failed: frozenset[str] = frozenset()
     no_start: bool = False
+    behind: int = 0
+    places: int = 0
     written: list[int] = field(default_factory=list)
     body: list[int] = field(default_factory=list)
     matcher: LLMatcher | None = None
@@ -124,13 +130,27 @@ class DecodingRow:
 
     @property
     def after_call(self) -> bool:
-        """Return whether a call was made before this row; at its first place none starts, as in C*."""
+        """Return whether a call was made before this row."""
         return bool(self.before.calls)
+
+    @property
+    def at_call(self) -> bool:
+        """Return whether the place is right behind a call: there the depth limits calls, and ` [` is the likeliest."""
+        return bool(self.behind) and not self.written
+
+    @property
+    def k(self) -> int:
+        """Return among how many of the likeliest tokens ` [` has to be here."""
+        return min(self.rules.k, 1) if self.at_call else self.rules.k
 
     @property
     def may_call(self) -> bool:
         """Return whether a call may start somewhere in this row."""
-        return len(self.before.calls) < self.rules.calls
+        return self._may_call(len(self.written))
+
+    def _may_call(self, place: int) -> bool:
+        """Return whether a call may start behind so many written tokens, or later in this row."""
+        return self.places < self.rules.calls or (not place and 0 < self.behind < self.rules.depth)
 
     @property
     def is_free(self) -> bool:
@@ -141,7 +161,7 @@ class DecodingRow:
     def may_begin_call(self) -> bool:
         """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
-        here = self.may_call and (bool(self.written) or not self.after_call)
+        here = self.may_call and (bool(self.written) or not self.after_call or 0 < self.behind < self.rules.depth)
         return here and fits and self.is_free and bool(self._callable(len(self.written)))
 
     @property
@@ -189,8 +209,11 @@ class DecodingRow:
     def after(self, call: DecodedCall) -> "DecodingRow":
         """Return the row that goes on behind this row's call.
 
-        Where the call found nothing, the row begins a call to another tool, or the text ends where none is left.
+        Where the call found nothing, the row begins a call to another tool, or the text ends where none is left; behind
+        another call, and where the same call has its result already, the text goes on without it.
         """
+        if call.result is not None and any(_are_equal(call, one) for one in self.before.calls):
+            call = replace(call, result=None, reason=REPEATED)
         so_far, inserted = self.generation(), call_text(call)
         prefix = self.prefix + self.written
         if inserted:
@@ -198,8 +221,13 @@ class DecodingRow:
         before = replace(so_far, text=so_far.text + inserted, calls=(*so_far.calls, call))
         if self.rules.watch is not None:
             self.rules.watch(WrittenPiece(self.prompt, "", True, call))
-        row = DecodingRow(self.rules, self.prompt, prefix, self.budget - len(self.written), before)
-        if not inserted:
+        row = self._following(prefix, before)
+        row.places += not self.at_call
+        if inserted:
+            row.behind += 1
+        elif self.at_call or call.reason == REPEATED:
+            row.no_start = True
+        else:
             row.failed = self.failed | {call.tool}
             row.forced = list(self.rules.vocabulary.start)
             row.see_start(self._p_starts.get(len(self.written), 0.0))
@@ -214,16 +242,23 @@ class DecodingRow:
 
     def without_call(self) -> "DecodingRow":
         """Return the row that goes on without the refused call; none starts at its place."""
+        row = self._following(self.prefix + self.written, self.generation())
+        row.no_start = True
+        return row
+
+    def _following(self, prefix: list[int], before: Generation) -> "DecodingRow":
+        """Return the row that goes on behind what this one wrote outside a call."""
+        behind = self.behind if self.at_call else 0
         left = self.budget - len(self.written)
-        return DecodingRow(self.rules, self.prompt, self.prefix + self.written, left, self.generation(), no_start=True)
+        return DecodingRow(self.rules, self.prompt, prefix, left, before, behind=behind, places=self.places)
 
     def without_look_alike(self) -> "DecodingRow":
         """Return the row that goes on where this one stopped before a look-alike of a call."""
         so_far = self.generation()
         before = replace(so_far, look_alikes=so_far.look_alikes + 1)
-        left, no_start = self.budget - len(self.written), self.no_start and not self.written
-        prefix = self.prefix + self.written
-        return DecodingRow(self.rules, self.prompt, prefix, left, before, no_start=no_start, no_bracket=True)
+        row = self._following(self.prefix + self.written, before)
+        row.no_start, row.no_bracket = self.no_start and not self.written, True
+        return row
 
     def written_text(self) -> str:
         """Return the text written outside the call."""
@@ -307,8 +342,8 @@ class DecodingRow:
             return False
         place = max(len(self.written) - len(begun), 0)
         cut = self._inside_character(self.written[:place]) or not self._callable(place)
-        taken = self.after_call and len(self.written) <= len(begun)
-        return not self.may_call or cut or taken
+        taken = self.after_call and len(self.written) <= len(begun) and not 0 < self.behind < self.rules.depth
+        return not self._may_call(place) or cut or taken
 
     def allowed(self) -> NDArray[np.bool_] | None:
         """Return which tokens may come next in a call, by token; None outside of it."""
@@ -370,7 +405,7 @@ class DecodingRow:
     def _after_token(self) -> None:
         """Open a call behind ` [`; end the text with its sentence or its budget."""
         start = self.rules.vocabulary.start
-        if self.may_call and self.written[-len(start) :] == start:
+        if self.written[-len(start) :] == start and self._may_call(len(self.written) - len(start)):
             del self.written[-len(start) :]
             self._show(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
@@ -411,6 +446,11 @@ class DecodingRow:
     def _inside_character(self, written: list[int]) -> bool:
         vocabulary = self.rules.vocabulary
         return vocabulary.text(written, vocabulary.start).endswith(INCOMPLETE)
+
+
+def _are_equal(call: DecodedCall, other: DecodedCall) -> bool:
+    """Return whether two calls ask the same; the second one has its result."""
+    return (call.tool, call.input) == (other.tool, other.input) and other.result is not None
 
 
 def _begun(words: tuple[str, ...], text: str) -> int:

@@ -83,7 +83,7 @@ class Asking:
     def identity(self) -> dict[str, Any]:
         """Return what determines a generation besides prompt and context; tools are included for k > 0."""
         weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
-        decoding = determining(self.settings.decoding, but=("k", "calls", "min_probability"))
+        decoding = determining(self.settings.decoding, but=("k", "calls", "depth", "min_probability"))
         names = sorted(lane.tool.name for lane in self.lanes)  # no look-alike of a call to them is written
         written = {"model": weights, **decoding, "decoding": DECODING, "names": names, "columns": list(ROW)}
         if self.k == 0:
@@ -93,7 +93,7 @@ class Asking:
             **written,
             **({"min_probability": least} if least else {}),
             "k": self.k,
-            **determining(self.settings.decoding, "calls"),
+            **determining(self.settings.decoding, "calls", "depth"),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
             "tools": {lane.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),
@@ -112,6 +112,7 @@ class Asking:
             {lane.tool.name: lane.tool for lane in self.lanes},
             k=self.k,
             calls=self.settings.decoding.calls,
+            depth=self.settings.decoding.depth,
             withheld=self._not_called,
             max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
             max_call_tokens=self.settings.sampling.max_call_tokens,

@@ -38,6 +38,7 @@ from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
+from toolformer_dag.texts.chains import Link, read_chain
 
 READ = ("settings", "raw_shards", "loss_deltas", "swapped_results", "filtered_calls", "augmented_corpus")
 """What the data set depends on, of the tables that the warehouse copied."""
@@ -250,5 +251,8 @@ def _text(row: Mapping[str, Any], names: Mapping[str, str]) -> CorpusText:
 def _calls(rows: Collection[Mapping[str, Any]] | None, offset: int, names: Mapping[str, str]) -> Iterator[ScoredCall]:
     for row in rows or ():
         if row["tool"] in names:
-            fields = {name: value for name, value in row.items() if name != "char_offset"}
-            yield ScoredCall(name=names[row["tool"]], offset=row["char_offset"] - offset, **fields)
+            fields = {name: value for name, value in row.items() if name not in ("char_offset", "chain")}
+            at, alone = row["char_offset"] - offset, Link(names[row["tool"]], row["input"], row["result"])
+            for link in read_chain(row["chain"]) or [alone]:
+                fields |= {"input": link.input, "result": link.result}
+                yield ScoredCall(name=link.tool, offset=at, **fields)

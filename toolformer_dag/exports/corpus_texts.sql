@@ -6,7 +6,7 @@ CREATE TEMP TABLE kept AS
 SELECT digest, char_offset,
        {tool: tool, shard: shard, segment: segment, position: position, sample: sample, char_offset: char_offset,
         input: input, result: result, delta: scored.delta, loss_empty: loss_empty, loss_call: loss_call,
-        loss_result: loss_result} AS call
+        loss_result: loss_result, chain: scored.chain} AS call
 FROM (SELECT tool, shard, digest, segment, position, sample FROM filtered_calls)
 JOIN loss_deltas AS scored USING (tool, shard, digest, segment, position, sample);
 
@@ -15,9 +15,9 @@ CREATE TEMP TABLE least_helpful AS
 SELECT digest, char_offset,
        {tool: tool, shard: shard, segment: segment, position: position, sample: sample, char_offset: char_offset,
         input: input, result: result, delta: delta, loss_empty: loss_empty, loss_call: loss_call,
-        loss_result: loss_result} AS call
+        loss_result: loss_result, chain: chain} AS call
 FROM eligible SEMI JOIN augmented_corpus USING (shard, digest)
-WHERE $preferences
+WHERE $preferences AND chain IS NULL
 QUALIFY row_number() OVER (PARTITION BY tool, shard, digest, segment, position ORDER BY delta, sample) = 1;
 
 CREATE TEMP TABLE spans AS

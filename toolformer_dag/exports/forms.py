@@ -1,5 +1,6 @@
 """The forms of C* as training data: a form is a schema and a function of one text."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class ScoredCall:
     """A scored call in a text. `tool`, `shard`, `segment`, `position` and `sample`, with the text's digest: its key.
 
-    `name`: the tool's name in the text; `offset`: the character of the text without calls before which it stands.
+    Each call of a chain is one, with the losses and the delta of the chain. `name`: the tool's name in the text;
+    `offset`: the character of the text without calls before which it stands.
     """
 
     tool: str
@@ -233,14 +235,17 @@ def preference_form(tau_f: Mapping[str, float]) -> Form:
     - no_call: no call against the scored call that helps least, where no call was kept, and where this call raises the
       loss over no call by tau_f or more (loss_result - loss_empty).
 
-    Both ways end with the rest of x, without other calls, as the losses were measured.
+    Places where a chain was kept give none. Both ways end with the rest of x, without other calls, as the losses
+    were measured.
     """
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        kept = {call.offset: call for call in text.calls}
+        counts = Counter(call.offset for call in text.calls)
+        kept = {call.offset: call for call in text.calls if counts[call.offset] == 1}
+        chains = counts.keys() - kept.keys()
         for rival in text.least_helpful:
             chosen = kept.get(rival.offset)
-            if _is_worse(rival, chosen, tau_f[rival.tool]):
+            if rival.offset not in chains and _is_worse(rival, chosen, tau_f[rival.tool]):
                 yield _pair(text, rival, chosen)
 
     join = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")

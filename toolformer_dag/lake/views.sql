@@ -19,19 +19,25 @@ CREATE MACRO arguments_of(input) AS
     CASE WHEN contains(input, '=') AND json_valid(as_object(input)) THEN as_object(input)::JSON END;
 COMMENT ON MACRO arguments_of IS 'The named arguments of an input as JSON, NULL of a text: SELECT arguments_of(input)->>''city'' FROM loss_deltas.';
 
+CREATE MACRO chain_text(chain) AS
+    array_to_string(list_transform(from_json(chain, '[{"tool": "VARCHAR", "input": "VARCHAR", "result": "VARCHAR"}]'),
+        lambda one: ' [' || one.tool || '(' || one.input || ') -> ' || one.result || ']'), '');
+COMMENT ON MACRO chain_text IS 'The calls of a chain with their results, as they stand in the text: SELECT chain_text(chain) FROM filtered_calls WHERE chain IS NOT NULL.';
+
 CREATE VIEW calls AS
 SELECT decisions.tool, decisions.shard, decisions.digest, decisions.domain, decisions.date, documents.url,
        documents.title, segment, position, sample, kept, reason, best, delta, decisions.tau_f, distance,
        substr(text, greatest(1, char_offset - 79), least(80, char_offset)) AS before,
-       ' [' || lanes.name || '(' || input || ') -> ' || result || ']' AS call,
+       CASE WHEN chain IS NULL THEN ' [' || lanes.name || '(' || input || ') -> ' || result || ']' ELSE chain_text(chain) END AS call,
        substr(text, char_offset + 1, 80) AS after,
-       input, arguments_of(input) AS arguments, result, p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
+       input, arguments_of(input) AS arguments, result, chain, coalesce(json_array_length(chain), 1) AS depth, need, p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
 FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN documents ON documents.rowid = decisions.document;
 COMMENT ON VIEW calls IS 'Every scored call in its text, with its verdict: SELECT before, call, after FROM calls WHERE kept ORDER BY delta DESC LIMIT 10.';
 COMMENT ON COLUMN calls.before IS 'up to 80 characters of the document before the call';
 COMMENT ON COLUMN calls.call IS 'the call with its result, as it would stand in the text';
 COMMENT ON COLUMN calls.after IS 'up to 80 characters of the document after the call';
 COMMENT ON COLUMN calls.arguments IS 'the named arguments as JSON; null where the call takes one text';
+COMMENT ON COLUMN calls.depth IS 'how many calls stand there: 1 for a single call';
 COMMENT ON COLUMN calls.url IS 'address of the document';
 COMMENT ON COLUMN calls.title IS 'title of the document';
 

@@ -19,6 +19,7 @@ from toolformer_dag.model.requests import (
     WINDOW_WEIGHTS,
     CallLosses,
     LossRequest,
+    NeedRequest,
     Proposal,
     ProposalRequest,
     SampledCall,
@@ -50,10 +51,14 @@ class Selection:
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A request and its tokens; p_i where they are known, the samples to draw and their tokens; or a reason."""
+    """A request and its tokens; p_i where they are known, the samples to draw and their tokens; or a reason.
+
+    `text`: the tokens before which calls may stand; `lead`: those between the prompt and the first of these.
+    """
 
     request: ProposalRequest
     text: TextTokens
+    lead: list[int]
     probabilities: NDArray[np.float32] | None = None
     missing: SampleKeys = field(default_factory=list)
     samples: Sequence[Sequence[int]] = ()
@@ -124,6 +129,31 @@ class Engine:
         """
         return LossScorer(self.backend, self.encoding, requests).losses(floor)
 
+    def chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
+        """Compute L(z, c) and L(z, c, r) behind the calls z of each request; None where they do not fit the context.
+
+        Raises as `losses` does.
+        """
+        return LossScorer(self.backend, self.encoding, requests).chained()
+
+    def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
+        """Return by how much the calls before a call make it likelier than others would, nats.
+
+        That is the log p of its name, its input and its end, behind x_<i and either. Raises ModelError.
+        """
+        texts = self.encoding.texts([request.text for request in requests])
+        asked: list[str] = [text for one in requests for text in (one.before, one.other, one.call)]
+        encoded = dict(zip(dict.fromkeys(asked), self.encoding.calls(list(dict.fromkeys(asked))), strict=True))
+        queries, first = [], len(self.encoding.start)
+        for request, text in zip(requests, texts, strict=True):
+            call = encoded[request.call]
+            places = range(first, len(call))
+            for before in (request.before, request.other):
+                prefix = self.encoding.bos + text.ids[: request.position] + encoded[before]
+                queries.append(TokenQuery("loss_call", prefix, call, places, [[call[at]] for at in places]))
+        found = [float(values.sum()) for values in self.backend.log_probabilities(queries)]
+        return [own - other for own, other in zip(found[::2], found[1::2], strict=True)]
+
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
         """Return so many tokens from x_i on: `token`, `weight`, and -log p as `loss_empty`, `loss_call`, `loss_result`.
 
@@ -132,25 +162,30 @@ class Engine:
         return LossScorer(self.backend, self.encoding, [request], tokens).token_losses()
 
     def _item(self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection) -> Item:
-        n, known = len(text.ids), request.probabilities
+        lead, known = text.ids + self.encoding.output, request.probabilities
+        if request.calls:
+            i = request.behind
+            lead = lead + text.ids[:i] + self.encoding.calls([request.calls])[0]
+            text = TextTokens(text.ids[i : i + 1], text.offsets[i : i + 1], text.inside[i : i + 1])
+        n = len(text.ids)
         call = len(self.encoding.start) + selection.sampling.max_call_tokens
         if not n:
-            return Item(request, text, reason="empty")
-        if head + 2 * n + len(self.encoding.output) + call > self.backend.context_length:
-            return Item(request, text, reason="does_not_fit")
+            return Item(request, text, lead, reason="empty")
+        if head + len(lead) + n + call > self.backend.context_length:
+            return Item(request, text, lead, reason="does_not_fit")
         if known is None:
-            return Item(request, text)
+            return Item(request, text, lead)
         if len(known) != n:
             raise ValueError(f"{len(known)} probabilities were given for a text of {n} tokens")
-        return Item(request, text, known, selection.missing_samples(request, known))
+        return Item(request, text, lead, known, selection.missing_samples(request, known))
 
     def _token_text(self, item: Item, selection: Selection) -> TokenText:
         """Return x, "Output:" and x again up to the last position that is needed, and how to choose points."""
-        before = len(item.text.ids) + len(self.encoding.output)
+        before = len(item.lead)
         asked = len(item.text.ids) if item.probabilities is None else 0
         last = max(i for i, _ in item.missing) if item.missing else asked - 1
         return TokenText(
-            ids=item.text.ids + self.encoding.output + item.text.ids[:last],
+            ids=item.lead + item.text.ids[:last],
             before=before,
             asked=asked,
             most_samples=selection.k * selection.m,
@@ -210,6 +245,16 @@ class LossScorer:
         if floor is not None:
             self._ask([one for one in fitting if self._losses(one).delta >= floor], KINDS[2:])
         return [self._losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
+
+    def chained(self) -> list[tuple[float, float] | None]:
+        """Return the losses without and with the result in the order of the requests; see `Engine.chained_losses`."""
+        fitting = [request for request in self.requests if self._fits(request)]
+        self._ask(fitting, KINDS[1:])
+        found: list[tuple[float, float] | None] = []
+        for request in self.requests:
+            call, result = (self._loss(request, _z(kind, request)) for kind in ("loss_call", "loss_result"))
+            found.append(None if call is None or result is None else (call, result))
+        return found
 
     def token_losses(self) -> list[dict[str, Any]]:
         """Return each token in the window of the only request with its losses; none where it does not fit."""
@@ -275,10 +320,11 @@ class LossScorer:
 
 
 def _z(kind: str, request: LossRequest) -> str:
-    """Return what stands before the text: nothing, e(c) or e(c, r)."""
+    """Return what stands before the text: nothing, e(c) or e(c, r), in a chain behind the calls before it."""
     if kind == "loss_empty":
         return ""
-    return format_call(Call(request.tool, request.input), request.result if kind == "loss_result" else None)
+    result = request.result if kind == "loss_result" else None
+    return request.calls + format_call(Call(request.tool, request.input), result)
 
 
 def load_engine(settings: Settings, name: str | None = None, dtype: str | None = None) -> Engine:

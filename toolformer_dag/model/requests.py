@@ -30,12 +30,17 @@ class ProposalRequest:
     """A text x with n tokens; `digest` seeds its random streams.
 
     `probabilities` [n] and `stored`, pairs of (position, sample), are known already and are not recomputed.
+
+    With `calls`, text of calls with results that stand before token x_i, i = `behind`, the only place is behind these:
+    n is 1.
     """
 
     text: str
     digest: str
     probabilities: NDArray[np.float32] | None = None
     stored: frozenset[tuple[int, int]] = frozenset()
+    calls: str = ""
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,28 @@ WINDOW_WEIGHTS = (1 / 3, 4 / 15, 1 / 5, 2 / 15, 1 / 15)
 
 @dataclass(frozen=True, slots=True)
 class LossRequest:
-    """A call before token x_i of `text`, i = `position`; `tool` is the tool's name in the text."""
+    """A call before token x_i of `text`, i = `position`; `tool` is the tool's name in the text.
+
+    `calls`: the text of the calls with results that stand before it at its place, where it is part of a chain.
+    """
 
     text: str
     position: int
     tool: str
     input: str
     result: str
+    calls: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedRequest:
+    """e(c) without a result before token x_i of `text`, behind the calls `before`, or behind `other`."""
+
+    text: str
+    position: int
+    before: str
+    other: str
+    call: str
 
 
 @dataclass(frozen=True, slots=True)

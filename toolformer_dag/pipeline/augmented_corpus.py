@@ -47,6 +47,7 @@ from toolformer_dag.pipeline.stage import (
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.chains import Link, read_chain
 
 NAME = "training/augmented_corpus"
 COPIES = "training/document_copies"
@@ -217,13 +218,13 @@ def _rows(
     rejected: Rejected,
 ) -> Iterator[Row]:
     """Rows of the corpus; counts in `rejected` the calls that are not used."""
-    columns = ("tool", "char_offset", "input", "result", "delta")
+    columns = ("tool", "char_offset", "delta", "input", "result", "chain")
     by_document = {key: kept.select(columns).rows() for key, kept in calls.partition_by(DOCUMENT, as_dict=True).items()}
     places = {key: set(found["offset"]) for key, found in plain.partition_by(DOCUMENT, as_dict=True).items()}
     while some := list(islice(documents, raw_shards.BATCH)):
         cut = cuts.of([(place, text) for _, _, place, text in some])
         for (shard, digest, _, text), (pieces, _) in zip(some, cut, strict=True):
-            found = [KeptCall(tool, names[tool], *call) for tool, *call in by_document.get((shard, digest), ())]
+            found = [_kept_call(call, names) for call in by_document.get((shard, digest), ())]
             as_they_are = plain_examples(pieces, places.get((shard, digest), ()), found, list(names.values()))
             for example in chain(examples(pieces, found, list(names.values())), as_they_are):
                 if isinstance(example, Dropped):
@@ -232,11 +233,17 @@ def _rows(
                     yield _row(shard, digest, text, example)
 
 
+def _kept_call(call: tuple[str, int, float, str, str, str | None], names: Mapping[str, str]) -> KeptCall:
+    tool, at, delta, asked, result, chain = call
+    return KeptCall(tool, at, delta, tuple(read_chain(chain)) or (Link(names[tool], asked, result),))
+
+
 def _row(shard: str, digest: str, text: str, example: Example) -> Row:
     piece, tools = example.segment, sorted({call.tool for call in example.calls})
     order = int.from_bytes(text_order(text), "big")
     texts = (piece.text, example.text_with_calls)
-    return (order, digest, piece.index, shard, piece.offset, *texts, tools, len(example.calls), split_of(text))
+    calls = sum(len(call.links) for call in example.calls)
+    return (order, digest, piece.index, shard, piece.offset, *texts, tools, calls, split_of(text))
 
 
 DOCUMENT_COPIES = Stage(
@@ -266,7 +273,10 @@ STAGE = Stage(
         "text": Column(pl.String(), "x: the text without calls (the baseline's corpus C)"),
         "text_with_calls": Column(pl.String(), "x*: the text with its calls (C*)"),
         "tools": Column(pl.List(pl.String()), "lanes whose calls it holds; none in a text that stands as it is"),
-        "calls": Column(pl.Int32(), "number of calls; 0 in a text that stands as it is (training.plain_texts)"),
+        "calls": Column(
+            pl.Int32(),
+            "number of calls, each of a chain counted; 0 in a text that stands as it is (training.plain_texts)",
+        ),
         "split": Column(pl.String(), "train or heldout"),
     },
     key=("digest", "segment"),

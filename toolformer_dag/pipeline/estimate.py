@@ -17,11 +17,12 @@ import polars as pl
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline import heuristic_subset, loss_deltas, scored_candidates, swapped_results, tool_results
+from toolformer_dag.pipeline import heuristic_subset, swapped_results
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.shards import Shard, ShardFile
 from toolformer_dag.pipeline.spending import token_count
 from toolformer_dag.pipeline.stage import TEXT_KEY, PartRows, Stage, TableOutput
+from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.update import Progress, difference, update
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Workers, in_process
@@ -30,8 +31,6 @@ GROUPS, STUDENT = 4, 3.18
 """Parts of the sample, whose differences tell the range, and the 97.5 % point of Student's distribution for them."""
 TEXTS, SHARE = 256, 5
 """Texts of a lane that are annotated, at most, and at most one in so many."""
-ANNOTATING: tuple[Stage, ...] = (scored_candidates.STAGE, tool_results.STAGE, loss_deltas.STAGE, swapped_results.STAGE)
-"""The last is the control, which takes a number of texts of each shard and swaps results among them."""
 ALL = "sample"
 
 
@@ -80,7 +79,8 @@ def estimate(
 
 def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
     subset = tables[heuristic_subset.STAGE.name]
-    stale = [part for part in subset.parts if any(difference(tables[stage.name], part) for stage in ANNOTATING)]
+    stages = annotating(subset.lane)
+    stale = [part for part in subset.parts if any(difference(tables[stage.name], part) for stage in stages)]
     placed = pl.concat([subset.stage.schema.to_frame(), *map(subset.table.read, stale)])
     texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
     texts = texts.sample(fraction=1, shuffle=True, seed=seed)
@@ -89,10 +89,16 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]
     worker.engine()  # loaded before anything is timed
-    groups = [_annotated(worker, subset.lane, some, ANNOTATING[:-1], progress) for some in sampled.iter_slices(size)]
-    control = _annotated(worker, subset.lane, sampled, ANNOTATING, progress)
+    groups = [_annotated(worker, subset.lane, some, stages[:-1], progress) for some in sampled.iter_slices(size)]
+    control = _annotated(worker, subset.lane, sampled, stages, progress)
     lane = LaneForecast(subset.lane.key, texts.height, sampled.height, shards=len(stale))
     return _scaled(lane, worker.plan, placed, groups, control)
+
+
+def annotating(lane: Lane) -> tuple[Stage, ...]:
+    """Return the stages from the candidates on; the last is the control, which swaps results among texts of a shard."""
+    found = lane_stages(lane)
+    return found[1 : found.index(swapped_results.STAGE) + 1]
 
 
 def _scaled(

@@ -231,7 +231,7 @@ RULES = Stage(
 )
 COPIED = (
     *("tool", "shard", "digest", "segment", "position", "sample", "char_offset", "input", "result", "p_api"),
-    *("loss_minus", "loss_plus", "delta"),
+    *("loss_minus", "loss_plus", "delta", "chain"),
 )
 STAGE = Stage(
     name="filtered_calls",

@@ -5,7 +5,9 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
+from toolformer_dag.pipeline.chained_candidates import stage_names
+from toolformer_dag.pipeline.chained_losses import chained_calls, compute_scores, planned_scores, with_scores
+from toolformer_dag.pipeline.losses import losses_finite, losses_settings
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL_KEY,
@@ -30,28 +32,43 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results; an option may be there for `Tool.keeps` alone."""
     rule = look_ahead.VERSION if lane.look_ahead else None
     tool = {"version": lane.tool.version, "identity": lane.identity()}
-    return {**losses_settings(plan, lane), **tool, "look_ahead": rule}
+    return {
+        **losses_settings(plan, lane),
+        **tool,
+        "look_ahead": rule,
+        **({"depth": lane.depth} if lane.depth > 1 else {}),
+    }
+
+
+def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the tables that are read: those of calls behind others too where the lane has chains."""
+    chained = [name for level in range(2, lane.depth + 1) for name in stage_names(level)]
+    return ("heuristic_subset", "scored_candidates", "tool_results", *chained)
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of every candidate call of a shard that has a result and does not look ahead."""
+    """Plan the losses of every candidate call and chain of a shard that has a result and does not look ahead."""
     texts, calls = _calls(output, shard)
-    return planned_losses(worker, output, calls.filter(pl.col("ahead").is_null()), texts, claimed)
+    return planned_scores(worker, output, calls.filter(pl.col("ahead").is_null()), texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return one row per candidate call that has a result.
+    """Return one row per candidate call that has a result, alone or as the last of a chain.
 
     `reason` marks what may not stay whatever its delta: looks_ahead, which is not scored, does_not_fit and not_finite
-    (the losses of all three are null), and tool_keeps_out (`Tool.keeps`).
+    (the losses of all three are null), tool_keeps_out (`Tool.keeps`), and idle_first (no later call of the chain needed
+    an earlier one, `need` <= 0).
     """
     texts, calls = _calls(output, shard)
-    scored, stores = with_losses(worker, output, calls.filter(pl.col("ahead").is_null()))
+    scored, stores = with_scores(worker, output, calls.filter(pl.col("ahead").is_null()))
     by_digest = dict(texts.select("text_digest", "text").iter_rows())
-    places = scored.select("text_digest", "char_offset", "offset", "input").iter_rows()
-    tool = output.lane.tool
-    with blamed(tool, "keeps"):
-        kept = [bool(tool.keeps(by_digest[digest], place - offset, call)) for digest, place, offset, call in places]
+    tools = {one.key: one.tool for one in output.lane.behind.values()}
+    kept = []
+    for key, digest, place, offset, call in scored.select(
+        "called", "text_digest", "char_offset", "offset", "input"
+    ).iter_rows():
+        with blamed(tools[key], "keeps"):
+            kept.append(bool(tools[key].keeps(by_digest[digest], place - offset, call)))
     kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit("tool_keeps_out"))
     marked = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
     unscored = calls.filter(pl.col("ahead").is_not_null()).with_columns(reason=pl.lit("looks_ahead"))
@@ -70,7 +87,14 @@ def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]
     if calls["answered"].has_nulls():
         raise StaleInput(output.name, shard, "calls that were not run", f"{lane}/tool_results")
     answered = calls.filter(pl.col("result").is_not_null())
-    return texts, answered.with_columns(ahead=_ahead(output.lane, texts, answered))
+    null = pl.lit(None, pl.String)
+    single = answered.with_columns(
+        ahead=_ahead(output.lane, texts, answered), chain=null, others=null, called=pl.lit(lane)
+    )
+    if output.lane.depth == 1:
+        return texts, single
+    single = single.drop("answered", "body")
+    return texts, pl.concat([single, chained_calls(output, shard, texts).select(single.columns)])
 
 
 def _ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
@@ -91,11 +115,11 @@ STAGE = Stage(
     columns={**SCORED, "ahead": AHEAD},
     key=CALL_KEY,
     settings=settings,
-    reads=("heuristic_subset", "scored_candidates", "tool_results"),
+    reads=reads,
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
     checks={"losses_finite": losses_finite},
     chunks=chunks,
-    compute=compute_losses,
+    compute=compute_scores,
     rows=rows,
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
+from toolformer_dag.texts.chains import Link
 from toolformer_dag.texts.segments import Segment
 
 TRAIN, HELDOUT = "train", "heldout"
@@ -28,14 +29,12 @@ MERGING = 3
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """A call that passed the filter; `char_offset` is a character of the document, `name` the tool's in the text."""
+    """A call that passed the filter, or a chain of calls; `char_offset` is a character of the document."""
 
     tool: str
-    name: str
     char_offset: int
-    input: str
-    result: str
     delta: float
+    links: tuple[Link, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,11 @@ def _by_piece(pieces: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int,
 def _example(piece: Segment, calls: Sequence[KeptCall], names: Sequence[str]) -> Example | Dropped:
     if holds_call(piece.text, names):
         return Dropped("holds_call", len(calls))
-    placed = [PlacedCall(c.char_offset - piece.offset, Call(c.name, c.input), c.result) for c in calls]
+    placed = [
+        PlacedCall(one.char_offset - piece.offset, Call(link.tool, link.input), link.result)
+        for one in calls
+        for link in one.links
+    ]
     try:
         with_calls = splice(piece.text, placed)
     except SpliceError:

@@ -14,7 +14,7 @@ from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
-from toolformer_dag.tools.registry import enabled_tools
+from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
 from toolformer_dag.tools.tool import Tool, blamed
 
 
@@ -24,7 +24,8 @@ class Lane:
 
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
     rejected before they are scored. `candidates`: a file of calls; `sampling`: whether others are sampled too.
-    `min_probability`: of ` [`, where decoding may call the tool.
+    `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
+    whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others.
     """
 
     tool: Tool
@@ -37,6 +38,14 @@ class Lane:
     candidates: Path | None = None
     sampling: bool = True
     min_probability: float = 0.0
+    depth: int = 1
+    then: tuple["Lane", ...] = ()
+    chain_prompt: str = ""
+
+    @property
+    def behind(self) -> dict[str, "Lane"]:
+        """The lanes whose tools a chain may call behind its first call, by the tool's name in the text."""
+        return {lane.tool.name: lane for lane in (self, *self.then)}
 
     @property
     def key(self) -> str:
@@ -61,7 +70,8 @@ class Lane:
 
 def lanes(settings: Settings) -> list[Lane]:
     """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError, SettingsError."""
-    found = [_lane(tool, settings.tools[key], settings) for key, tool in enabled_tools(settings).items()]
+    single = {key: _lane(tool, settings.tools[key], settings) for key, tool in enabled_tools(settings).items()}
+    found = [_with_chains(lane, single, settings) for lane in single.values()]
     floor = settings.filtering.loss_floor
     for lane in found:
         if floor is None:
@@ -94,6 +104,19 @@ def lane_named(settings: Settings, name: str) -> Lane:
 def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
     """Return the least p of ` [` at which decoding calls a tool, by its name in the text, for tools that have one."""
     return {lane.tool.name: lane.min_probability for lane in lanes if lane.min_probability}
+
+
+def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> Lane:
+    section = settings.tools[lane.key]
+    if section.depth == 1:
+        return lane
+    if unknown := [key for key in section.then if key not in lanes or key == lane.key]:
+        known = ", ".join(key for key in lanes if key != lane.key)
+        raise SettingsError(
+            f"[tools.{lane.key}] then: there is no other tool {unknown[0]!r}; the settings have {known}"
+        )
+    prompt = read_chain_prompt(lane.tool, section.chain_prompt, settings.root)
+    return replace(lane, depth=section.depth, then=tuple(lanes[key] for key in section.then), chain_prompt=prompt)
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:

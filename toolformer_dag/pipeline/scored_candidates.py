@@ -35,6 +35,7 @@ from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
+from toolformer_dag.texts.chains import chain_text, read_chain
 
 METHOD = 3
 """Raised when the same model would give other positions or samples; a golden test notices where it was not."""
@@ -59,14 +60,14 @@ REFUSED = -1
 """Position of the row that says why a text has no samples at all."""
 
 
-def positions_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
+def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
     """Return what determines p_i."""
-    return {"method": METHOD, "model": dict(plan.model), "prompt": lane.tool.prompt}
+    return {"method": METHOD, "model": dict(plan.model), "prompt": prompt}
 
 
-def samples_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
+def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
     """Return what determines a sample; k, m and tau_s only say which samples are asked for."""
-    return {**positions_identity(plan, lane), "sampling": determining(plan.settings.sampling)}
+    return {**positions_identity(plan, prompt), "sampling": determining(plan.settings.sampling)}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -74,7 +75,13 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     thresholds = {"tau_s": lane.tau_s, "k": lane.k, "m": lane.m}
     schema = lane.tool.schema
     named = {} if schema is None else {"arguments": fingerprint(schema)}
-    return {**samples_identity(plan, lane), **thresholds, **named, "tool": lane.tool.name, "parsing": PARSING}
+    return {
+        **samples_identity(plan, lane.tool.prompt),
+        **thresholds,
+        **named,
+        "tool": lane.tool.name,
+        "parsing": PARSING,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Texts (text_digest, text) that lack p_i or samples. `known`: POSITIONS rows; `stored`: SAMPLE_KEY rows."""
+    """Texts (text_digest, text) that lack p_i or samples. `known`: POSITIONS rows; `stored`: SAMPLE_KEY rows.
+
+    A place behind calls is a text too, with `position` and the calls `before`.
+    """
 
     texts: pl.DataFrame
     known: pl.DataFrame
@@ -96,15 +106,16 @@ class TextChunk:
 
 
 class SampleStore:
-    """The stored positions and samples of one lane under one model, prompt and sampling."""
+    """The stored positions and samples of one lane under one model, prompt and sampling.
 
-    def __init__(self, worker: Worker, lane: Lane) -> None:
-        plan = worker.plan
-        self._lane = lane
-        self.positions = worker.rows(
-            f"{lane.key}/positions", positions_identity(plan, lane), ("text_digest",), POSITIONS
-        )
-        self.samples = worker.rows(f"{lane.key}/samples", samples_identity(plan, lane), SAMPLE_KEY, SAMPLES)
+    `behind` begins the names of the stores of places behind calls, whose `prompt` may be another.
+    """
+
+    def __init__(self, worker: Worker, lane: Lane, behind: str = "", prompt: str | None = None) -> None:
+        plan, self._lane, self.prompt = worker.plan, lane, lane.tool.prompt if prompt is None else prompt
+        of_positions, of_samples = positions_identity(plan, self.prompt), samples_identity(plan, self.prompt)
+        self.positions = worker.rows(f"{lane.key}/{behind}positions", of_positions, ("text_digest",), POSITIONS)
+        self.samples = worker.rows(f"{lane.key}/{behind}samples", of_samples, SAMPLE_KEY, SAMPLES)
 
     def asked(self, texts: pl.DataFrame) -> Asked:
         """Return what the thresholds ask for, of `texts` (text_digest, text)."""
@@ -129,7 +140,11 @@ class SampleStore:
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the texts of a shard that lack p_i or samples. Counts texts (p_i) and samples."""
     _, texts = _texts(output, shard)
-    store = SampleStore(worker, output.lane)
+    return planned(worker, SampleStore(worker, output.lane), texts, claimed)
+
+
+def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
+    """Plan what texts, or places behind calls, lack in a store."""
     asked = store.asked(texts)
     missing = store.samples.missing(asked.keys)
     present = asked.keys.join(missing, on=SAMPLE_KEY, how="anti")
@@ -139,8 +154,8 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     unknown = free.filter("whole").height
     payloads = [
         TextChunk(
-            chunk.select("text_digest", "text"),
-            store.positions.stored(chunk),
+            chunk,
+            store.positions.stored(chunk.select("text_digest")),
             present.join(chunk, on="text_digest", how="semi").select(SAMPLE_KEY),
         )
         for chunk in text_chunks(texts, free, chunk_size(worker.plan.settings))
@@ -152,25 +167,35 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     """Compute and commit what the texts of a chunk lack."""
-    lane, engine, store = output.lane, worker.engine(), SampleStore(worker, output.lane)
+    return computed(worker, output.lane, SampleStore(worker, output.lane), chunk)
+
+
+def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
+    """Compute what the texts of a chunk lack, or its places behind calls, and commit it to a store."""
+    engine = worker.engine()
     known = dict(zip(chunk.known["text_digest"], chunk.known["probabilities"], strict=True))
     stored = chunk.stored.rows_by_key("text_digest")
     requests = [
         ProposalRequest(
-            text, digest, known[digest].to_numpy() if digest in known else None, frozenset(stored.get(digest, ()))
+            row["text"],
+            row["text_digest"],
+            known[row["text_digest"]].to_numpy() if row["text_digest"] in known else None,
+            frozenset(stored.get(row["text_digest"], ())),
+            chain_text(read_chain(row.get("before"))),
+            row.get("position", 0),
         )
-        for digest, text in chunk.texts.iter_rows()
+        for row in chunk.texts.iter_rows(named=True)
     ]
     before = Counter(engine.counts.as_dict())
     sampling = worker.plan.settings.sampling
-    proposals = engine.propose(lane.tool.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling)
+    proposals = engine.propose(store.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling)
     answers = list(zip(requests, proposals, strict=True))
     samples = _sample_rows(answers)
     store.samples.append(samples)
     store.positions.append(_position_rows(answers))  # last: a text whose p_i are stored has its samples stored
     tokens = Counter(engine.counts.as_dict()) - before
-    computed = Counter(samples=samples.filter(pl.col("position") != REFUSED).height)
-    return Work(tokens, computed, backends=frozenset({engine.backend.identity}))
+    drawn = Counter(samples=samples.filter(pl.col("position") != REFUSED).height)
+    return Work(tokens, drawn, backends=frozenset({engine.backend.identity}))
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -182,8 +207,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     placed, texts = _texts(output, shard)
     store = SampleStore(worker, output.lane)
     asked = store.asked(texts)
-    samples = store.samples.stored(asked.keys)
-    require_whole(output, "samples", asked.keys.height - samples.height + asked.unknown.height)
+    samples = stored_samples(output, store, asked)
     parsed = pl.DataFrame(
         [parsed_call(output.lane, body) for body in samples["body"].drop_nulls().unique()], schema=BODIES, orient="row"
     )
@@ -199,6 +223,13 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     )
     rejected = counted(table) + _without_rows(placed, asked, store.refused(texts))
     return PartRows([table], rejected, [store.positions.name, store.samples.name])
+
+
+def stored_samples(output: TableOutput, store: SampleStore, asked: Asked) -> pl.DataFrame:
+    """Return the samples that are asked for. Raises StorageError where some were damaged meanwhile."""
+    samples = store.samples.stored(asked.keys)
+    require_whole(output, "samples", asked.keys.height - samples.height + asked.unknown.height)
+    return samples
 
 
 def _texts(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -348,6 +348,7 @@ CALL = {
     "sample": Column(pl.Int32(), "j: number of the sample at this position"),
 }
 CALL_KEY = tuple(CALL)
+CHAIN = Column(pl.String(), "the calls of a chain with their results as JSON, this one last; null for a single call")
 TEXT_KEY = ("shard", "digest", "segment")
 SCORED = {
     **CALL,
@@ -358,7 +359,16 @@ SCORED = {
     "loss_empty": Column(pl.Float64(), "L_i(empty), nats"),
     "loss_call": Column(pl.Float64(), "L_i(e(c)): the call without its result"),
     "loss_result": Column(pl.Float64(), "L_i(e(c, r)): the call with its result"),
-    "loss_minus": Column(pl.Float64(), "L-: the smaller of loss_empty and loss_call", "least(loss_empty, loss_call)"),
+    "chain": CHAIN,
+    "loss_before": Column(
+        pl.Float64(), "smallest L_i of the calls before it with their results; null for a single call"
+    ),
+    "need": Column(pl.Float64(), "nats by which the calls before it made its input likelier; null for a single call"),
+    "loss_minus": Column(
+        pl.Float64(),
+        "L-: the smallest of loss_empty, loss_call and loss_before",
+        "least(loss_empty, loss_call, loss_before)",
+    ),
     "loss_plus": Column(pl.Float64(), "L+: loss_result", "loss_result"),
     "delta": Column(pl.Float64(), "L- - L+: by how much the result helps", "loss_minus - loss_plus"),
     "delta_is_bound": Column(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from toolformer_dag.lake.warehouse_filling import WarehouseTable
 from toolformer_dag.pipeline import (
     augmented_corpus,
+    chained_candidates,
     filtered_calls,
     heldout_texts,
     heuristic_subset,
@@ -33,11 +34,14 @@ STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *
 
 
 def lane_stages(lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages of a lane: candidates are sampled, or a file's, or both."""
-    if lane.candidates is None:
-        return LANE_STAGES
-    own = own_candidates.STAGE if lane.sampling else own_candidates.FILE_ALONE
-    return tuple(own if stage is scored_candidates.STAGE else stage for stage in LANE_STAGES)
+    """Return the stages of a lane: candidates are sampled, or a file's, or both; chains have two more per call."""
+    found = LANE_STAGES
+    if lane.candidates is not None:
+        own = own_candidates.STAGE if lane.sampling else own_candidates.FILE_ALONE
+        found = tuple(own if stage is scored_candidates.STAGE else stage for stage in LANE_STAGES)
+    chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
+    behind = found.index(tool_results.STAGE) + 1
+    return (*found[:behind], *chained, *found[behind:])
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:

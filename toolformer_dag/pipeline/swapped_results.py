@@ -5,13 +5,16 @@ k, m or tau_s: with more calls the rows are more, and those that were there stay
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
+from toolformer_dag.pipeline import chained_candidates
+from toolformer_dag.pipeline.chained_losses import compute_scores, planned_scores, with_scores
+from toolformer_dag.pipeline.losses import losses_finite, losses_settings
 from toolformer_dag.pipeline.own_candidates import FIRST_SAMPLE
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
@@ -30,12 +33,14 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.texts.chains import read_chain, written_chain
 
 METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
 PLACE = (*TEXT_KEY, "position")
 ASKED = (*PLACE, "input")
 SWAP_KEY = (*CALL_KEY, "swap")
+FIRST_SAMPLES = (0, FIRST_SAMPLE, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
 
 
 def exchange(
@@ -55,7 +60,7 @@ def exchange(
     """
     sampled = calls.join(_sampled(texts, limit), on=TEXT_KEY, maintain_order="left")
     giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
-    gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in((0, FIRST_SAMPLE))
+    gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in(FIRST_SAMPLES)
     told = _exchanged(giving.with_columns(gives=gives), swaps)
     found = sampled.join(told, on=ASKED, how="left", maintain_order="left").with_columns(pl.col("swap").fill_null(0))
     absent = pl.when(pl.col("told").is_null()).then(pl.lit("no_other_result"))
@@ -117,7 +122,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of the swapped calls of a shard."""
     texts, calls, _ = _swapped(output, shard)
-    return planned_losses(worker, output, calls, texts, claimed)
+    return planned_scores(worker, output, calls, texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -128,7 +133,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Every scored call has a row or is counted: not_sampled, no_other_result, or the reason it had in loss_deltas.
     """
     _, calls, left_out = _swapped(output, shard)
-    scored, stores = with_losses(worker, output, calls)
+    scored, stores = with_scores(worker, output, calls)
     table = output.stage.shaped(scored).sort(SWAP_KEY)
     return PartRows([table], left_out + counted(table), stores)
 
@@ -137,15 +142,28 @@ def _swapped(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFram
     """The texts, the calls with swapped results, and the calls that have none by reason."""
     lake, lane = output.plan.lake, output.lane.key
     texts = lake.table(f"{lane}/heuristic_subset").read(shard)
-    told = (*CALL_KEY, "char_offset", "input", "result", "p_api", "reason")
+    told = (*CALL_KEY, "char_offset", "input", "result", "p_api", "reason", "chain")
     chance = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
     calls = lake.table(f"{lane}/loss_deltas").read(shard).select(told).with_columns(chance)
     # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
     likeliest = likeliest_places(lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance))
     limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
-    swapped = exchange(calls.filter(pl.col("reason").is_null()), texts, likeliest, limit, swaps)
+    scored = calls.filter(pl.col("reason").is_null())
+    single = pl.col("chain").is_null()
+    swapped = exchange(scored.filter(single), texts, likeliest, limit, swaps)
+    if not (chains := scored.filter(~single)).is_empty():  # among themselves: the last result is exchanged
+        own = exchange(chains, texts, likeliest_places(chains), limit, swaps)
+        last = [_with_last(chain, result) for chain, result in own.select("chain", "result").iter_rows()]
+        swapped = pl.concat([swapped, own.with_columns(chain=pl.Series(last, dtype=pl.String))])
+    swapped = swapped.with_columns(others=pl.lit(None, pl.String))
     left_out = counted(calls) + counted(swapped, "swap_reason")
     return texts, swapped.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
+
+
+def _with_last(chain: str, result: str | None) -> str:
+    """Exchange the last result of a chain."""
+    *before, last = read_chain(chain)
+    return written_chain([*before, replace(last, result=result or "")])
 
 
 STAGE = Stage(
@@ -165,6 +183,6 @@ STAGE = Stage(
     kinds=frozenset({"pytorch", "parquet"}),
     checks={"losses_finite": losses_finite},
     chunks=chunks,
-    compute=compute_losses,
+    compute=compute_scores,
     rows=rows,
 )

@@ -1,6 +1,7 @@
 """tool_results: every distinct input in its context, answered once (paper, section 2, "Executing API Calls")."""
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -54,40 +55,58 @@ def result_settings(lane: Lane) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class CallChunk:
+    """Calls (KEY) to the tool of a lane, the output's own or one that it calls behind its own."""
+
+    lane: str
+    calls: pl.DataFrame
+
+
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the calls that no run and no shard has made under the same tool. Counts distinct calls."""
-    calls, store = _calls(output, shard).select(KEY).unique().sort(KEY), _store(worker, output.lane)
+    return planned(worker, output, _calls(output, shard), claimed)
+
+
+def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
+    """Plan the calls of `candidates` (KEY and other columns) to the tool of the output's lane."""
+    calls, store = candidates.select(KEY).unique().sort(KEY), _store(worker, output.lane)
     # whole rows are read: damage beside the key columns has to show before the tool runs
     given = own_candidates.given_results(output).select(KEY)
     # lost calls wait for the next run
     known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls, given)])
     missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
     size = worker.plan.settings.execution.chunk_calls
-    payloads = [missing[at : at + size] for at in range(0, missing.height, size)]
+    payloads = [CallChunk(output.lane.key, missing[at : at + size]) for at in range(0, missing.height, size)]
     work = Work(computed=Counter(calls=missing.height), reused=Counter(calls=calls.height - missing.height))
-    return Planned([(payload.height, payload) for payload in payloads], work)
+    return Planned([(payload.calls.height, payload) for payload in payloads], work)
 
 
-def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
+def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     """Run the tool on a chunk of calls and commit the answers.
 
     A call that was lost (time limit, connection) is remembered until the end of the update and not stored, so the next
     run tries it again. Raises ToolDown when the tool stops working; the answers before it are stored.
     """
+    lane = next(one for one in output.lane.behind.values() if one.key == chunk.lane)
     answers: dict[ToolCall, ToolResult] = {}
     try:
-        worker.runner(output.lane).run([ToolCall(*call) for call in chunk.select(KEY).iter_rows()], answers)
+        worker.runner(lane).run([ToolCall(*call) for call in chunk.calls.select(KEY).iter_rows()], answers)
     finally:  # what was answered was paid for
         rows = [(c.input, c.context, a.result, a.reason, a.seconds, a.cost, a.lost) for c, a in answers.items()]
         frame = pl.DataFrame(rows, schema={**RESULTS, "lost": pl.Boolean()}, orient="row")
-        _store(worker, output.lane).append(frame.filter(~pl.col("lost")).drop("lost"))
+        _store(worker, lane).append(frame.filter(~pl.col("lost")).drop("lost"))
         worker.lost_calls.append(frame.filter("lost").drop("lost"))
     return Work()
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return a row per distinct call of a shard; `rejected` counts candidates without a result."""
-    candidates = _calls(output, shard)
+    return answered(worker, output, _calls(output, shard))
+
+
+def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
+    """Return a row per distinct call of `candidates` (shard, KEY) to the tool of the output's lane; see `rows`."""
     calls, store = candidates.select(KEY).unique(), _store(worker, output.lane)
     lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls]).unique(KEY)
     if not lost.is_empty():

@@ -202,6 +202,7 @@ class SharedDecoder:
             stop=request.stop,
             likeliest=request.likeliest,
             schemas=schemas_of(self.tools),
+            depth=self.settings.decoding.depth,
         )
         writing.row = DecodingRow(rules, 0, ids, request.max_new_tokens, Generation("", "", (), 0))
         if reason := writing.row.generation().reason:

@@ -139,6 +139,11 @@ class FilteringSettings(SettingsTable):
         description="L(c) is not computed where L(empty) - L(c, r) is below this, in nats. No tau_f may be smaller, so "
         "the same calls are kept with fewer tokens. When left out, all three losses are computed.",
     )
+    keep_idle_first: bool = Field(
+        False,
+        description="Whether chains stay whose earlier calls were not needed: the input of no later call is likelier "
+        "with their result than with another call's (`need` <= 0).",
+    )
 
 
 PASSES = 10
@@ -251,7 +256,17 @@ class DecodingSettings(SettingsTable):
         description="A call starts only where the probability of ` [` is at least this, beside `k`; 0 is the paper's. "
         "`[tools.X]` may have its own.",
     )
-    calls: int = Field(1, ge=1, description="Maximum calls in an answer, those without a result included; paper: 1.")
+    calls: int = Field(
+        1,
+        ge=1,
+        description="Maximum calls in an answer, those without a result included; a chain counts once; paper: 1.",
+    )
+    depth: Annotated[int, AsBefore(1)] = Field(
+        1,
+        ge=1,
+        description="Maximum calls that stand behind each other at one place. Behind a call another one "
+        "starts only where ` [` is the likeliest token.",
+    )
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 
 

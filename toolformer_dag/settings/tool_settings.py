@@ -95,6 +95,23 @@ class ToolSettings(SettingsTable):
         description="Whether a call is rejected, before it is scored, when its input names a number or a name that the "
         "text has only after the call. The paper's profiles do not.",
     )
+    depth: int = Field(
+        1,
+        ge=1,
+        le=3,
+        description="Maximum calls of a chain: calls that stand behind each other, where the result of one is in the "
+        "input of the next. 1 is the paper's.",
+    )
+    then: tuple[str, ...] = Field(
+        (),
+        description="Other sections of `[tools]` whose tools may be called behind a call of this one, where `depth` is "
+        'above 1: `["calculator"]`.',
+    )
+    chain_prompt: str | None = Field(
+        None,
+        description="File with the prompt for calls behind others, whose examples show calls with their results; "
+        '`"embedded"` is that of the synthetic world. When left out, the prompt of the tool.',
+    )
     limits: ToolLimits = Field(ToolLimits(), description="Limits on running the tool.")
 
     def options(self) -> Mapping[str, Any]:

@@ -199,9 +199,11 @@ class SpliceError(ValueError):
 def splice(text: str, calls: Sequence[PlacedCall]) -> str:
     """Return x*: the text with e(c, r) inserted at each call's offset; calls may come in any order.
 
+    Those of the same offset, a chain, stand behind each other in the order in which they come.
+
     `take_out(splice(x, calls), tools) == x` byte for byte for every x for which `holds_call(x, tools)` is false. Raises
-    SpliceError for two calls at the same offset, an offset outside the text, and a call or result that holds `]`, `->`
-    or a newline (see `fault`, `clean_result`).
+    SpliceError for an offset outside the text, and for a call or result that holds `]`, `->` or a newline (see `fault`,
+    `clean_result`).
     """
     pieces: list[str] = []
     at = 0
@@ -210,8 +212,6 @@ def splice(text: str, calls: Sequence[PlacedCall]) -> str:
             raise SpliceError(f"offset {each.offset} is outside the text of {len(text)} characters")
         if reason := fault(each.call) or _text_fault(each.result):
             raise SpliceError(f"{each.call} at {each.offset} cannot be spliced: {reason}; clean the result first")
-        if pieces and each.offset == at:
-            raise SpliceError(f"two calls at offset {at}: keep the call with the largest delta")
         pieces += [text[at : each.offset], format_call(each.call, each.result)]
         at = each.offset
     return "".join(pieces) + text[at:]

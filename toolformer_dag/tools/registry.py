@@ -42,6 +42,17 @@ def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Pat
         ) from error
 
 
+def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
+    """Read the prompt for calls behind others; the tool's own where no file is named. Raises ToolError."""
+    if option is None:
+        return tool.prompt
+    name = f"{tool.key}_chain" if option == EMBEDDED else tool.key
+    file, prompt = _read_prompt(name, type(tool), option, root)
+    if "\nInput:" not in prompt or "\nOutput:" not in prompt:
+        raise ToolError(f"[tools.{tool.key}]: {file}: no example; add pairs of lines 'Input: ...' and 'Output: ...'")
+    return prompt
+
+
 BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
 """A file per tool, with its prompt beside it."""
 REQUIRED_ATTRIBUTES = {"name": str, "version": str, "defaults": ToolDefaults}

@@ -7,7 +7,7 @@ import { chosenTau } from "./thresholds.js";
 
 const TYPING_PAUSE = 120;
 const CSV = ["tool", "shard", "digest", "segment", "position", "sample", "domain", "date", "verdict", "delta", "tau", "distance",
-  "loss_empty", "loss_call", "loss_result", "p_api", "input", "result", "before", "after"];
+  "loss_empty", "loss_call", "loss_before", "loss_result", "need", "p_api", "input", "result", "chain", "before", "after"];
 
 export const verdictName = verdict => verdict.replace("tau_f", "τ").replaceAll("_", " ");
 
@@ -23,6 +23,11 @@ export function shownVerdict(call, tool, tau) {
   if (tau === tool.tau_f) return call.kept ? "kept" : call.reason;
   return verdictAt(call, tau);
 }
+
+// e(c, r) as it stands in the text; of a chain, all of its calls.
+export const written = (call, name) =>
+  (call.chain ? JSON.parse(call.chain) : [{ tool: name, input: call.input, result: call.result }])
+    .map(one => `[${one.tool}(${one.input}) → ${one.result}]`).join(" ");
 
 export function calls(overview) {
   const tool = overview.tools.find(one => one.tool === state("tool")) ?? overview.tools[0];
@@ -72,7 +77,7 @@ export function calls(overview) {
   function inPlace(place, call, excerpt) {
     const name = overview.tools.find(one => one.tool === call.tool)?.name ?? call.tool;
     place.replaceChildren(foreign(excerpt?.before, "soft"),
-      el("a", { className: "call", href: link({ view: "text", at: encodeKey(call) }) }, "[", foreign(name), "(", foreign(call.input), ") → ", foreign(call.result), "]"),
+      el("a", { className: "call", href: link({ view: "text", at: encodeKey(call) }) }, foreign(written(call, name))),
       foreign(excerpt?.after, "soft"));
   }
 

@@ -1,7 +1,7 @@
 // The pipeline of one text, step by step: of a text of the corpus, or of one that a user types.
 
 import { data, offline } from "./data.js";
-import { shownVerdict, verdictMark, verdictName } from "./calls.js";
+import { shownVerdict, written, verdictMark, verdictName } from "./calls.js";
 import { el, foreign, nats, svg, table } from "./elements.js";
 import { decodeKey, link, set, state } from "./state.js";
 import { chosenTau } from "./thresholds.js";
@@ -63,7 +63,7 @@ function storedLine(overview, key, text) {
   let done = 0;
   for (const call of own.filter(one => shownVerdict(one, tool, tau) === "kept").sort((a, b) => a.char_offset - b.char_offset)) {
     const place = call.char_offset - text.offset;
-    augmented.push({ text: characters.slice(done, place).join("") }, { text: ` [${tool.name}(${call.input}) -> ${call.result}]`, call: true });
+    augmented.push({ text: characters.slice(done, place).join("") }, { text: ` ${written(call, tool.name).replaceAll(" → ", " -> ")}`, call: true });
     done = place;
   }
   augmented.push({ text: characters.slice(done).join("") });

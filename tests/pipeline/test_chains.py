@@ -1,0 +1,104 @@
+"""A lane with chains: what is paid when, and losses and needs against plain passes through the model."""
+
+from collections.abc import Sequence
+
+import polars as pl
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.pipeline.conftest import NewLine, engine_of, tokens
+from toolformer_dag.model.requests import WINDOW_WEIGHTS, NeedRequest
+from toolformer_dag.pipeline.stage import CALL_KEY
+from toolformer_dag.settings.setting_types import SettingsError
+from toolformer_dag.texts.calls import Call, format_call, take_out
+from toolformer_dag.texts.chains import chain_text, other_results, read_chain
+
+CHAINED = pl.col("chain").is_not_null()
+
+
+def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLine) -> None:
+    line = new_line("one", "two")
+    line.set(tau_s=0.0, k=2, m=2)
+    line.update()
+    single = line.read("loss_deltas")
+    line.set(tools__calculator__depth=2, filtering__keep_idle_first=True)
+    assert tokens(line.update()) > 0
+    both = line.read("loss_deltas")
+    assert both.filter(~CHAINED).equals(single), "single calls stay as they are"
+    chains = both.filter(CHAINED)
+    assert chains.height and not chains.select(CALL_KEY).is_duplicated().any()
+    for before in line.read("chained_candidates").filter(pl.col("input").is_not_null()).iter_rows(named=True):
+        assert Call("Calculator", before["input"]) not in [Call(o.tool, o.input) for o in read_chain(before["before"])]
+    line.set(tau_f=-10.0)
+    assert tokens(line.update()) == 0
+    kept, corpus = line.read("filtered_calls"), line.read("augmented_corpus")
+    best = (
+        line.read("loss_deltas").filter(pl.col("reason").is_null()).group_by("shard", "digest", "segment", "position")
+    )
+    assert kept["delta"].sort().equals(best.agg(pl.col("delta").max())["delta"].sort())
+    assert corpus["calls"].sum() == sum(len(read_chain(chain)) or 1 for chain in kept["chain"])
+    assert all(take_out(x, ["Calculator"]) == text for x, text in corpus.select("text_with_calls", "text").iter_rows())
+    line.set(tools__calculator__depth=3, tau_f=0.05)
+    line.update()
+    assert line.read("loss_deltas").filter(pl.col("chain").is_in(chains["chain"].implode())).height == chains.height
+    del line.values["tools.calculator.depth"]
+    line.set(tau_f=0.05, filtering__keep_idle_first=False)
+    assert tokens(line.update()) == 0
+    assert line.read("loss_deltas").equals(single)
+
+
+def test_losses_and_needs_are_those_of_plain_passes(new_line: NewLine) -> None:
+    line = new_line("one")
+    line.set(tau_s=0.0, k=1, m=2, tools__calculator__depth=3, filtering__keep_idle_first=True)
+    line.update()
+    model_name = line.plan().settings.model.name
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_name), AutoTokenizer.from_pretrained(model_name)
+    texts = dict(line.read("heuristic_subset").select(pl.struct("digest", "segment").hash(), "text").iter_rows())
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+    def log_p(prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        whole = torch.tensor([[*prefix, *continuation]])
+        with torch.no_grad():
+            scores = model(whole).logits[0].float().log_softmax(-1)
+        return [float(scores[len(prefix) + at - 1, token]) for at, token in enumerate(continuation)]
+
+    start = [tokenizer.bos_token_id] if tokenizer("a").input_ids[0] == tokenizer.bos_token_id else []
+
+    def loss(z: str, text: str, position: int) -> float:
+        window = ids(text)[position : position + len(WINDOW_WEIGHTS)]
+        found = log_p([*start, *ids(z), *ids(text)[:position]], window)
+        return -sum(weight * value for weight, value in zip(WINDOW_WEIGHTS, found, strict=False))
+
+    rows = line.read("loss_deltas").with_columns(key=pl.struct("digest", "segment").hash())
+    chains = rows.filter(CHAINED & pl.col("loss_result").is_not_null() & (pl.col("position") > 0))
+    assert {len(read_chain(chain)) for chain in chains["chain"]} == {2, 3}
+    length = pl.col("chain").str.count_matches('"tool"')
+    for row in pl.concat([chains.filter(length == n).head(3) for n in (2, 3)]).iter_rows(named=True):
+        links, text, i = read_chain(row["chain"]), texts[row["key"]], row["position"]
+        shorter = [loss(chain_text(links[:n]), text, i) for n in range(1, len(links))]
+        unanswered = chain_text(links[:-1]) + format_call(Call(links[-1].tool, links[-1].input))
+        expected = (loss("", text, i), min(shorter), loss(unanswered, text, i), loss(chain_text(links), text, i))
+        assert [row[name] for name in ("loss_empty", "loss_before", "loss_call", "loss_result")] == pytest.approx(
+            expected, abs=2e-3
+        )
+        assert row["delta"] == pytest.approx(min(expected[:3]) - expected[3], abs=2e-3)
+        asked = other_results(links, ["1"] * (len(links) - 1))
+        for (before, other, call), found in zip(
+            asked,
+            engine_of(line.plan().settings.model).needs([NeedRequest(text, i, *one) for one in asked]),
+            strict=True,
+        ):
+            behind = [[*start, *ids(text)[:i], *ids(one)] for one in (before, other)]
+            first = len(ids(" ["))
+            own, exchanged = (sum(log_p([*one, *ids(call)[:first]], ids(call)[first:])) for one in behind)
+            assert found == pytest.approx(own - exchanged, abs=2e-3)
+
+
+def test_an_unknown_tool_behind_a_call_is_named(new_line: NewLine) -> None:
+    line = new_line("one")
+    line.set(tools__calculator__depth=2, tools__calculator__then='["maps"]')
+    with pytest.raises(SettingsError, match="there is no other tool 'maps'"):
+        line.plan()

@@ -1,0 +1,270 @@
+"""chained_candidates: where the model would call again behind a call with its result, and what it would ask.
+
+Beyond the paper, whose calls are sampled apart from each other (section 7). The place behind a call is one more
+position: p of ` [` there is held against tau_s, m calls are sampled, and both are stored under the text, the position
+and the calls before. So a larger depth, k or m, or a lower tau_s, asks for what is missing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline import scored_candidates, tool_results
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.scored_candidates import SampleStore, TextChunk, parsed_call
+from toolformer_dag.pipeline.stage import (
+    CALL,
+    CALL_KEY,
+    CHAIN,
+    CHAR_OFFSET,
+    INPUT,
+    P_API,
+    TEXT_KEY,
+    TOOL,
+    Claimed,
+    Column,
+    PartRows,
+    Planned,
+    Rejected,
+    Stage,
+    TableOutput,
+    Work,
+    counted,
+)
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts.calls import Call
+from toolformer_dag.texts.chains import Link, place_of, read_chain, written_chain
+from toolformer_dag.texts.look_ahead import TextUnits
+
+FIRST_SAMPLE = 100_000_000
+"""Number of the first call at a position that stands behind others; those behind two begin at twice as much."""
+PARSING = 1
+"""Raised when the same bodies would be taken otherwise; no sample is computed again."""
+CALLED = Column(TOOL.dtype, "key of the lane whose tool is called; the lane's own, or one of `then`")
+BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
+
+
+def stage_names(level: int) -> tuple[str, str]:
+    """Return the names of the stages that sample and run the calls behind `level` - 1 others."""
+    tail = "" if level == 2 else f"_{level}"
+    return f"chained_candidates{tail}", f"chained_results{tail}"
+
+
+def ahead(lane: Lane, text: TextUnits, place: int, input: str, links: Sequence[Link] = ()) -> list[str] | None:
+    """Return what a call tells of the text behind it that no result of the calls before it told; null where nothing."""
+    if not lane.look_ahead:
+        return None
+    told = [text.ahead(place, input), *(text.ahead(place, link.result) for link in links)]
+    known = {unit.casefold() for units in told[1:] for unit in units}
+    return [unit for unit in told[0] if unit.casefold() not in known] or None
+
+
+def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+    """Return the calls behind `level` - 1 others that have a result: TEXT_KEY, position, sample, char_offset, p_api,
+    text_digest, context, offset, called, input, result, and `chain` with this call as its last; of single ones too.
+    """
+    lake, lane = output.plan.lake, output.lane
+    texts = lake.table(f"{lane.key}/heuristic_subset").read(shard)
+    texts = texts.select(*TEXT_KEY, "text_digest", "context", "offset")
+    names = ("scored_candidates", "tool_results") if level == 1 else stage_names(level)
+    calls = lake.table(f"{lane.key}/{names[0]}").read(shard).filter(pl.col("input").is_not_null())
+    if level == 1:
+        calls = calls.with_columns(called=pl.lit(lane.key), before=pl.lit(None, pl.String))
+    answers = lake.table(f"{lane.key}/{names[1]}").read(shard).select("input", "context", "result", called="tool")
+    calls = calls.drop("reason").join(texts, on=TEXT_KEY, how="left")
+    found = calls.join(answers, on=("called", "input", "context"), how="left").filter(pl.col("result").is_not_null())
+    named = {one.key: name for name, one in lane.behind.items()}
+    chains = [
+        written_chain([*read_chain(before), Link(named[called], asked, result)])
+        for before, called, asked, result in found.select("before", "called", "input", "result").iter_rows()
+    ]
+    return found.with_columns(chain=pl.Series(chains, dtype=pl.String))
+
+
+def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the calls behind which others may stand, distinct by place, and the distinct places.
+
+    The places: text_digest (the hash of text, position and calls before), text, position, before. Calls that look ahead
+    are left out.
+    """
+    found = finished(output, shard, level - 1).sort(CALL_KEY)
+    texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard).select("text_digest", "text")
+    by_digest = dict(texts.iter_rows())
+    units = {digest: TextUnits.of(by_digest[digest]) for digest in found["text_digest"].unique()}
+    told = [
+        ahead(output.lane, units[digest], at - offset, asked, read_chain(before))
+        for digest, at, offset, asked, before in found.select(
+            "text_digest", "char_offset", "offset", "input", "before"
+        ).iter_rows()
+    ]
+    kept = found.filter(pl.Series([one is None for one in told], dtype=pl.Boolean))
+    kept = kept.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
+    places = [place_of(*row) for row in kept.select("text_digest", "position", "chain").iter_rows()]
+    kept = kept.with_columns(place=pl.Series(places, dtype=pl.String))
+    distinct = kept.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
+    texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
+    return kept, texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
+
+
+def sample_store(worker: Worker, lane: Lane) -> SampleStore:
+    """Open p and samples behind calls: under the prompt for these, whatever the level."""
+    return SampleStore(worker, lane, "chained_", lane.chain_prompt)
+
+
+def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
+    """Return what determines the rows beside the calls before."""
+    sampled = scored_candidates.samples_identity(plan, lane.chain_prompt)
+    schemas = {name: one.tool.schema for name, one in lane.behind.items()}
+    return {
+        **sampled,
+        "tau_s": lane.tau_s,
+        "m": lane.m,
+        "level": level,
+        "parsing": PARSING,
+        "look_ahead": lane.look_ahead,
+        "tools": {name: fingerprint(schema) for name, schema in schemas.items()},
+    }
+
+
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
+    """Plan the places behind calls that lack p or samples."""
+    _, places = parents(output, shard, level)
+    return scored_candidates.planned(worker, sample_store(worker, output.lane), places, claimed)
+
+
+def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
+    """Compute and commit what the places of a chunk lack."""
+    return scored_candidates.computed(worker, output.lane, sample_store(worker, output.lane), chunk)
+
+
+def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
+    """Read the calls behind those of a shard. Raises StorageError where some were damaged meanwhile.
+
+    A row is a call, or a discarded sample with its reason: those of scored_candidates, and repeated_call (the same call
+    stands before it). Places without a row are counted as no_call, does_not_fit or not_finite.
+    """
+    lane, (kept, places) = output.lane, parents(output, shard, level)
+    store = sample_store(worker, lane)
+    asked = store.asked(places)
+    samples = scored_candidates.stored_samples(output, store, asked)
+    joined = kept.drop("sample", "p_api", "body", "input", "called", "before").join(
+        asked.chosen.select("p_api", place="text_digest"), on="place", maintain_order="left"
+    )
+    drawn = samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
+    table = joined.join(drawn, on="place", maintain_order="left_right").drop("sample")
+    parsed = [
+        _parsed(lane, body, why, chain) for body, why, chain in table.select("body", "reason", "chain").iter_rows()
+    ]
+    found = pl.DataFrame(
+        parsed, schema={"body": pl.String, "called": pl.String, "input": pl.String, "reason": pl.String}, orient="row"
+    )
+    number = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position") + FIRST_SAMPLE * (level - 1)
+    table = table.drop("body", "reason").hstack(found).with_columns(sample=number, before="chain")
+    without = kept.join(asked.chosen, left_on="place", right_on="text_digest", how="anti")
+    refused = store.refused(places).select("reason", place="text_digest")
+    why = without.join(refused, on="place", how="left").with_columns(pl.col("reason").fill_null("no_call"))
+    ordered = table.select(output.stage.schema.names()).sort(CALL_KEY)
+    return PartRows([ordered], counted(ordered) + counted(why), [store.positions.name, store.samples.name])
+
+
+def _parsed(lane: Lane, body: str | None, why: str | None, chain: str) -> tuple[str | None, ...]:
+    """The body, the lane that is called, its input, and why it is no call behind `chain`."""
+    if body is None:
+        return None, None, None, why or "malformed"
+    reason: str | None = "other_tool"
+    for one in lane.behind.values():
+        written, asked, reason = parsed_call(one, body)
+        if reason == "other_tool":
+            continue
+        before = {Call(link.tool, link.input) for link in read_chain(chain)}
+        if asked is not None and Call(one.tool.name, asked) in before:
+            return written, one.key, None, "repeated_call"
+        return written, one.key, asked, reason
+    return body, None, None, reason
+
+
+def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
+    """Plan the calls that no run and no shard has made, of each tool that is called."""
+    planned = [tool_results.planned(worker, one, calls, claimed) for one, calls in _by_tool(output, shard, level)]
+    work = Work()
+    for one in planned:
+        work += one.work
+    return Planned([chunk for one in planned for chunk in one.chunks], work)
+
+
+def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
+    """Return a row per distinct call of each tool; see `tool_results.rows`."""
+    found = [tool_results.answered(worker, one, calls) for one, calls in _by_tool(output, shard, level)]
+    frames = [frame for one in found for frame in one.frames]
+    rejected: Rejected = Counter()
+    facts: dict[str, Any] = {}
+    for one in found:
+        rejected.update(one.rejected)
+        facts.update(one.facts)
+    ordered = pl.concat([output.stage.schema.to_frame(), *frames]).sort("tool", *tool_results.KEY)
+    return PartRows([ordered], rejected, [store for one in found for store in one.stores], facts)
+
+
+def _by_tool(output: TableOutput, shard: str, level: int) -> list[tuple[TableOutput, pl.DataFrame]]:
+    """The calls (shard, input, context) of each lane that is called, as its own table would have them."""
+    lake, lane = output.plan.lake, output.lane
+    texts = lake.table(f"{lane.key}/heuristic_subset").read(shard).select(*TEXT_KEY, "context")
+    calls = lake.table(f"{lane.key}/{stage_names(level)[0]}").read(shard).filter(pl.col("input").is_not_null())
+    placed = calls.join(texts, on=TEXT_KEY, how="left")
+    return [
+        (TableOutput(output.stage, output.plan, one), placed.filter(called=one.key).select("shard", *tool_results.KEY))
+        for one in lane.behind.values()
+    ]
+
+
+def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the results: of every tool that may be called."""
+    return {one.key: tool_results.STAGE.settings(plan, one) for one in lane.behind.values()}
+
+
+@cache
+def stages(level: int) -> tuple[Stage, Stage]:
+    """Return the stages that sample and run the calls behind `level` - 1 others; level 2 reads single calls."""
+    candidates, results = stage_names(level)
+    before = ("scored_candidates", "tool_results") if level == 2 else stage_names(level - 1)
+    sampling = Stage(
+        name=candidates,
+        description=f"Calls that the model would make behind {level - 1}, or why a sample was discarded.",
+        columns={
+            **CALL,
+            "char_offset": CHAR_OFFSET,
+            "p_api": P_API,
+            "before": BEFORE,
+            "called": CALLED,
+            "body": scored_candidates.STAGE.columns["body"],
+            "input": INPUT,
+            "reason": scored_candidates.STAGE.columns["reason"],
+        },
+        key=CALL_KEY,
+        settings=partial(settings, level=level),
+        reads=(*before, "heuristic_subset"),
+        pool="gpu",
+        kinds=frozenset({"pytorch", "parquet"}),
+        chunks=partial(chunks, level=level),
+        compute=compute,
+        rows=partial(rows, level=level),
+    )
+    running = Stage(
+        name=results,
+        description="The result per distinct call behind others, by the tool that was called, or why there is none.",
+        columns=tool_results.STAGE.columns,
+        key=tool_results.STAGE.key,
+        settings=run_settings,
+        reads=(candidates, "heuristic_subset"),
+        pool="tools",
+        volatile=tool_results.MEASURED,
+        select=tool_results.STAGE.select,
+        chunks=partial(run_chunks, level=level),
+        compute=tool_results.compute,
+        rows=partial(run_rows, level=level),
+    )
+    return sampling, running

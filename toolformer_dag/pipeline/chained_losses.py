@@ -1,0 +1,214 @@
+"""Losses and needs of chains: whether a last result helps beyond everything before it, and whether that was needed.
+
+L+ is the loss behind all calls and results. L- is the smallest of the loss without calls, behind each shorter chain,
+and behind the chain without its last result; all but the last are known from the shorter chains. `need` tells what L+
+cannot, since behind the last result it hardly depends on the first: log p of a later call's input with an earlier
+result, less that with another call's result in its place (beyond the paper).
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from math import isfinite
+
+import orjson
+import polars as pl
+
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.model.requests import LossRequest, NeedRequest
+from toolformer_dag.pipeline.chained_candidates import ahead, finished
+from toolformer_dag.pipeline.losses import (
+    LossChunk,
+    compute_losses,
+    losses_identity,
+    planned_losses,
+    stored_losses,
+    with_losses,
+)
+from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
+from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts.chains import chain_text, least_need, other_results, read_chain, written_chain
+from toolformer_dag.texts.look_ahead import TextUnits
+
+PLACE = {"text_digest": pl.String(), "position": pl.Int32(), "chain": pl.String()}
+LOSSES = pl.Schema({**PLACE, "loss_call": pl.Float64(), "loss_result": pl.Float64(), "reason": pl.String()})
+NEEDS = pl.Schema({**PLACE, "others": pl.String(), "need": pl.Float64()})
+LOSS_KEY, NEED_KEY = tuple(PLACE), (*PLACE, "others")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainChunk:
+    """Chains that lack losses (LOSS_KEY) or needs (NEED_KEY), and the texts (text_digest, text) they stand in."""
+
+    losses: pl.DataFrame
+    needs: pl.DataFrame
+    texts: pl.DataFrame
+
+
+def chained_calls(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the last calls of all chains of a shard that have a result, with what they look `ahead`, and `others`."""
+    units = {digest: TextUnits.of(text) for digest, text in texts.select("text_digest", "text").iter_rows()}
+    frames = []
+    for level in range(2, output.lane.depth + 1):
+        calls = finished(output, shard, level)
+        told = [
+            ahead(output.lane, units[digest], at - offset, asked, read_chain(chain)[:-1])
+            for digest, at, offset, asked, chain in calls.select(
+                "text_digest", "char_offset", "offset", "input", "chain"
+            ).iter_rows()
+        ]
+        frames.append(calls.with_columns(ahead=pl.Series(told, dtype=pl.List(pl.String())), others=_others(calls)))
+    return pl.concat(frames)
+
+
+def _others(calls: pl.DataFrame) -> pl.Series:
+    """Return for each chain, as JSON by call but the last, the next other result of the calls there in other chains.
+
+    The results of a shard's chains stand in a circle in the order of their hashes. Null where there is no other.
+    """
+    links = [read_chain(chain) for chain in calls["chain"]]
+    found: list[list[str]] = [[] for _ in links]
+    for at in range(max(map(len, links), default=1) - 1):
+        circle = sorted({one[at].result for one in links}, key=lambda text: blake2b(text.encode()).digest())
+        following = dict(pairwise([*circle, *circle[:1]])) if len(circle) > 1 else {}
+        for chain, others in zip(links, found, strict=True):
+            others += [following[chain[at].result]] if following else []
+    whole = [
+        orjson.dumps(others).decode() if len(others) == len(chain) - 1 else None
+        for chain, others in zip(links, found, strict=True)
+    ]
+    return pl.Series(whole, dtype=pl.String)
+
+
+def _stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
+    identity = losses_identity(worker.plan, lane)
+    losses = worker.rows(f"{lane.key}/chained_losses", identity, LOSS_KEY, LOSSES)
+    return losses, worker.rows(f"{lane.key}/chained_needs", identity, NEED_KEY, NEEDS)
+
+
+def planned_scores(
+    worker: Worker, output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
+) -> Planned:
+    """Plan the losses of single calls (`planned_losses`) and of chains; their needs where `others` is."""
+    single = planned_losses(worker, output, calls.filter(pl.col("chain").is_null()), texts, claimed)
+    chains = calls.filter(pl.col("chain").is_not_null())
+    if output.lane.depth == 1:
+        return single
+    losses, needs = _stores(worker, output.lane)
+    asked = chains.select(LOSS_KEY).unique(maintain_order=True)
+    lacking = claim(claimed, losses.name, losses.missing(asked))
+    needing = chains.filter(pl.col("others").is_not_null()).select(NEED_KEY).unique(maintain_order=True)
+    unknown = claim(claimed, needs.name, needs.missing(needing))
+    of_texts = pl.concat([lacking.select("text_digest"), unknown.select("text_digest")]).unique()
+    distinct = asked.select("text_digest").unique(maintain_order=True)
+    by_digest = texts.select("text_digest", "text").unique("text_digest")
+    size = chunk_size(worker.plan.settings)
+    payloads = [
+        ChainChunk(
+            lacking.join(some, on="text_digest", how="semi", maintain_order="left"),
+            unknown.join(some, on="text_digest", how="semi", maintain_order="left"),
+            by_digest.join(some, on="text_digest", how="semi"),
+        )
+        for some in text_chunks(distinct, of_texts.with_columns(whole=False), size)
+    ]
+    counted = Work(computed=Counter(losses=lacking.height), reused=Counter(losses=asked.height - lacking.height))
+    own = [(payload.texts.height, payload) for payload in payloads]
+    return Planned([*single.chunks, *own], single.work + counted)
+
+
+def compute_scores(worker: Worker, output: TableOutput, chunk: LossChunk | ChainChunk) -> Work:
+    """Compute and commit the losses of a chunk, and the needs of its chains; see `compute_losses`."""
+    if isinstance(chunk, LossChunk):
+        return compute_losses(worker, output, chunk)
+    engine, texts = worker.engine(), dict(chunk.texts.select("text_digest", "text").iter_rows())
+    before, (losses, needs) = Counter(engine.counts.as_dict()), _stores(worker, output.lane)
+    requests = []
+    for digest, position, chain in chunk.losses.select(LOSS_KEY).iter_rows():
+        *earlier, last = read_chain(chain)
+        given = (texts[digest], position, last.tool, last.input, last.result, chain_text(earlier))
+        requests.append(LossRequest(*given))
+    found = zip(chunk.losses.select(LOSS_KEY).iter_rows(), engine.chained_losses(requests), strict=True)
+    losses.append(pl.DataFrame([(*key, *_values(pair)) for key, pair in found], schema=LOSSES, orient="row"))
+    keys = list(chunk.needs.select(NEED_KEY).iter_rows())
+    asked = [other_results(read_chain(chain), orjson.loads(others)) for _, _, chain, others in keys]
+    gains = iter(
+        engine.needs(
+            [NeedRequest(texts[key[0]], key[1], *one) for key, some in zip(keys, asked, strict=True) for one in some]
+        )
+    )
+    told = [
+        (*key, least_need(len(read_chain(key[2])), [next(gains) for _ in some]))
+        for key, some in zip(keys, asked, strict=True)
+    ]
+    needs.append(pl.DataFrame(told, schema=NEEDS, orient="row"))
+    return Work(Counter(engine.counts.as_dict()) - before, backends=frozenset({engine.backend.identity}))
+
+
+def _values(pair: tuple[float, float] | None) -> tuple[float | None, float | None, str | None]:
+    if pair is None:
+        return None, None, "does_not_fit"
+    return (*pair, None) if all(map(isfinite, pair)) else (None, None, "not_finite")
+
+
+def with_scores(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Return `calls` with their losses and reason, `loss_before` and `need`, and the names of the row stores.
+
+    Raises StorageError where some were damaged meanwhile.
+    """
+    single, stores = with_losses(worker, output, calls.filter(pl.col("chain").is_null()))
+    single = single.with_columns(loss_before=pl.lit(None, pl.Float64), need=pl.lit(None, pl.Float64))
+    chains = calls.filter(pl.col("chain").is_not_null())
+    if chains.is_empty():
+        return single, stores
+    losses, needs = _stores(worker, output.lane)
+    own = losses.stored(chains.select(LOSS_KEY).unique())
+    require_whole(output, "losses", chains.select(LOSS_KEY).n_unique() - own.height)
+    asked = chains.filter(pl.col("others").is_not_null()).select(NEED_KEY).unique()
+    known = needs.stored(asked)
+    require_whole(output, "needs", asked.height - known.height)
+    scored = chains.join(own, on=LOSS_KEY, maintain_order="left").join(
+        known, on=NEED_KEY, how="left", maintain_order="left"
+    )
+    shorter = _before(worker, output, chains)
+    scored = scored.join(shorter, on=LOSS_KEY, maintain_order="left").with_columns(
+        reason=pl.coalesce("reason", "before_reason")
+    )
+    unfit = pl.col("reason").is_not_null()
+    numbers = ("loss_empty", "loss_before", "loss_call", "loss_result")
+    scored = scored.with_columns(pl.when(~unfit).then(name).alias(name) for name in numbers)
+    if not worker.plan.settings.filtering.keep_idle_first:
+        idle = pl.when(pl.col("need") <= 0).then(pl.lit("idle_first"))
+        scored = scored.with_columns(reason=pl.coalesce("reason", idle))
+    return pl.concat([single, scored.select(single.columns)]), [*stores, losses.name, needs.name]
+
+
+def _before(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
+    """(LOSS_KEY, loss_empty, loss_before, before_reason): what the shorter chains of each chain have."""
+    lane, losses = output.lane, _stores(worker, output.lane)[0]
+    distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
+    links = [read_chain(chain) for chain in distinct["chain"]]
+    first = pl.DataFrame(
+        {"input": [one[0].input for one in links], "result": [one[0].result for one in links]},
+        schema={"input": pl.String, "result": pl.String},
+    )
+    keyed = distinct.hstack(first)
+    keys = ("text_digest", "position", "input", "result")
+    alone = stored_losses(worker, lane, keyed.select(keys).unique())
+    found = keyed.join(
+        alone.select(*keys, "loss_empty", "reason", first="loss_result"), on=keys, how="left", maintain_order="left"
+    )
+    befores = [pl.col("first")]
+    for length in range(2, lane.depth):
+        cut = [written_chain(one[:length]) if len(one) > length else None for one in links]
+        found = found.with_columns(cut=pl.Series(cut, dtype=pl.String))
+        stored = losses.stored(
+            found.filter(pl.col("cut").is_not_null()).select("text_digest", "position", chain="cut").unique()
+        )
+        stored = stored.select("text_digest", "position", pl.col("loss_result").alias(f"before_{length}"), cut="chain")
+        found = found.join(stored, on=("text_digest", "position", "cut"), how="left", maintain_order="left").drop("cut")
+        befores.append(pl.col(f"before_{length}"))
+    told = found.with_columns(loss_before=pl.min_horizontal(befores), before_reason="reason")
+    return told.select(*LOSS_KEY, "loss_empty", "loss_before", "before_reason")
