@@ -200,4 +200,4 @@ def _go_on(
     opened = [row for row in rows if row.in_call]
     asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
     for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):
-        rows[row.prompt] = row.after(call)
+        rows[row.prompt] = row.after(row.accepted(call))

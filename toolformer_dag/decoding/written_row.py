@@ -206,14 +206,18 @@ class DecodingRow:
             text, plain, before.calls, tokens, reason, before.look_alikes, chances, likelihoods, self._p_start
         )
 
+    def accepted(self, call: DecodedCall) -> DecodedCall:
+        """Return an answered call as it counts: without its result where the same call stands in the text with one."""
+        asked = (call.tool, call.input)
+        repeated = any((one.tool, one.input) == asked and one.result is not None for one in self.before.calls)
+        return replace(call, result=None, reason=REPEATED) if repeated and call.result is not None else call
+
     def after(self, call: DecodedCall) -> "DecodingRow":
-        """Return the row that goes on behind this row's call.
+        """Return the row that goes on behind this row's `accepted` call.
 
         Where the call found nothing, the row begins a call to another tool, or the text ends where none is left; behind
         another call, and where the same call has its result already, the text goes on without it.
         """
-        if call.result is not None and any(_are_equal(call, one) for one in self.before.calls):
-            call = replace(call, result=None, reason=REPEATED)
         so_far, inserted = self.generation(), call_text(call)
         prefix = self.prefix + self.written
         if inserted:
@@ -446,11 +450,6 @@ class DecodingRow:
     def _inside_character(self, written: list[int]) -> bool:
         vocabulary = self.rules.vocabulary
         return vocabulary.text(written, vocabulary.start).endswith(INCOMPLETE)
-
-
-def _are_equal(call: DecodedCall, other: DecodedCall) -> bool:
-    """Return whether two calls ask the same; the second one has its result."""
-    return (call.tool, call.input) == (other.tool, other.input) and other.result is not None
 
 
 def _begun(words: tuple[str, ...], text: str) -> int:

@@ -322,9 +322,9 @@ class SharedDecoder:
             return
         self._calling.discard(writing)
         opened, so_far, seconds = open_call(row.body_text()), row.generation(), time.monotonic() - writing.calling
-        call = DecodedCall(opened.tool, opened.input, result.result, result.reason)
+        call = row.accepted(DecodedCall(opened.tool, opened.input, result.result, result.reason))
         writing.calls.append(MadeCall(call, seconds, len(so_far.text), len(so_far.plain)))
-        got = "result" if result.reason is None else "lost" if result.lost else "none"
+        got = "result" if call.reason is None else "lost" if result.lost else "none"
         self.figures.calls.labels(call.tool, got).observe(seconds)
         self._go_on(writing, row.after(call))
 
