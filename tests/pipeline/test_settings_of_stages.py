@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from pydantic import BaseModel, create_model
 
-from tests.pipeline.conftest import Column, Line, NewLine, Stage, TableOutput
+from tests.pipeline.conftest import Column, Lane, Line, NewLine, Stage, TableOutput
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
 from toolformer_dag.lake.record import ABSENT, changes
@@ -138,12 +138,22 @@ def later(table: BaseModel, key: str, before: object, value: object) -> BaseMode
     return with_key.model_construct(**{**dict(table), key: value})
 
 
+def positions_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """What determines p_i of single calls."""
+    return scored_candidates.positions_identity(plan, lane.tool.prompt)
+
+
+def samples_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """What determines samples of single calls."""
+    return scored_candidates.samples_identity(plan, lane.tool.prompt)
+
+
 def records(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Return what determines every output of a plan and, under `rows`, the rows that are stored."""
     found: dict[str, Mapping[str, Any]] = {output.stage.name: output.settings for output in table_outputs(plan)}
     found |= {name: checkpoint_settings(plan, name) for name in CHECKPOINTS}
     found |= {name: settings(plan) for name, settings in MEASURED.items()}
-    stored = (scored_candidates.positions_identity, scored_candidates.samples_identity, losses.losses_identity)
+    stored = (positions_identity, samples_identity, losses.losses_identity)
     return found | {identity.__name__: identity(plan, plan.lanes[0]) for identity in stored}
 
 

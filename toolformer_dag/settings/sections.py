@@ -139,7 +139,7 @@ class FilteringSettings(SettingsTable):
         description="L(c) is not computed where L(empty) - L(c, r) is below this, in nats. No tau_f may be smaller, so "
         "the same calls are kept with fewer tokens. When left out, all three losses are computed.",
     )
-    keep_idle_first: bool = Field(
+    keep_idle_first: Annotated[bool, AsBefore(False)] = Field(
         False,
         description="Whether chains stay whose earlier calls were not needed: the input of no later call is likelier "
         "with their result than with another call's (`need` <= 0).",
