@@ -49,11 +49,17 @@ def prepares(tool: Tool) -> bool:
     return type(tool).prepare is not Tool.prepare
 
 
+def _prepared(made: TableOutput) -> list[str]:
+    """Return the assets of what the tools that a table calls make before their first call."""
+    if made.stage.pool != "tools":
+        return []
+    called = (made.lane,) if made.stage.name == "tool_results" else made.lane.behind.values()
+    return [f"{lane.key}/prepared_tool" for lane in called if prepares(lane.tool)]
+
+
 def table(made: TableOutput) -> Output:
     """Return the asset of a stage: a whole table, whose missing rows are computed in chunks."""
-    stage, checks, depends_on = made.stage, ("unique_keys", *made.stage.checks), made.depends_on
-    if stage.name == "tool_results" and prepares(made.lane.tool):
-        depends_on = (*depends_on, f"{made.lane.key}/prepared_tool")
+    stage, checks = made.stage, ("unique_keys", *made.stage.checks)
 
     def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         before = made.table.version()
@@ -75,7 +81,7 @@ def table(made: TableOutput) -> Output:
     return Output(
         name=made.name,
         settings=made.settings,
-        depends_on=depends_on,
+        depends_on=(*made.depends_on, *_prepared(made)),
         description=f"{stage.description} {made.lane.tool.name}." if made.lane_or_none else stage.description,
         kinds=stage.kinds,
         pool=tool_pool(made.lane) if stage.pool == "tools" else stage.pool,

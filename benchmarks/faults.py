@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zstandard
 
-from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differing, flip, rot
+from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differing, flip, rot, unseen
 from toolformer_dag import identity
 from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.exports.corpus_export import export_corpus
@@ -255,34 +255,28 @@ def flipped_bits(whole: Undisturbed, world: World, draw: random.Random) -> Trial
 
 def _named_as_rot(world: World, flips: Sequence[Flip]) -> set[Path]:
     """Return what `verify` names; what rotted is as unseen after it as before."""
-    known = {one.file: (one.file.stat(), identity.remembered_hashes(one.file)) for one in flips if one.rotten}
-    named = world.named()
-    for file, (status, hashes) in known.items():
-        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-        identity.remember(file, hashes)
-    return named
+    with unseen(*(one.file for one in flips if one.rotten)):
+        return world.named()
 
 
 def _given(world: World, kind: str, count: Counter[str], draw: random.Random) -> Iterator[str]:
     """Flip a bit of a file that runs do not write, tell what is wrong with what comes of it, and put it back."""
     shutil.copytree(world.folder / "disk/lake/dataset", world.folder / "export", dirs_exist_ok=True)
     file = draw.choice(world.files(kind))
-    status, known = file.stat(), identity.remembered_hashes(file)
-    one = Flip.of(kind, file, kind == "base model" or draw.random() < 0.5, draw)
-    taken = kind == "exports"
-    named = file in (
-        {each.path for each in verified_folder(world.folder / "export").damaged} if taken else world.named()
-    )
-    told = _exported_again(world) if taken else world.run(USES_MODEL if kind == "base model" else READ_AGAIN).error
-    refused = told is not None and str(file.parent if taken else file) in told
-    count.update([one.way, *(["named"] if named else []), "refused" if refused else "left" if one.left else "mended"])
+    with unseen(file):
+        one = Flip.of(kind, file, kind == "base model" or draw.random() < 0.5, draw)
+        taken = kind == "exports"
+        named = file in (
+            {each.path for each in verified_folder(world.folder / "export").damaged} if taken else world.named()
+        )
+        told = _exported_again(world) if taken else world.run(USES_MODEL if kind == "base model" else READ_AGAIN).error
+        refused, bit_left = told is not None and str(file.parent if taken else file) in told, one.left
+        file.write_bytes(one.before)
+    count.update([one.way, *(["named"] if named else []), "refused" if refused else "left" if bit_left else "mended"])
     if told and not refused:
         yield f"{file} ({kind}): {told}"
     if not (named or refused or _same_documents(one)):
         yield f"{file} ({kind}, {one.way}) is neither named nor refused"
-    file.write_bytes(one.before)
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    identity.remember(file, known)
 
 
 def _exported_again(world: World) -> str | None:

@@ -22,21 +22,11 @@ import httpx
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from benchmarks.worlds import World
+from benchmarks.worlds import LANE, World
 
 PLACE = ('paths.lake="s3://bucket/lake"', 'paths.cache="copies"', 'paths.warehouse="copies/toolformer.duckdb"')
 RUNS = {"first run": (), "nothing changed": (), "another tau_f": ("tools.calculator.tau_f=0.0",)}
-ONE_LANE = """
-[corpus]
-shards = ["web/*.json.gz"]
-[model]
-name = "model"
-[tools.calculator]
-tau_f = 0.1
-prompt = "calculator.txt"
-[execution]
-workers = 1
-"""
+ONE_LANE = f"{LANE}[execution]\nworkers = 1\n"
 MORE = "one shard added"
 
 

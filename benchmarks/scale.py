@@ -34,7 +34,7 @@ import polars as pl
 from isal import igzip
 
 from benchmarks.object_lake import PLACE, store
-from benchmarks.worlds import World, differing
+from benchmarks.worlds import LANE, World, differing
 from tests.ray_cluster import HEAD, SPACE, cluster, why_no_namespace
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
@@ -230,15 +230,7 @@ def _appended(store: RowStore, rows: pl.DataFrame) -> float:
     return spent(lambda: store.append(rows))
 
 
-THREE_LANES = """
-[corpus]
-shards = ["web/*.json.gz"]
-[model]
-name = "model"
-[tools.calculator]
-tau_f = 0.1
-prompt = "calculator.txt"
-[tools.calendar]
+THREE_LANES = f"""{LANE}[tools.calendar]
 tau_f = 0.1
 [tools.machine_translation]
 tau_f = 0.1

@@ -45,9 +45,9 @@ FAULTS: dict[str, tuple[Fault, bool, float]] = {
     "disks filled": (full_disks, False, 0.1),
     "clocks moved": (moved_clocks, False, 0.05),
 }
+"""What is tried, whether on a world in which everything ran, and its share of the time."""
 OUTCOMES = ("written", "rotten", "named", "mended", "refused", "left")
 """Of flipped bits: how they came about, and what came of them."""
-"""What is tried, whether on a world in which everything ran, and its share of the time."""
 
 
 def undisturbed(folder: Path, documents: int) -> tuple[Undisturbed, World]:

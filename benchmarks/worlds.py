@@ -5,8 +5,8 @@ import multiprocessing
 import os
 import random
 import shutil
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from multiprocessing.context import ForkServerProcess
@@ -56,6 +56,16 @@ max_new_tokens = 4
 chunk_texts = 4
 workers = 1
 """
+LANE = """
+[corpus]
+shards = ["web/*.json.gz"]
+[model]
+name = "model"
+[tools.calculator]
+tau_f = 0.1
+prompt = "calculator.txt"
+"""
+"""Settings of one lane, to which others are added."""
 KINDS = {
     "published rows": "disk/lake/*/*/files/*/*.parquet",
     "rejected lines": "disk/lake/ccnet/rejected_lines/files/*/*.parquet",
@@ -181,12 +191,20 @@ def flip(file: Path, draw: random.Random) -> None:
     file.write_bytes(content)
 
 
+@contextmanager
+def unseen(*files: Path) -> Iterator[None]:
+    """Give files their times and what was remembered of them back in the end."""
+    known = {file: (file.stat(), identity.remembered_hashes(file)) for file in files}
+    yield
+    for file, (status, hashes) in known.items():
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        identity.remember(file, hashes)
+
+
 def rot(file: Path, draw: random.Random) -> None:
     """Flip one bit as a disk does that gives back other bits: what was remembered of the file stays."""
-    status, known = file.stat(), identity.remembered_hashes(file)
-    flip(file, draw)
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    identity.remember(file, known)
+    with unseen(file):
+        flip(file, draw)
 
 
 def _alone(folder: Path, overrides: tuple[str, ...], clock: timedelta) -> None:

@@ -48,6 +48,23 @@ def test_graph_is_the_one_in_the_snapshot(definitions):
     assert picture(definitions) == json.loads(SNAPSHOT.read_text())
 
 
+def test_a_lane_with_chains_has_its_calls_and_results_twice_and_waits_for_the_tools_it_calls():
+    chains = ["tools.calculator.depth=2", 'tools.calculator.then=["wiki_search"]', "tools.calculator.tau_f=0.3"]
+    graph = picture(
+        definitions_of(Plan.of(load_settings(REPOSITORY / "toolformer.toml", environment={}, overrides=chains)))
+    )
+    assert graph["calculator/chained_candidates"]["after"] == [
+        f"calculator/{name}" for name in ("heuristic_subset", "scored_candidates", "tool_results")
+    ]
+    assert graph["calculator/chained_results"]["after"] == [
+        *("calculator/chained_candidates", "calculator/heuristic_subset"),
+        "wiki_search/prepared_tool",
+    ]
+    assert {f"calculator/chained_{name}" for name in ("candidates", "results")} <= set(
+        graph["calculator/loss_deltas"]["after"]
+    )
+
+
 def test_definitions_are_loadable_and_have_no_partitions(definitions):
     dg.Definitions.validate_loadable(definitions)
     graph = definitions.resolve_asset_graph()

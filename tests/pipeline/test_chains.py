@@ -30,6 +30,18 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     assert chains.height and not chains.select(CALL_KEY).is_duplicated().any()
     for before in line.read("chained_candidates").filter(pl.col("input").is_not_null()).iter_rows(named=True):
         assert Call("Calculator", before["input"]) not in [Call(o.tool, o.input) for o in read_chain(before["before"])]
+    line.set(filtering__keep_idle_first=False)
+    assert tokens(line.update("loss_deltas")) == 0
+    line.update()
+    judged = line.read("loss_deltas").filter(CHAINED)
+    assert (judged["reason"] == "idle_first").fill_null(False).to_list() == (judged["need"] <= 0).to_list()
+    assert {True, False} <= set(judged["need"] <= 0)
+    for row in line.read("swapped_results").filter(CHAINED).iter_rows(named=True):
+        own = judged.row(by_predicate=pl.all_horizontal(pl.col(name) == row[name] for name in CALL_KEY), named=True)
+        *before, last = read_chain(row["chain"])
+        assert before == read_chain(own["chain"])[:-1] and last.result == row["result"] != own["result"]
+    line.set(filtering__keep_idle_first=True)
+    line.update()
     line.set(tau_f=-10.0)
     assert tokens(line.update()) == 0
     kept, corpus = line.read("filtered_calls"), line.read("augmented_corpus")
@@ -101,4 +113,7 @@ def test_an_unknown_tool_behind_a_call_is_named(new_line: NewLine) -> None:
     line = new_line("one")
     line.set(tools__calculator__depth=2, tools__calculator__then='["maps"]')
     with pytest.raises(SettingsError, match="there is no other tool 'maps'"):
+        line.plan()
+    line.set(tools__calculator__depth=1)
+    with pytest.raises(SettingsError, match="then and chain_prompt are for chains; set depth = 2"):
         line.plan()

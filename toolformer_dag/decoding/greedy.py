@@ -142,7 +142,7 @@ def generate(
     watch: Callable[[WrittenPiece], None] | None = None,
     backend: Backend | None = None,
 ) -> list[Generation]:
-    """Decode each prompt greedily with at most `calls` calls; return a Generation per prompt (paper, section 4.2).
+    """Decode each prompt greedily, with calls at `calls` places at most; return a Generation each (paper, section 4.2).
 
     - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
       the probability of ` [` to 0, as it is after the last call. Calls have text between them, but for up to

@@ -139,6 +139,11 @@ class DecodingRow:
         return bool(self.behind) and not self.written
 
     @property
+    def may_chain(self) -> bool:
+        """Return whether a call may start right behind those that end the prefix."""
+        return 0 < self.behind < self.rules.depth
+
+    @property
     def k(self) -> int:
         """Return among how many of the likeliest tokens ` [` has to be here."""
         return min(self.rules.k, 1) if self.at_call else self.rules.k
@@ -150,7 +155,7 @@ class DecodingRow:
 
     def _may_call(self, place: int) -> bool:
         """Return whether a call may start behind so many written tokens, or later in this row."""
-        return self.places < self.rules.calls or (not place and 0 < self.behind < self.rules.depth)
+        return self.places < self.rules.calls or (not place and self.may_chain)
 
     @property
     def is_free(self) -> bool:
@@ -161,7 +166,7 @@ class DecodingRow:
     def may_begin_call(self) -> bool:
         """Return whether ` [` may come next and fits the context."""
         fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
-        here = self.may_call and (bool(self.written) or not self.after_call or 0 < self.behind < self.rules.depth)
+        here = self.may_call and (bool(self.written) or not self.after_call or self.may_chain)
         return here and fits and self.is_free and bool(self._callable(len(self.written)))
 
     @property
@@ -346,7 +351,7 @@ class DecodingRow:
             return False
         place = max(len(self.written) - len(begun), 0)
         cut = self._inside_character(self.written[:place]) or not self._callable(place)
-        taken = self.after_call and len(self.written) <= len(begun) and not 0 < self.behind < self.rules.depth
+        taken = self.after_call and len(self.written) <= len(begun) and not self.may_chain
         return not self._may_call(place) or cut or taken
 
     def allowed(self) -> NDArray[np.bool_] | None:

@@ -217,7 +217,7 @@ WITH below AS (
 )
 SELECT 'ours' AS figures_of, tool, kept, near.delta, tau_f, near.delta - tau_f AS distance,
        right(left(documents.text, char_offset), 120) AS before,
-       CASE WHEN chain IS NULL THEN format('{}({}) -> {}', tool, input, result) ELSE trim(chain_text(chain)) END AS call, substr(documents.text, char_offset + 1, 80) AS after,
+       coalesce(trim(chain_text(chain)), format('{}({}) -> {}', tool, input, result)) AS call, substr(documents.text, char_offset + 1, 80) AS after,
        NULL::BOOLEAN AS useful,
        shard, digest, char_offset
 FROM near

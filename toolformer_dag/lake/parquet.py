@@ -38,7 +38,7 @@ def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
 
 @lru_cache(maxsize=256)
 def _encoded_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | None) -> bytes:
-    """Of many parts without rows: most shards of a lane whose calls are rare."""
+    """Encode a file without rows, once per schema: most shards of a lane whose calls are rare have none."""
     return _encoded(pl.DataFrame(schema=dict(columns)), owner)
 
 

@@ -28,9 +28,10 @@ CREATE VIEW calls AS
 SELECT decisions.tool, decisions.shard, decisions.digest, decisions.domain, decisions.date, documents.url,
        documents.title, segment, position, sample, kept, reason, best, delta, decisions.tau_f, distance,
        substr(text, greatest(1, char_offset - 79), least(80, char_offset)) AS before,
-       CASE WHEN chain IS NULL THEN ' [' || lanes.name || '(' || input || ') -> ' || result || ']' ELSE chain_text(chain) END AS call,
+       coalesce(chain_text(chain), ' [' || lanes.name || '(' || input || ') -> ' || result || ']') AS call,
        substr(text, char_offset + 1, 80) AS after,
-       input, arguments_of(input) AS arguments, result, chain, coalesce(json_array_length(chain), 1) AS depth, need, p_api, loss_empty, loss_call, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
+       input, arguments_of(input) AS arguments, result, chain, coalesce(json_array_length(chain), 1) AS depth, need, p_api,
+       loss_empty, loss_call, loss_before, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
 FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN documents ON documents.rowid = decisions.document;
 COMMENT ON VIEW calls IS 'Every scored call in its text, with its verdict: SELECT before, call, after FROM calls WHERE kept ORDER BY delta DESC LIMIT 10.';
 COMMENT ON COLUMN calls.before IS 'up to 80 characters of the document before the call';

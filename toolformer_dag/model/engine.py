@@ -141,15 +141,16 @@ class Engine:
 
         That is the log p of its name, its input and its end, behind x_<i and either. Raises ModelError.
         """
-        texts = self.encoding.texts([request.text for request in requests])
-        asked: list[str] = [text for one in requests for text in (one.before, one.other, one.call)]
-        encoded = dict(zip(dict.fromkeys(asked), self.encoding.calls(list(dict.fromkeys(asked))), strict=True))
+        distinct = list(dict.fromkeys(request.text for request in requests))
+        texts = dict(zip(distinct, self.encoding.texts(distinct), strict=True))
+        written = list(dict.fromkeys(text for one in requests for text in (one.before, one.other, one.call)))
+        encoded = dict(zip(written, self.encoding.calls(written), strict=True))
         queries, first = [], len(self.encoding.start)
-        for request, text in zip(requests, texts, strict=True):
+        for request in requests:
             call = encoded[request.call]
             places = range(first, len(call))
             for before in (request.before, request.other):
-                prefix = self.encoding.bos + text.ids[: request.position] + encoded[before]
+                prefix = self.encoding.bos + texts[request.text].ids[: request.position] + encoded[before]
                 queries.append(TokenQuery("loss_call", prefix, call, places, [[call[at]] for at in places]))
         found = [float(values.sum()) for values in self.backend.log_probabilities(queries)]
         return [own - other for own, other in zip(found[::2], found[1::2], strict=True)]

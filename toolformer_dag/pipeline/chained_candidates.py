@@ -6,7 +6,7 @@ and the calls before. So a larger depth, k or m, or a lower tau_s, asks for what
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -31,11 +31,13 @@ from toolformer_dag.pipeline.stage import (
     Planned,
     Rejected,
     Stage,
+    StaleInput,
     TableOutput,
     Work,
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.calls import Call
 from toolformer_dag.texts.chains import Link, place_of, read_chain, written_chain
 from toolformer_dag.texts.look_ahead import TextUnits
@@ -46,6 +48,11 @@ PARSING = 1
 """Raised when the same bodies would be taken otherwise; no sample is computed again."""
 CALLED = Column(TOOL.dtype, "key of the lane whose tool is called; the lane's own, or one of `then`")
 BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
+FINISHED = (
+    *(*CALL_KEY, "char_offset", "p_api", "called", "before", "input", "result"),
+    *("text_digest", "context", "offset"),
+)
+"""Columns of calls that have a result, of those behind others as of single ones."""
 
 
 def stage_names(level: int) -> tuple[str, str]:
@@ -54,35 +61,54 @@ def stage_names(level: int) -> tuple[str, str]:
     return f"chained_candidates{tail}", f"chained_results{tail}"
 
 
-def ahead(lane: Lane, text: TextUnits, place: int, input: str, links: Sequence[Link] = ()) -> list[str] | None:
-    """Return what a call tells of the text behind it that no result of the calls before it told; null where nothing."""
-    if not lane.look_ahead:
-        return None
-    told = [text.ahead(place, input), *(text.ahead(place, link.result) for link in links)]
-    known = {unit.casefold() for units in told[1:] for unit in units}
-    return [unit for unit in told[0] if unit.casefold() not in known] or None
-
-
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the calls behind `level` - 1 others that have a result: TEXT_KEY, position, sample, char_offset, p_api,
-    text_digest, context, offset, called, input, result, and `chain` with this call as its last; of single ones too.
+    """Return the calls of a shard behind `level` - 1 others that have a result; level 1 is that of single calls.
+
+    FINISHED; `before` is null for single calls. Raises StaleInput where calls were not run.
     """
     lake, lane = output.plan.lake, output.lane
     texts = lake.table(f"{lane.key}/heuristic_subset").read(shard)
-    texts = texts.select(*TEXT_KEY, "text_digest", "context", "offset")
     names = ("scored_candidates", "tool_results") if level == 1 else stage_names(level)
     calls = lake.table(f"{lane.key}/{names[0]}").read(shard).filter(pl.col("input").is_not_null())
     if level == 1:
         calls = calls.with_columns(called=pl.lit(lane.key), before=pl.lit(None, pl.String))
-    answers = lake.table(f"{lane.key}/{names[1]}").read(shard).select("input", "context", "result", called="tool")
-    calls = calls.drop("reason").join(texts, on=TEXT_KEY, how="left")
-    found = calls.join(answers, on=("called", "input", "context"), how="left").filter(pl.col("result").is_not_null())
+    answers = lake.table(f"{lane.key}/{names[1]}").read(shard)
+    answers = answers.select("input", "context", "result", called="tool", answered=pl.lit(True))
+    calls = calls.join(texts.select(*TEXT_KEY, "text_digest", "context", "offset"), on=TEXT_KEY, how="left")
+    calls = calls.join(answers, on=("called", "input", "context"), how="left")
+    if calls["answered"].has_nulls():
+        raise StaleInput(output.name, shard, "calls that were not run", f"{lane.key}/{names[1]}")
+    return calls.filter(pl.col("result").is_not_null()).select(FINISHED)
+
+
+def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
+    """Return each of the `calls` (FINISHED) with those before it, as a chain of which it is the last."""
     named = {one.key: name for name, one in lane.behind.items()}
-    chains = [
-        written_chain([*read_chain(before), Link(named[called], asked, result)])
-        for before, called, asked, result in found.select("before", "called", "input", "result").iter_rows()
-    ]
-    return found.with_columns(chain=pl.Series(chains, dtype=pl.String))
+    rows = calls.select("before", "called", "input", "result").iter_rows()
+    return pl.Series(
+        [written_chain([*read_chain(before), Link(named[called], *call)]) for before, called, *call in rows],
+        dtype=pl.String,
+    )
+
+
+def ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """Return what each of the `calls` (FINISHED) tells of the text behind it; null where nothing, and without the rule.
+
+    What the result of a call before it told is known. `texts`: text_digest, text.
+    """
+    if not lane.look_ahead:
+        return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
+    wanted = texts.select("text_digest", "text").unique("text_digest").join(calls, on="text_digest", how="semi")
+    units = {digest: TextUnits.of(text) for digest, text in wanted.iter_rows()}
+    found = []
+    for digest, place, asked, before in calls.select(
+        "text_digest", pl.col("char_offset") - pl.col("offset"), "input", "before"
+    ).iter_rows():
+        told = (units[digest].ahead(place, link.result) for link in read_chain(before))
+        known = {unit.casefold() for some in told for unit in some}
+        new = [unit for unit in units[digest].ahead(place, asked) if unit.casefold() not in known]
+        found.append(new or None)
+    return pl.Series(found, dtype=pl.List(pl.String()))
 
 
 def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -93,15 +119,8 @@ def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, 
     """
     found = finished(output, shard, level - 1).sort(CALL_KEY)
     texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard).select("text_digest", "text")
-    by_digest = dict(texts.iter_rows())
-    units = {digest: TextUnits.of(by_digest[digest]) for digest in found["text_digest"].unique()}
-    told = [
-        ahead(output.lane, units[digest], at - offset, asked, read_chain(before))
-        for digest, at, offset, asked, before in found.select(
-            "text_digest", "char_offset", "offset", "input", "before"
-        ).iter_rows()
-    ]
-    kept = found.filter(pl.Series([one is None for one in told], dtype=pl.Boolean))
+    kept = found.filter(ahead(output.lane, texts, found).is_null())
+    kept = kept.with_columns(chain=chains_of(output.lane, kept))
     kept = kept.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
     places = [place_of(*row) for row in kept.select("text_digest", "position", "chain").iter_rows()]
     kept = kept.with_columns(place=pl.Series(places, dtype=pl.String))
@@ -125,7 +144,7 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
         "m": lane.m,
         "level": level,
         "parsing": PARSING,
-        "look_ahead": lane.look_ahead,
+        "look_ahead": look_ahead.VERSION if lane.look_ahead else None,
         "tools": {name: fingerprint(schema) for name, schema in schemas.items()},
     }
 
@@ -151,7 +170,7 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     store = sample_store(worker, lane)
     asked = store.asked(places)
     samples = scored_candidates.stored_samples(output, store, asked)
-    joined = kept.drop("sample", "p_api", "body", "input", "called", "before").join(
+    joined = kept.drop("sample", "p_api", "input", "called", "before").join(
         asked.chosen.select("p_api", place="text_digest"), on="place", maintain_order="left"
     )
     drawn = samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")

@@ -17,7 +17,7 @@ import polars as pl
 
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
-from toolformer_dag.pipeline.chained_candidates import ahead, finished
+from toolformer_dag.pipeline.chained_candidates import chains_of, finished
 from toolformer_dag.pipeline.losses import (
     LossChunk,
     compute_losses,
@@ -31,7 +31,6 @@ from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
 from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.chains import chain_text, least_need, other_results, read_chain, written_chain
-from toolformer_dag.texts.look_ahead import TextUnits
 
 PLACE = {"text_digest": pl.String(), "position": pl.Int32(), "chain": pl.String()}
 LOSSES = pl.Schema({**PLACE, "loss_call": pl.Float64(), "loss_result": pl.Float64(), "reason": pl.String()})
@@ -48,39 +47,33 @@ class ChainChunk:
     texts: pl.DataFrame
 
 
-def chained_calls(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the last calls of all chains of a shard that have a result, with what they look `ahead`, and `others`."""
-    units = {digest: TextUnits.of(text) for digest, text in texts.select("text_digest", "text").iter_rows()}
-    frames = []
-    for level in range(2, output.lane.depth + 1):
-        calls = finished(output, shard, level)
-        told = [
-            ahead(output.lane, units[digest], at - offset, asked, read_chain(chain)[:-1])
-            for digest, at, offset, asked, chain in calls.select(
-                "text_digest", "char_offset", "offset", "input", "chain"
-            ).iter_rows()
-        ]
-        frames.append(calls.with_columns(ahead=pl.Series(told, dtype=pl.List(pl.String())), others=_others(calls)))
-    return pl.concat(frames)
+def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
+    """Return the last calls of the chains of `level` calls of a shard: FINISHED, `chain`, and `others` (`_others`)."""
+    calls = finished(output, shard, level)
+    chains = chains_of(output.lane, calls)
+    return calls.with_columns(chain=chains, others=_others(chains))
 
 
-def _others(calls: pl.DataFrame) -> pl.Series:
-    """Return for each chain, as JSON by call but the last, the next other result of the calls there in other chains.
+def _others(chains: pl.Series) -> pl.Series:
+    """Return for each chain as many results as it has calls but the last, as JSON: those that are told instead.
 
-    The results of a shard's chains stand in a circle in the order of their hashes. Null where there is no other.
+    The results of the first calls of all chains stand in a circle in the order of their hashes, and so do those of the
+    second ones; a chain gets the next in each circle. Null where there is no other.
     """
-    links = [read_chain(chain) for chain in calls["chain"]]
+    links = [read_chain(chain) for chain in chains]
     found: list[list[str]] = [[] for _ in links]
     for at in range(max(map(len, links), default=1) - 1):
         circle = sorted({one[at].result for one in links}, key=lambda text: blake2b(text.encode()).digest())
-        following = dict(pairwise([*circle, *circle[:1]])) if len(circle) > 1 else {}
+        following = dict(pairwise([*circle, *circle[:1]]))
         for chain, others in zip(links, found, strict=True):
-            others += [following[chain[at].result]] if following else []
-    whole = [
-        orjson.dumps(others).decode() if len(others) == len(chain) - 1 else None
-        for chain, others in zip(links, found, strict=True)
-    ]
-    return pl.Series(whole, dtype=pl.String)
+            others += [following[chain[at].result]] if len(circle) > 1 else []
+    return pl.Series(
+        [
+            orjson.dumps(others).decode() if len(others) == len(chain) - 1 else None
+            for chain, others in zip(links, found, strict=True)
+        ],
+        dtype=pl.String,
+    )
 
 
 def _stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
@@ -94,9 +87,9 @@ def planned_scores(
 ) -> Planned:
     """Plan the losses of single calls (`planned_losses`) and of chains; their needs where `others` is."""
     single = planned_losses(worker, output, calls.filter(pl.col("chain").is_null()), texts, claimed)
-    chains = calls.filter(pl.col("chain").is_not_null())
     if output.lane.depth == 1:
         return single
+    chains = calls.filter(pl.col("chain").is_not_null())
     losses, needs = _stores(worker, output.lane)
     asked = chains.select(LOSS_KEY).unique(maintain_order=True)
     lacking = claim(claimed, losses.name, losses.missing(asked))
@@ -125,12 +118,12 @@ def compute_scores(worker: Worker, output: TableOutput, chunk: LossChunk | Chain
         return compute_losses(worker, output, chunk)
     engine, texts = worker.engine(), dict(chunk.texts.select("text_digest", "text").iter_rows())
     before, (losses, needs) = Counter(engine.counts.as_dict()), _stores(worker, output.lane)
+    wanted = list(chunk.losses.select(LOSS_KEY).iter_rows())
     requests = []
-    for digest, position, chain in chunk.losses.select(LOSS_KEY).iter_rows():
+    for digest, position, chain in wanted:
         *earlier, last = read_chain(chain)
-        given = (texts[digest], position, last.tool, last.input, last.result, chain_text(earlier))
-        requests.append(LossRequest(*given))
-    found = zip(chunk.losses.select(LOSS_KEY).iter_rows(), engine.chained_losses(requests), strict=True)
+        requests.append(LossRequest(texts[digest], position, last.tool, last.input, last.result, chain_text(earlier)))
+    found = zip(wanted, engine.chained_losses(requests), strict=True)
     losses.append(pl.DataFrame([(*key, *_values(pair)) for key, pair in found], schema=LOSSES, orient="row"))
     keys = list(chunk.needs.select(NEED_KEY).iter_rows())
     asked = [other_results(read_chain(chain), orjson.loads(others)) for _, _, chain, others in keys]

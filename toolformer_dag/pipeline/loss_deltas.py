@@ -5,26 +5,23 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.pipeline.chained_candidates import stage_names
+from toolformer_dag.pipeline.chained_candidates import ahead, finished, stage_names
 from toolformer_dag.pipeline.chained_losses import chained_calls, compute_scores, planned_scores, with_scores
 from toolformer_dag.pipeline.losses import losses_finite, losses_settings
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL_KEY,
     SCORED,
-    TEXT_KEY,
     Claimed,
     Column,
     PartRows,
     Planned,
     Stage,
-    StaleInput,
     TableOutput,
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts import look_ahead
-from toolformer_dag.texts.look_ahead import TextUnits
 from toolformer_dag.tools.tool import blamed
 
 
@@ -32,12 +29,9 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results; an option may be there for `Tool.keeps` alone."""
     rule = look_ahead.VERSION if lane.look_ahead else None
     tool = {"version": lane.tool.version, "identity": lane.identity()}
-    return {
-        **losses_settings(plan, lane),
-        **tool,
-        "look_ahead": rule,
-        **({"depth": lane.depth} if lane.depth > 1 else {}),
-    }
+    behind = {one.key: {"version": one.tool.version, "identity": one.identity()} for one in lane.then}
+    chains = {"depth": lane.depth, "then": behind} if lane.depth > 1 else {}
+    return {**losses_settings(plan, lane), **tool, "look_ahead": rule, **chains}
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
@@ -77,35 +71,12 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The texts, and the candidate calls that have a result, with the units for which they look `ahead`."""
-    lake, lane = output.plan.lake, output.lane.key
-    texts = lake.table(f"{lane}/heuristic_subset").read(shard)
-    calls = lake.table(f"{lane}/scored_candidates").read(shard).filter(pl.col("input").is_not_null()).drop("reason")
-    answers = lake.table(f"{lane}/tool_results").read(shard).select("input", "context", "result", answered=pl.lit(True))
-    calls = calls.join(texts.select(*TEXT_KEY, "text_digest", "context", "offset"), on=TEXT_KEY, how="left")
-    calls = calls.join(answers, on=("input", "context"), how="left")
-    if calls["answered"].has_nulls():
-        raise StaleInput(output.name, shard, "calls that were not run", f"{lane}/tool_results")
-    answered = calls.filter(pl.col("result").is_not_null())
-    null = pl.lit(None, pl.String)
-    single = answered.with_columns(
-        ahead=_ahead(output.lane, texts, answered), chain=null, others=null, called=pl.lit(lane)
-    )
-    if output.lane.depth == 1:
-        return texts, single
-    single = single.drop("answered", "body")
-    return texts, pl.concat([single, chained_calls(output, shard, texts).select(single.columns)])
-
-
-def _ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Return what each call tells of the text behind it; null where it tells nothing, and without the rule."""
-    if not lane.look_ahead:
-        return pl.Series([None] * calls.height, dtype=AHEAD.dtype)
-    wanted = texts.select("text_digest", "text").unique("text_digest").join(calls, on="text_digest", how="semi")
-    units = {digest: TextUnits.of(text) for digest, text in wanted.iter_rows()}
-    places = calls.select("text_digest", pl.col("char_offset") - pl.col("offset"), "input").iter_rows()
-    found = [units[digest].ahead(place, call) or None for digest, place, call in places]
-    return pl.Series(found, dtype=AHEAD.dtype)
+    """The texts, and the calls that have a result, alone or as the last of a chain, with what they tell `ahead`."""
+    lane, null = output.lane, pl.lit(None, pl.String)
+    texts = output.plan.lake.table(f"{lane.key}/heuristic_subset").read(shard)
+    single = finished(output, shard, 1).with_columns(chain=null, others=null)
+    calls = pl.concat([single, *(chained_calls(output, shard, level) for level in range(2, lane.depth + 1))])
+    return texts, calls.with_columns(ahead=ahead(lane, texts, calls))
 
 
 AHEAD = Column(pl.List(pl.String()), "units of the input that the text has only after the call; null for most")

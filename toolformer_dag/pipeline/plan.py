@@ -107,16 +107,16 @@ def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
 
 
 def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> Lane:
-    section = settings.tools[lane.key]
+    section, named = settings.tools[lane.key], f"[tools.{lane.key}] then"
+    if section.depth == 1 and (section.then or section.chain_prompt is not None):
+        raise SettingsError(f"{named} and chain_prompt are for chains; set depth = 2, or remove them")
+    others = {key: other for key, other in lanes.items() if key != lane.key}
+    if unknown := sorted({*section.then} - others.keys()):
+        raise SettingsError(f"{named}: there is no other tool {unknown[0]!r}; the settings have {', '.join(others)}")
     if section.depth == 1:
         return lane
-    if unknown := [key for key in section.then if key not in lanes or key == lane.key]:
-        known = ", ".join(key for key in lanes if key != lane.key)
-        raise SettingsError(
-            f"[tools.{lane.key}] then: there is no other tool {unknown[0]!r}; the settings have {known}"
-        )
     prompt = read_chain_prompt(lane.tool, section.chain_prompt, settings.root)
-    return replace(lane, depth=section.depth, then=tuple(lanes[key] for key in section.then), chain_prompt=prompt)
+    return replace(lane, depth=section.depth, then=tuple(others[key] for key in section.then), chain_prompt=prompt)
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:

@@ -108,14 +108,14 @@ class TextChunk:
 class SampleStore:
     """The stored positions and samples of one lane under one model, prompt and sampling.
 
-    `behind` begins the names of the stores of places behind calls, whose `prompt` may be another.
+    `prefix` begins the names of the stores of places behind calls, whose `prompt` may be another.
     """
 
-    def __init__(self, worker: Worker, lane: Lane, behind: str = "", prompt: str | None = None) -> None:
+    def __init__(self, worker: Worker, lane: Lane, prefix: str = "", prompt: str | None = None) -> None:
         plan, self._lane, self.prompt = worker.plan, lane, lane.tool.prompt if prompt is None else prompt
         of_positions, of_samples = positions_identity(plan, self.prompt), samples_identity(plan, self.prompt)
-        self.positions = worker.rows(f"{lane.key}/{behind}positions", of_positions, ("text_digest",), POSITIONS)
-        self.samples = worker.rows(f"{lane.key}/{behind}samples", of_samples, SAMPLE_KEY, SAMPLES)
+        self.positions = worker.rows(f"{lane.key}/{prefix}positions", of_positions, ("text_digest",), POSITIONS)
+        self.samples = worker.rows(f"{lane.key}/{prefix}samples", of_samples, SAMPLE_KEY, SAMPLES)
 
     def asked(self, texts: pl.DataFrame) -> Asked:
         """Return what the thresholds ask for, of `texts` (text_digest, text)."""

@@ -41,6 +41,7 @@ PLACE = (*TEXT_KEY, "position")
 ASKED = (*PLACE, "input")
 SWAP_KEY = (*CALL_KEY, "swap")
 FIRST_SAMPLES = (0, FIRST_SAMPLE, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
+"""The first numbers at a position: of single samples, of calls of a file, of calls behind one and behind two others."""
 
 
 def exchange(
@@ -161,9 +162,9 @@ def _swapped(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFram
 
 
 def _with_last(chain: str, result: str | None) -> str:
-    """Exchange the last result of a chain."""
+    """Exchange the last result of a chain, where another one was found."""
     *before, last = read_chain(chain)
-    return written_chain([*before, replace(last, result=result or "")])
+    return chain if result is None else written_chain([*before, replace(last, result=result)])
 
 
 STAGE = Stage(

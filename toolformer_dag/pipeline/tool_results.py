@@ -74,7 +74,7 @@ def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claim
     # whole rows are read: damage beside the key columns has to show before the tool runs
     given = own_candidates.given_results(output).select(KEY)
     # lost calls wait for the next run
-    known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls, given)])
+    known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls[output.lane.key], given)])
     missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
     size = worker.plan.settings.execution.chunk_calls
     payloads = [CallChunk(output.lane.key, missing[at : at + size]) for at in range(0, missing.height, size)]
@@ -96,7 +96,7 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
         rows = [(c.input, c.context, a.result, a.reason, a.seconds, a.cost, a.lost) for c, a in answers.items()]
         frame = pl.DataFrame(rows, schema={**RESULTS, "lost": pl.Boolean()}, orient="row")
         _store(worker, lane).append(frame.filter(~pl.col("lost")).drop("lost"))
-        worker.lost_calls.append(frame.filter("lost").drop("lost"))
+        worker.lost_calls[lane.key].append(frame.filter("lost").drop("lost"))
     return Work()
 
 
@@ -108,7 +108,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
     """Return a row per distinct call of `candidates` (shard, KEY) to the tool of the output's lane; see `rows`."""
     calls, store = candidates.select(KEY).unique(), _store(worker, output.lane)
-    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls]).unique(KEY)
+    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls[output.lane.key]]).unique(KEY)
     if not lost.is_empty():
         store.refresh()
     given = own_candidates.given_results(output).join(calls, on=KEY, how="semi").with_columns(seconds=pl.lit(0.0))

@@ -1,6 +1,7 @@
 """The means of a process that computes: the plan, the model loaded on first use, the rows that were opened."""
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class Worker:
     """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for.
 
-    `lost_calls`: this update's calls that a tool lost: published with their reason, never stored. `has_small_web`:
-    whether this step has seen that the small web's files are there and whole.
+    `lost_calls`: by lane, this update's calls that its tool lost: published with their reason, never stored.
+    `has_small_web`: whether this step has seen that the small web's files are there and whole.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -36,7 +37,7 @@ class Worker:
         self._encoding: Encoding | None = None
         self._stores: dict[str, RowStore] = {}
         self._runners: dict[str, Runner] = {}
-        self.lost_calls: list[pl.DataFrame] = []
+        self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self.has_small_web = False
 
     def engine(self) -> "Engine":

@@ -228,7 +228,10 @@ class Workers:
         try:
             answer, spent = future.result()
         except self._crew.deaths as died:
-            self._died(place, given, died)
+            try:
+                self._died(place, given, died)
+            except WorkerError as failed:  # told behind the answers of the same round
+                yield given.number, failed
             return
         self._idle.append(place)
         self._elsewhere += spent

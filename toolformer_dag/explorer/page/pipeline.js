@@ -1,7 +1,7 @@
 // The pipeline of one text, step by step: of a text of the corpus, or of one that a user types.
 
 import { data, offline } from "./data.js";
-import { shownVerdict, written, verdictMark, verdictName } from "./calls.js";
+import { shownVerdict, verdictMark, verdictName, written } from "./calls.js";
 import { el, foreign, nats, svg, table } from "./elements.js";
 import { decodeKey, link, set, state } from "./state.js";
 import { chosenTau } from "./thresholds.js";
