@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.texts.arguments import (
@@ -76,8 +77,14 @@ def test_order_and_spacing_do_not_matter(case: tuple[dict[str, Any], dict[str, A
 
 
 @cache
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Train it once: its tokens are bytes."""
+    return tokenizer_of("bytes")
+
+
+@cache
 def table() -> LLTokenizer:
-    return llguidance.hf.from_tokenizer(tokenizer_of("bytes"), n_vocab=257)
+    return llguidance.hf.from_tokenizer(byte_tokenizer(), n_vocab=257)
 
 
 @settings(max_examples=60)
@@ -87,7 +94,7 @@ def test_the_grammar_admits_what_is_written(case: tuple[dict[str, Any], dict[str
     matcher = LLMatcher(table(), call_grammar(["Weather", "QA", "WeatherMap"], {"Weather": schema, "WeatherMap": {}}))
     assert not matcher.get_error()
     body = f"Weather({write_arguments(arguments, schema)}) ->"
-    assert all(map(matcher.consume_token, tokenizer_of("bytes")(body, add_special_tokens=False).input_ids)), body
+    assert all(map(matcher.consume_token, byte_tokenizer()(body, add_special_tokens=False).input_ids)), body
 
 
 @settings(max_examples=40)
@@ -103,7 +110,7 @@ def test_what_the_grammar_lets_be_written_is_read_and_valid(
         plain = [at for at in allowed if 32 <= at < 127]
         ids.append(random.choice(plain or allowed))
         assert matcher.consume_token(ids[-1])
-        body = tokenizer_of("bytes").decode(ids)
+        body = byte_tokenizer().decode(ids)
         if (arrow := find_behind_input("->", body)) >= 0 and body.startswith("W("):
             read_arguments(parse_call(body[:arrow].rstrip()).input, schema)
             return
