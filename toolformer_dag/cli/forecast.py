@@ -8,13 +8,15 @@ from rich.filesize import decimal
 from toolformer_dag.pipeline.estimate import LaneForecast, Range, estimate
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stored_rows import chunk_size
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Workers, worker_count
 
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
 
-REQUESTS = 36
-"""Requests of a first run per shard and lane, as tests/pipeline/test_requests.py counts them."""
+FIXED, PER_SHARD, PER_CHUNK = 165, 18, 6
+"""Requests of a first run, as benchmarks/object_lake.py counts them: of its steps, of a shard in a lane, and of every
+chunk of texts beyond one per shard."""
 
 
 def forecast(plan: Plan) -> str:
@@ -38,17 +40,20 @@ def forecast(plan: Plan) -> str:
     time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
     spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
     time_told = f"Time on {count} worker{'s' * (count > 1)}: {time}"
-    return "\n".join((head, *rows, time_told, *_waiting(plan, total.shards), spent, NOT_COVERED))
+    return "\n".join((head, *rows, time_told, *_waiting(plan, lanes), spent, NOT_COVERED))
 
 
-def _waiting(plan: Plan, shards: int) -> list[str]:
-    """Return what a lake in an object store is asked for so many shards, of all lanes together."""
+def _waiting(plan: Plan, lanes: Sequence[LaneForecast]) -> list[str]:
+    """Return what a lake in an object store is asked for."""
     seconds = plan.lake.storage.seconds_per_request()
     if seconds is None:
         return []
-    requests = REQUESTS * shards
+    size = chunk_size(plan.settings)
+    more = sum(max(0, -(-one.texts // size) - one.shards) for one in lanes)
+    requests = FIXED + PER_SHARD * sum(one.shards for one in lanes) + PER_CHUNK * more
     waiting, each = timedelta(seconds=round(requests * seconds)), f"{1000 * seconds:.0f} ms"
-    return [f"Object store: {requests:,} requests ({REQUESTS} per shard and lane), {waiting} at {each} one by one"]
+    rule = f"{PER_SHARD} per shard and lane, {PER_CHUNK} per further chunk of texts"
+    return [f"Object store: {requests:,} requests ({rule}), {waiting} at {each} one by one"]
 
 
 def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
