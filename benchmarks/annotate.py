@@ -1,18 +1,26 @@
-"""Compare the engine with a naive implementation: `python -m benchmarks.annotate`.
+"""Compare the engine with a naive implementation and with vLLM: `python -m benchmarks.annotate`.
 
-Both compute positions, samples and losses of the same model, prompt and texts in the same process. The kept calls must
+All compute positions, samples and losses of the same model, prompt and texts in the same process. The kept calls must
 be equal. Costs are seconds of a processor core, or wall-clock seconds with `--device cuda`. Reading, tools and storage
 are not measured; `benchmarks.gpu` has the rates of the parts.
+
+`--vllm OPTIONS` runs vLLM too, with `[model.vllm]` as JSON, and prints of both engines: tokens that were computed more
+than once, and the share of a run in which the device worked. Counts depend on texts, calls and vLLM's `block_size`
+alone, so those of a small shape with blocks of 16 are those of `llama-8b` on a GPU.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, takewhile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from benchmarks.measure import SHAPES, Cost, Naive, measured, random_model, texts
+from benchmarks.measure import SHAPES, Cost, Naive, busy_share, measured, random_model, texts
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import DTYPES, LanguageModel, load_model
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
@@ -47,6 +55,11 @@ class Outcome:
     calls: int
     counts: dict[str, int]
     cost: Cost
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens that went through the model."""
+        return sum(self.counts[kind] for kind in KINDS)
 
 
 def annotate(annotator: Any, task: AnnotationTask, chosen: Sequence[str], device: torch.device) -> Outcome:
@@ -135,6 +148,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--synthetic-calls", type=int, default=2, help="distinct synthetic calls at each position, for --shape"
     )
+    parser.add_argument("--vllm", type=json.loads, help="options of vLLM as JSON: runs it beside the engine")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -172,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show("ours", ours, count)
     if options.naive_texts:
         compare(options, language_model, task, synthetic[: options.naive_texts])
+    if options.vllm is not None:
+        compare_vllm(options, language_model, task, synthetic)
 
 
 def compare(
@@ -187,6 +203,83 @@ def compare(
     print(f"kept calls: {same}; ratio {naive.cost.seconds / ours.cost.seconds:.1f}")
     if naive.kept != ours.kept and options.dtype == "float32":
         raise SystemExit(1)
+
+
+def compare_vllm(
+    options: argparse.Namespace, language_model: LanguageModel, task: AnnotationTask, chosen: Sequence[str]
+) -> None:
+    """Run the engine and vLLM on the same texts; print cost, tokens, recomputed tokens and idle time of each."""
+    device = language_model.device
+    with TemporaryDirectory() as folder:
+        for part in (language_model.model, language_model.tokenizer):
+            part.save_pretrained(folder)
+        in_vllm = load_model(ModelSettings(name=folder, dtype=options.dtype, engine="vllm", vllm=options.vllm))
+    annotate(Engine(in_vllm), task, chosen[:2], device)
+    outcomes: dict[str, Outcome] = {}
+    for name, model in (("ours", language_model), ("vllm", in_vllm)):
+        busy, _ = busy_share(device, partial(annotate, _new_engine(model, options), task, chosen[:20], device))
+        engine = _new_engine(model, options)
+        sequences = Sequences(engine.backend)
+        outcomes[name] = annotate(engine, task, chosen, device)
+        show(name, outcomes[name], len(chosen))
+        print(f"{name:12} idle {1 - busy:.0%} of the time")
+    ours, theirs = outcomes["ours"], outcomes["vllm"]
+    recomputed = 1 - sequences.least() / theirs.tokens
+    print(f"vLLM: {theirs.tokens / ours.tokens:.2f} times the tokens; {recomputed:.1%} of its own recomputed")
+    for block in (16, 32):
+        tokens = sequences.forwarded(block)
+        print(
+            f"by count, blocks of {block}: {tokens / len(chosen):.0f} tokens per text, {tokens / ours.tokens:.2f} times"
+        )
+    same = theirs.kept == ours.kept
+    print(f"kept calls: {'the same' if same else 'DIFFERENT'}")
+    if not same and options.dtype == "float32":
+        raise SystemExit(1)
+
+
+def _new_engine(language_model: LanguageModel, options: argparse.Namespace) -> Engine:
+    """Return an engine that shares nothing with earlier ones."""
+    if not isinstance(language_model.model, torch.nn.Module):
+        language_model.model.reset_prefix_cache()
+    return Engine(language_model, token_budget=options.token_budget)
+
+
+class Sequences:
+    """Notes what vLLM runs for a backend: prompts, tokens written behind them, whether the prefix cache is read."""
+
+    def __init__(self, backend: Any) -> None:
+        self.found: list[tuple[list[int], list[int], bool]] = []
+        self._run = getattr(backend, "run", None)
+        backend.run = self._noted
+
+    def _noted(self, requests: Sequence[Any], kinds: Sequence[str] = ()) -> list[Any]:
+        """Run requests; the last token that is written does not run."""
+        assert self._run is not None
+        outputs: list[Any] = self._run(requests, kinds)
+        for (prompt, params), output in zip(requests, outputs, strict=True):
+            self.found.append((list(prompt), output.outputs[0].token_ids[:-1], params.prompt_logprobs is None))
+        return outputs
+
+    def least(self) -> int:
+        """Return how many tokens had to run: each beginning of a sequence once."""
+        return len({key for prompt, written, _ in self.found for key in _keys([*prompt, *written], 1)})
+
+    def forwarded(self, block: int) -> int:
+        """Count the tokens that run with a prefix cache of so large blocks that forgets none."""
+        cached: set[int] = set()
+        tokens = 0
+        for prompt, written, reads in self.found:
+            keys = _keys([*prompt, *written], block)
+            known = sum(1 for _ in takewhile(cached.__contains__, keys[: (len(prompt) - 1) // block])) if reads else 0
+            tokens += len(prompt) + len(written) - known * block
+            cached.update(keys)
+        return tokens
+
+
+def _keys(ids: Sequence[int], block: int) -> list[int]:
+    """Return a key per whole block: of all tokens up to its end."""
+    blocks = (tuple(ids[at : at + block]) for at in range(0, len(ids) - block + 1, block))
+    return list(accumulate(blocks, lambda before, ids: hash((before, ids)), initial=0))[1:]
 
 
 if __name__ == "__main__":

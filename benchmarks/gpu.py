@@ -16,15 +16,13 @@ Seconds are wall-clock on a GPU, else processor time.
 """
 
 import argparse
-import time
 import warnings
 from collections.abc import Sequence
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.annotate import AnnotationTask, Outcome, annotate
-from benchmarks.measure import copy_rate, measured, product_rate, random_model, texts
+from benchmarks.measure import busy_share, copy_rate, measured, product_rate, random_model, texts
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.heads import CachedHead
 from toolformer_dag.model.loading import LanguageModel
@@ -89,16 +87,10 @@ def show_step(language_model: LanguageModel) -> None:
 
 def show_busy(language_model: LanguageModel, task: AnnotationTask, chosen: Sequence[str]) -> None:
     """Print the share of an annotation in which the device runs a kernel, or a CPU an operator of torch."""
-    device = language_model.device
-    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
-    engine = Engine(language_model)
-    with profile(activities=[kind]) as profiled:
-        began = time.perf_counter()
-        annotate(engine, task, chosen, device)
-        seconds = time.perf_counter() - began
-    events = profiled.key_averages()
-    busy = sum(e.self_device_time_total if device.type == "cuda" else e.self_cpu_time_total for e in events) / 1e6
-    print(f"the device worked {busy / seconds:.0%} of {seconds:.1f} s (goal {BUSY_GOAL:.0%})")
+    busy, seconds = busy_share(
+        language_model.device, lambda: annotate(Engine(language_model), task, chosen, language_model.device)
+    )
+    print(f"the device worked {busy:.0%} of {seconds:.1f} s (goal {BUSY_GOAL:.0%})")
 
 
 def print_rates(engine: Engine, task: AnnotationTask, chosen: Sequence[str]) -> None:

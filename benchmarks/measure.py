@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig, PreTrainedTokenizerFast
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import (
@@ -57,6 +58,18 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
+def busy_share(device: torch.device, work: Callable[[], object]) -> tuple[float, float]:
+    """Return the share of `work` in which the device runs a kernel, or a CPU an operator of torch; and its seconds."""
+    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[kind]) as profiled:
+        began = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - began
+    events = profiled.key_averages()
+    busy = sum(e.self_device_time_total if device.type == "cuda" else e.self_cpu_time_total for e in events) / 1e6
+    return busy / seconds, seconds
+
+
 def product_rate(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> float:
     """Measure operations per second of a plain matrix product [rows, width] x [width, 4 width]."""
     a, b = (torch.randn(*shape, device=device).to(dtype) for shape in ((rows, width), (width, 4 * width)))
@@ -88,10 +101,29 @@ def _now(device: torch.device) -> float:
 
 VOCABULARY = 8192
 SMALL: Any = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+LLAMA: Any = {"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": 0}
 SHAPES: dict[str, Any] = {
     "gpt2-4x256": GPT2Config(n_positions=1024, **SMALL),
     "gptj-small": GPTJConfig(rotary_dim=32, n_positions=2048, **SMALL),
     "gptj-6b": GPTJConfig(bos_token_id=0, eos_token_id=0),
+    "llama-4x256": LlamaConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        **LLAMA,
+    ),
+    "llama-8b": LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128_256,
+        **LLAMA,
+    ),
 }
 
 

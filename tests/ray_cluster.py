@@ -38,8 +38,8 @@ def why_no_namespace() -> str:
 
 
 @contextmanager
-def cluster() -> Iterator[Callable[[], Machine]]:
-    """Run a head at `HEAD` without a core; what it yields starts a machine of one core. To be called within `SPACE`."""
+def cluster() -> Iterator[Callable[..., Machine]]:
+    """Run a head at `HEAD` without a core; what it yields starts a machine. To be called within `SPACE`."""
     import ray
 
     _raise_loopback()
@@ -50,11 +50,13 @@ def cluster() -> Iterator[Callable[[], Machine]]:
         running.enter_context(_machine(*head))
         _connect(1)
 
-        def start() -> Machine:
+        def start(cores: int = 1, gpus: int = 0) -> Machine:
             known = len(ray.nodes())
             ports = 20000 + 1000 * known  # of one address, so that two machines would take each other's
             of_worker = (f"--min-worker-port={ports}", f"--max-worker-port={ports + 99}")
-            machine = running.enter_context(_machine(f"--address={HEAD}", "--num-cpus=1", *of_worker))
+            machine = running.enter_context(
+                _machine(f"--address={HEAD}", f"--num-cpus={cores}", f"--num-gpus={gpus}", *of_worker)
+            )
             _connect(known + 1)
             return machine
 

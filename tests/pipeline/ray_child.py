@@ -1,11 +1,12 @@
 """A Ray cluster on a loopback of its own, and a line that computes in it; prints what was found as JSON.
 
-Arguments: what to do (`killed`, `hung`, `cancelled` or `orphaned`), the folder of a line. Runs in a network
+Arguments: what to do (`killed`, `hung`, `cancelled`, `orphaned` or `spread`), the folder of a line. Runs in a network
 namespace: Ray listens on every address.
 """
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.pipeline.conftest import Line, Workers, crew_of
+from tests.pipeline.conftest import Line, Worker, Workers, crew_of
 from tests.processes import processes_with
 from tests.ray_cluster import HEAD, Machine, actors, cluster, kill
 from toolformer_dag.pipeline.update import Progress
@@ -99,6 +100,16 @@ def orphan(line: Line) -> dict[str, object]:
     return {"started": started, "actors": until_none()}
 
 
+def spread(line: Line, start: Callable[..., Machine]) -> dict[str, object]:
+    """Start the actors of a machine that says it has 8 GPUs, of which a model takes 4."""
+    start(cores=2, gpus=8)
+    line.set(model__device='"auto"', model__engine='"vllm"', model__vllm__tensor_parallel_size=4, execution__workers=9)
+    crew = crew_of(Worker(line.plan()), {})
+    places = [crew.start() for _ in range(crew.count())]
+    told = [place.handle.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for place in places]
+    return {"count": len(places), "gpus": sorted(one.future().result(120) for one in told)}
+
+
 def main(what: str, line: Line) -> dict[str, object]:
     """Return what was found, and what the workers of the run said."""
     line.set(execution__engine='"ray"', execution__address=f'"{HEAD}"')
@@ -110,6 +121,8 @@ def main(what: str, line: Line) -> dict[str, object]:
     with cluster() as start:
         if what in ("killed", "hung"):
             return {**{"killed": lose_machines, "hung": hang}[what](line, start), "said": said}
+        if what == "spread":
+            return spread(line, start)
         start(), start()
         return {"cancelled": cancel, "orphaned": orphan}[what](line)
 

@@ -67,6 +67,11 @@ def test_a_run_that_ends_early_leaves_no_actor(new_line: NewLine, what: str, exp
     assert in_cluster(what, new_line("one", "two")) == expected
 
 
+@pytest.mark.long
+def test_an_actor_gets_as_many_gpus_of_a_machine_as_its_model_is_spread_over(new_line: NewLine) -> None:
+    assert in_cluster("spread", new_line("one")) == {"count": 2, "gpus": ["0,1,2,3", "4,5,6,7"]}
+
+
 def test_no_cluster_is_named_with_the_remedy(new_line: NewLine) -> None:
     line = new_line("one")
     line.set(execution__engine='"ray"', execution__address='"127.0.0.1:1"')
@@ -84,6 +89,9 @@ def test_no_cluster_is_named_with_the_remedy(new_line: NewLine) -> None:
         (GPUS, {"name": "any", "device": "cpu"}, None, Share(3, 16, 0)),
         (GPUS, {"name": "embedded", "device": "cpu"}, None, Share(64, 1, 0)),
         ([{"CPU": 0.0}, {"CPU": 8.0}], {"name": "any"}, None, Share(1, 8, 0)),
+        (GPUS, {"name": "any", "engine": "vllm"}, None, Share(12, 1, 1)),
+        (GPUS, {"name": "any", "engine": "vllm", "vllm": {"tensor_parallel_size": 3}}, None, Share(3, 1, 3)),
+        (GPUS, {"name": "any", "engine": "vllm", "vllm": {"tensor_parallel_size": 8}}, None, Share(1, 1, 8)),
     ],
 )
 def test_a_cluster_gets_an_actor_per_gpu_or_core_or_machine(nodes, model, workers, expected) -> None:
@@ -92,5 +100,8 @@ def test_a_cluster_gets_an_actor_per_gpu_or_core_or_machine(nodes, model, worker
 
 
 def test_a_cluster_without_a_core_is_refused() -> None:
+    sharded = {"name": "any", "engine": "vllm", "vllm": {"tensor_parallel_size": 16}}
+    with pytest.raises(UserError, match=r"model.vllm asks for 16 GPUs per model: no machine .* has so many"):
+        share_of(GPUS, Settings.model_validate({"root": ".", "tools": {"calculator": {}}, "model": sharded}))
     with pytest.raises(UserError, match="no machine of the Ray cluster offers a core"):
         share_of([{"CPU": 0.0}], Settings.model_validate({"root": ".", "tools": {"calculator": {}}}))

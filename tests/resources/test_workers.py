@@ -16,8 +16,9 @@ from toolformer_dag.synthetic import SMALL_MODEL
 REPOSITORY = Path(__file__).parents[2]
 TAKE = """
 import sys
-from toolformer_dag.pipeline.worker import own_gpu
-print(own_gpu(2)[0], own_gpu(2)[0], flush=True)
+from toolformer_dag.pipeline.worker import own_gpus, visible_gpus
+visible, size = visible_gpus(4), int(sys.argv[1])
+print(*own_gpus(visible, size)[0], *own_gpus(visible, size)[0], flush=True)
 sys.stdin.read()
 """
 PARENT = """
@@ -59,22 +60,57 @@ def test_a_small_model_gets_a_process_per_core_and_others_one(model, count):
     assert worker_count(settings_with(model, workers=3)) == 3
 
 
-def test_each_process_takes_a_gpu_of_its_own_and_gives_it_up_when_it_ends(tmp_path):
+@pytest.mark.parametrize(
+    ("size", "named", "groups"),
+    [
+        (1, "", ["0", "1", "2"]),
+        (1, "7,5", ["7", "5", ""]),
+        (2, "", ["0 1", "2 3", ""]),
+        (2, "4,GPU-a,6", ["4 GPU-a", "", ""]),
+    ],
+)
+def test_each_process_takes_a_group_of_gpus_of_its_own_and_gives_it_up_when_it_ends(tmp_path, size, named, groups):
     def taking() -> "subprocess.Popen[str]":
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
-        return subprocess.Popen([sys.executable, "-c", TAKE], env=environment, **pipes)
+        environment = os.environ | {
+            "TMPDIR": str(tmp_path),
+            "PYTHONPATH": str(REPOSITORY),
+            "CUDA_VISIBLE_DEVICES": named,
+        }
+        return subprocess.Popen([sys.executable, "-c", TAKE, str(size)], env=environment, **pipes)
 
+    def taken(process: "subprocess.Popen[str]") -> list[str]:
+        return process.stdout.readline().split()
+
+    told = [[*group.split()] * 2 for group in groups]
     with taking() as first:
-        assert first.stdout.readline() == "0 0\n"
-        with taking() as second:
-            assert second.stdout.readline() == "1 1\n"
+        assert taken(first) == told[0]
+        with taking() as second, taking() as third:
+            assert sorted([taken(second), taken(third)]) == sorted(told[1:])
             first.kill()
             first.wait()
-            with taking() as third:
-                assert third.stdout.readline() == "0 0\n"
-                third.stdin.close()
+            with taking() as fourth:
+                assert taken(fourth) == told[0]
+                fourth.stdin.close()
             second.stdin.close()
+            third.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        ({"engine": "transformers"}, 8),
+        ({"engine": "vllm"}, 8),
+        ({"engine": "vllm", "vllm": {"tensor_parallel_size": 4}}, 2),
+        ({"engine": "vllm", "vllm": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}, 2),
+        ({"engine": "vllm", "vllm": {"tensor_parallel_size": 16}}, 1),
+        ({"engine": "vllm", "url": ["http://gpu:8000"]}, 1),
+        ({"engine": "vllm", "device": "cpu"}, 1),
+    ],
+)
+def test_a_machine_with_gpus_gets_a_process_per_group(monkeypatch, model, count):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert worker_count(settings_with({"name": "any", "device": "auto", **model})) == count
 
 
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path):

@@ -1,20 +1,27 @@
 """vLLM gives the rows of transformers: numbers and texts of tiny models, and all tables of a whole line."""
 
 import json
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from threading import Timer
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from openai import OpenAI
 from polars.testing import assert_frame_equal
-from transformers import GPT2Config, LlamaConfig, MixtralConfig, PretrainedConfig, Qwen3Config
+from transformers import GPT2Config, GPTJConfig, LlamaConfig, MixtralConfig, PretrainedConfig, Qwen3Config
 
 from tests.runs.conftest import World
 from tests.tiny_models import PROMPT, TEXTS, tokenizer_of
@@ -25,10 +32,16 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.weights import ModelError
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.update import update
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, local_processes
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 from toolformer_dag.tools.registry import load_tool
 
 pytest.importorskip("vllm", reason="vLLM lies in an environment of its own: make test-vllm")
+from toolformer_dag.model.vllm_server import ServedLLM
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 OPTIONS = {"enforce_eager": True, "block_size": 32}
@@ -45,6 +58,7 @@ SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
     "GPT-2": (GPT2Config, {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}),
     "Llama": (LlamaConfig, SIZES),
     "Qwen 3": (Qwen3Config, SIZES),
+    "GPT-J": (GPTJConfig, {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512, "rotary_dim": 16}),
     "Mixtral": (MixtralConfig, {**SIZES, "num_local_experts": 4}),
 }
 
@@ -60,18 +74,71 @@ def saved_model(folder: Path, shape: str, tokens: str) -> str:
     return str(folder)
 
 
-def both(name: str) -> list[Engine]:
+def both(name: str, **options: object) -> list[Engine]:
     """Load a model in each engine."""
     torch.set_num_threads(1)
     mine = ModelSettings(name=name, device="cpu", dtype="float32")
-    return [Engine(load_model(mine)), Engine(load_model(mine.model_copy(update={"engine": "vllm", "vllm": OPTIONS})))]
+    theirs = mine.model_copy(update={"engine": "vllm", "vllm": OPTIONS, **options})
+    return [Engine(load_model(mine)), Engine(load_model(theirs))]
 
 
 @pytest.mark.parametrize(
-    ("shape", "tokens"), [("GPT-2", "merged"), ("Llama", "bytes"), ("Qwen 3", "prepended"), ("Mixtral", "bos")]
+    ("shape", "tokens"),
+    [("GPT-2", "merged"), ("Llama", "bytes"), ("Qwen 3", "prepended"), ("Mixtral", "bos"), ("GPT-J", "merged")],
 )
 def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape, tokens, tmp_path):
-    engines = both(saved_model(tmp_path, shape, tokens))
+    assert_same_numbers(both(saved_model(tmp_path, shape, tokens)))
+
+
+def test_a_server_gives_the_numbers_of_transformers_over_http(tmp_path):
+    name = saved_model(tmp_path, "Llama", "merged")
+    with served(
+        name, "--logits-processors", "toolformer_dag.model.vllm_streams:Streams", "--max-logprobs", "65"
+    ) as url:
+        engines = both(name, url=(url,))
+        assert_same_numbers(engines)
+        assert all(engine.counts.samples > 0 for engine in engines)
+        with pytest.raises(ModelError, match=f"model.url: {url} serves {name}, not .*other; start it with VLLM_"):
+            ServedLLM([url], str(tmp_path / "other"), "float32", 1)
+    with pytest.raises(ModelError, match=f"model.url: {url}/v1/models does not answer .*ConnectError"):
+        ServedLLM([url], name, "float32", 1)
+
+
+@contextmanager
+def served(name: str, *options: str) -> Iterator[str]:
+    """Run `vllm serve` and yield its address once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]  # `vllm serve` asks for the package `vllm`
+    command = [*program, "--model", name, "--host", "127.0.0.1", "--port", str(port)]
+    command += [
+        "--enforce-eager",
+        "--block-size",
+        "32",
+        "--dtype",
+        "float32",
+        "--enable-prompt-tokens-details",
+        "--enable-scale-out",
+        *options,
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, env=environment, start_new_session=True) as server:
+        try:
+            while server.poll() is None:
+                with suppress(httpx.TransportError):
+                    httpx.get(f"{url}/health").raise_for_status()
+                    break
+                time.sleep(0.5)
+            yield url
+        finally:
+            with suppress(ProcessLookupError):  # it ended by itself: its output says why
+                os.killpg(server.pid, signal.SIGKILL)
+
+
+def assert_same_numbers(engines: Sequence[Engine]) -> None:
+    """Compare proposals, losses, perplexity and answers."""
     requests = [ProposalRequest(text, str(number)) for number, text in enumerate([*TEXTS, *TEXTS])]
     sampling = SamplingSettings(max_call_tokens=12)
     ours, theirs = (engine.propose(PROMPT, requests, tau_s=0.0, k=4, m=3, sampling=sampling) for engine in engines)
@@ -85,7 +152,9 @@ def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape
     ours, theirs = (engine.propose(PROMPT, known, tau_s=0.0, k=4, m=5, sampling=sampling) for engine in engines)
     assert [one.samples for one in ours] == [one.samples for one in theirs]  # p is stored, samples are missing
     calls = [LossRequest(text, at, "Calculator", "1 + 2", "3") for text in TEXTS for at in (1, 3, 5)]
-    for one, other in zip(*(engine.losses(calls) for engine in engines), strict=True):
+    ours, theirs = (engine.losses(calls) for engine in engines)
+    assert [one.delta >= 0 for one in ours] == [one.delta >= 0 for one in theirs]  # the calls that are kept
+    for one, other in zip(ours, theirs, strict=True):
         for name in ("loss_empty", "loss_call", "loss_result"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
     one, other = (perplexity(engine.language_model, TEXTS) for engine in engines)
@@ -131,6 +200,31 @@ def test_a_line_in_vllm_has_the_rows_of_a_line_in_transformers(line, tmp_path):
     losses = other.lake.table("calculator/loss_deltas")
     assert all(losses.pointer(part).record["backends"][0].startswith("vllm ") for part in losses.parts())
     assert other.stale() == []  # the engine is in no fingerprint
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_chunk_changes_no_row(line, tmp_path, caplog):
+    other = World(lay_out(tmp_path / "other", line.folder / "model"))
+    plan = other.project(*IN_VLLM, "execution.chunk_texts=16").plan
+    tables = {output.name: output for output in table_outputs(plan)}
+    worker, timers = Worker(plan), list[Timer]()
+
+    def kill_soon(done: int, total: int) -> None:
+        if done < total and not timers:  # the next chunk begins when this returns
+            [child] = multiprocessing.active_children()
+            timers.append(Timer(0.2, os.kill, (child.pid, signal.SIGKILL)))
+            timers[0].start()
+
+    workers = Workers(worker, tables, partial(local_processes, 1))
+    try:
+        for output in tables.values():
+            asks = output.stage.name == "scored_candidates"
+            update(worker, workers, output, kill_soon if asks else lambda done, total: None)
+    finally:
+        workers.close()
+    assert timers and "another worker gets the chunk" in caplog.text
+    expected = line.tables()
+    for name, rows in other.tables().items():
+        assert_frame_equal(rows, expected[name], abs_tol=1e-4, rel_tol=1e-4)
 
 
 def test_two_clients_of_a_server_in_vllm_get_what_generate_writes_in_transformers(tmp_path):

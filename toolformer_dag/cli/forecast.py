@@ -18,6 +18,9 @@ FIXED, PER_SHARD, PER_CHUNK = 165, 18, 6
 """Requests of a first run, as benchmarks/object_lake.py counts them: of its steps, of a shard in a lane, and of every
 chunk of texts beyond one per shard."""
 
+VLLM_TOKENS = 1.14
+"""Tokens that vLLM runs for each of ours, with blocks of 16: `python -m benchmarks.annotate --vllm`, 64 texts."""
+
 
 def forecast(plan: Plan) -> str:
     """Annotate a sample of every lane and return the forecast for people. Raises what the stages raise."""
@@ -40,7 +43,15 @@ def forecast(plan: Plan) -> str:
     time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
     spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
     time_told = f"Time on {count} worker{'s' * (count > 1)}: {time}"
-    return "\n".join((head, *rows, time_told, *_waiting(plan, lanes), spent, NOT_COVERED))
+    engine = _engine(plan, total.tokens.value)
+    return "\n".join((head, *rows, time_told, engine, *_waiting(plan, lanes), spent, NOT_COVERED))
+
+
+def _engine(plan: Plan, tokens: float) -> str:
+    """Return what the tokens are in the engine of the settings, or would be in vLLM."""
+    if plan.settings.model.engine == "vllm":
+        return "Tokens and time are those of vLLM, which ran the sample; tokens from its prefix cache are not counted."
+    return f'With model.engine = "vllm": some {tokens * VLLM_TOKENS:,.0f} tokens ({VLLM_TOKENS} times as many)'
 
 
 def _waiting(plan: Plan, lanes: Sequence[LaneForecast]) -> list[str]:

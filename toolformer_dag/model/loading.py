@@ -156,7 +156,7 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     """
     named = model if name is None else model.model_copy(update={"name": name, "revision": None})
     if model.engine == "vllm":
-        return _load_in_vllm(named, _wanted_dtype(model, name, dtype))
+        return _load_in_vllm(named, _wanted_dtype(model, name, dtype), model.url if name is None else ())
     target = _device(model.device)
     options = {**_source(named), "use_safetensors": True, "dtype": _wanted_dtype(model, name, dtype)}
     tokenizer = load_encoding(named).tokenizer
@@ -171,11 +171,13 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     return wrap_language_model(model_name(named), loaded.to(target), tokenizer)
 
 
-def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
+def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence[str]) -> LanguageModel:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process less that could outlive a killed worker
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the second one takes other logits processors
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         from toolformer_dag.model.vllm_backend import load_llm
+        from toolformer_dag.model.vllm_server import ServedLLM
     except ImportError as error:
         raise ModelError(
             f'model.engine = "vllm" needs the package vllm ({error}); install it as docs/howto/vllm.md says, or set '
@@ -185,10 +187,11 @@ def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMod
     if config.model_type == "gptj" and config.tie_word_embeddings:
         raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
-    llm = load_llm(model, name, str(dtype).removeprefix("torch."), length)
-    folder = model_folder(name, model.revision)
-    assert folder is not None  # it was just loaded
-    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config, parameters(folder))
+    told = str(dtype).removeprefix("torch.")
+    llm = ServedLLM(urls, name, told, int(config.vocab_size)) if urls else load_llm(model, name, told, length)
+    folder = model_folder(name, model.revision)  # a served model need not lie here
+    size = parameters(folder) if folder is not None else 0
+    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config, size)
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:

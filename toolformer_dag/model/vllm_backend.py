@@ -19,6 +19,7 @@ from vllm import LLM, EngineArgs, SamplingParams
 from vllm import __version__ as VERSION
 
 from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
+from toolformer_dag.model.vllm_server import ServedLLM
 from toolformer_dag.model.vllm_streams import STREAM, WALK, Streams
 from toolformer_dag.model.weights import ModelError, require_whole
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
@@ -86,7 +87,7 @@ class VllmBackend:
 
     greedy_rows = 256
 
-    def __init__(self, llm: LLM, context_length: int) -> None:
+    def __init__(self, llm: LLM | ServedLLM, context_length: int) -> None:
         self.llm = llm
         self.context_length = context_length
         self.counts = TokenCounts()

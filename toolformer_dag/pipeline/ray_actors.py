@@ -90,20 +90,29 @@ class Actor:
 def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings) -> Share:
     """Return the actors for a cluster whose machines have these resources (`CPU`, `GPU`).
 
-    One per GPU; without any, one per core for a small model and one per machine, with all its cores, for a large one.
-    `execution.workers` sets a smaller number. Raises ClusterError where no machine has a core.
+    One per GPU, or for vLLM per `tensor_parallel_size` GPUs of a machine; without any, one per core for a small model
+    and one per machine, with all its cores, for a large one. `execution.workers` sets a smaller number. Raises
+    ClusterError where no machine has a core, or as many GPUs as a model takes.
     """
     cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
-    gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    model, groups = settings.model, _groups_of_gpus(nodes, settings.model.gpus)
     if not cores:
         raise ClusterError("execution.engine: no machine of the Ray cluster offers a core; start one with --num-cpus")
-    if gpus and settings.model.device in ("auto", "cuda"):
-        share = Share(gpus, 1, 1)
+    if groups and model.device in ("auto", "cuda") and not model.url:
+        share = Share(groups, 1, model.gpus)
     elif is_small(settings.model):
         share = Share(sum(cores), 1, 0)
     else:
         share = Share(len(cores), min(cores), 0)
     return Share(min(settings.execution.workers or share.count, share.count), share.cpus, share.gpus)
+
+
+def _groups_of_gpus(nodes: Sequence[Mapping[str, float]], size: int) -> int:
+    """Return how many groups of so many GPUs of one machine there are; a machine with fewer has none."""
+    gpus = [int(node.get("GPU", 0)) for node in nodes]
+    if 0 < max(gpus, default=0) < size:
+        raise ClusterError(f"model.vllm asks for {size} GPUs per model: no machine of the Ray cluster has so many")
+    return sum(count // size for count in gpus)
 
 
 def _connected(address: str) -> Any:

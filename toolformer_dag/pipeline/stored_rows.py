@@ -16,7 +16,7 @@ def chunk_size(settings: Settings) -> int:
         return settings.execution.chunk_texts
     import torch
 
-    return GPU_TEXTS if settings.model.device != "cpu" and torch.cuda.is_available() else CPU_TEXTS
+    return GPU_TEXTS if settings.model.device != "cpu" and torch.cuda.device_count() else CPU_TEXTS
 
 
 def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int) -> list[pl.DataFrame]:

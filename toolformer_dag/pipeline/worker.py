@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
+from itertools import islice
+from multiprocessing import parent_process
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
@@ -21,6 +23,9 @@ from toolformer_dag.tools.runner import Runner
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
     from toolformer_dag.model.engine import Engine
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The environment variable that names the GPUs of a process, in its order."""
 
 
 class Worker:
@@ -47,9 +52,12 @@ class Worker:
 
             from toolformer_dag.model.engine import load_engine
 
-            gpu, _ = own_gpu(torch.cuda.device_count())
-            if gpu is not None:
-                torch.cuda.set_device(gpu)
+            model, visible = self.plan.settings.model, visible_gpus(torch.cuda.device_count())
+            taken, _ = own_gpus(visible, model.gpus)
+            if taken and model.engine == "transformers":
+                torch.cuda.set_device(visible.index(taken[0]))
+            elif taken and parent_process() is not None:  # vLLM takes the first that are visible
+                os.environ[VISIBLE] = ",".join(taken)
             self._engine = load_engine(self.plan.settings)
         return self._engine
 
@@ -95,15 +103,22 @@ class Worker:
         self._engine = None
 
 
-@cache
-def own_gpu(count: int) -> tuple[int | None, ExitStack]:
-    """Take the first of `count` GPUs that no other process of this user has taken; None where all are.
+def visible_gpus(count: int) -> tuple[str, ...]:
+    """Return the names of `count` GPUs as CUDA_VISIBLE_DEVICES has them, else their numbers."""
+    named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    return tuple(named[:count] or map(str, range(count)))
 
-    The lock is part of the answer, so that this process holds it to its end, when the kernel releases it.
+
+@cache
+def own_gpus(visible: tuple[str, ...], count: int) -> tuple[tuple[str, ...], ExitStack]:
+    """Take the first `count` GPUs that no other process of this user has taken; none where fewer are free.
+
+    The locks are part of the answer, so that this process holds them to its end, when the kernel releases them.
     """
     folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
     with ExitStack() as taking:
-        for number in range(count):
-            if taking.enter_context(locked(folder / f"gpu-{number}.lock", wait=False)):
-                return number, taking.pop_all()
-    return None, ExitStack()
+        locks = ((gpu, locked(folder / f"gpu-{gpu.replace('/', '-')}.lock", wait=False)) for gpu in visible)
+        taken = tuple(islice((gpu for gpu, lock in locks if taking.enter_context(lock)), count))
+        if len(taken) == count:
+            return taken, taking.pop_all()
+    return (), ExitStack()

@@ -280,15 +280,17 @@ class Workers:
 def worker_count(settings: Settings) -> int:
     """Return `execution.workers`, else one per GPU, or one per core for a model that computes on one thread, else 1.
 
-    vLLM has one: it fills a GPU, and several where its options say so.
+    vLLM has one per group of GPUs that its options name; without a GPU, or at a URL, it has one.
     """
-    if settings.execution.workers is not None or settings.model.engine == "vllm":
+    model = settings.model
+    if settings.execution.workers is not None or model.url:
         return settings.execution.workers or 1
     import torch
 
-    if settings.model.device in ("auto", "cuda") and torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return cores() if settings.model.device in ("auto", "cpu") and is_small(settings.model) else 1
+    # device_count, unlike is_available, leaves a process free to choose its GPUs
+    if model.device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
+        return max(1, gpus // model.gpus)
+    return cores() if model.device in ("auto", "cpu") and model.engine != "vllm" and is_small(model) else 1
 
 
 def cores() -> int:

@@ -1,6 +1,7 @@
 """Declare the tables of toolformer.toml: every key with its type, the paper's value as default, and a description."""
 
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -63,6 +64,10 @@ class PathSettings(SettingsTable):
         return cache / self.lake.replace("://", "/")
 
 
+GPU_OPTIONS = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Options of vLLM that say over how many GPUs a model is spread."""
+
+
 class ModelSettings(SettingsTable):
     """Choose the language model M and the device that it runs on."""
 
@@ -86,6 +91,9 @@ class ModelSettings(SettingsTable):
         description="Options of vLLM's engine, as vLLM names them: `tensor_parallel_size`, `gpu_memory_utilization`, "
         "`max_num_seqs`.",
     )
+    url: Unfingerprinted[tuple[str, ...]] = Field(
+        (), description='Addresses of `vllm serve`, asked in turn, which run M for `engine = "vllm"`.'
+    )
     quantization: Annotated[str | None, AsBefore(None)] = Field(
         None, description="How vLLM quantizes the weights, such as `fp8`: another model, whose rows are its own."
     )
@@ -100,10 +108,20 @@ class ModelSettings(SettingsTable):
     )
 
     @model_validator(mode="after")
-    def _quantized_by_vllm(self) -> Self:
+    def _keys_of_vllm(self) -> Self:
         if self.quantization is not None and self.engine != "vllm":
             raise ValueError('only vLLM quantizes; set engine = "vllm" beside it, or remove the key')
+        if self.url and self.engine != "vllm":
+            raise ValueError('only vLLM is asked at a url; set engine = "vllm" beside it, or remove the key')
+        for option in GPU_OPTIONS:
+            if not isinstance(size := self.vllm.get(option, 1), int) or size < 1:
+                raise ValueError(f"vllm.{option} must be an integer >= 1 (got {size!r})")
         return self
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs of a machine run M together."""
+        return prod(self.vllm.get(option, 1) for option in GPU_OPTIONS) if self.engine == "vllm" else 1
 
     def under(self, root: Path) -> Self:
         """Return the model with the absolute path of its folder, where `name` is a folder."""
@@ -408,7 +426,8 @@ class ExecutionSettings(SettingsTable):
         None,
         ge=1,
         description="Processes that compute at once, each with its own model. When left out: the number of GPUs; "
-        "without a GPU, the number of cores for a small model, else 1 (Ray: of each machine); 1 for vLLM.",
+        "without a GPU, the number of cores for a small model, else 1 (Ray: of each machine). vLLM: a process per "
+        "`tensor_parallel_size` GPUs, and 1 without a GPU or with `model.url`.",
     )
     engine: Unfingerprinted[Literal["local", "ray"]] = Field(
         "local", description="Where chunks are computed: by processes of this machine, or by actors of a Ray cluster."
