@@ -30,18 +30,6 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     assert chains.height and not chains.select(CALL_KEY).is_duplicated().any()
     for before in line.read("chained_candidates").filter(pl.col("input").is_not_null()).iter_rows(named=True):
         assert Call("Calculator", before["input"]) not in [Call(o.tool, o.input) for o in read_chain(before["before"])]
-    line.set(filtering__keep_idle_first=False)
-    assert tokens(line.update("loss_deltas")) == 0
-    line.update()
-    judged = line.read("loss_deltas").filter(CHAINED)
-    assert (judged["reason"] == "idle_first").fill_null(False).to_list() == (judged["need"] <= 0).to_list()
-    assert {True, False} <= set(judged["need"] <= 0)
-    for row in line.read("swapped_results").filter(CHAINED).iter_rows(named=True):
-        own = judged.row(by_predicate=pl.all_horizontal(pl.col(name) == row[name] for name in CALL_KEY), named=True)
-        *before, last = read_chain(row["chain"])
-        assert before == read_chain(own["chain"])[:-1] and last.result == row["result"] != own["result"]
-    line.set(filtering__keep_idle_first=True)
-    line.update()
     line.set(tau_f=-10.0)
     assert tokens(line.update()) == 0
     kept, corpus = line.read("filtered_calls"), line.read("augmented_corpus")
@@ -51,9 +39,28 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     assert kept["delta"].sort().equals(best.agg(pl.col("delta").max())["delta"].sort())
     assert corpus["calls"].sum() == sum(len(read_chain(chain)) or 1 for chain in kept["chain"])
     assert all(take_out(x, ["Calculator"]) == text for x, text in corpus.select("text_with_calls", "text").iter_rows())
+
+
+@pytest.mark.long
+def test_idle_first_calls_the_control_and_depth_three(new_line: NewLine) -> None:
+    line = new_line("one", "two")
+    line.set(tau_s=0.0, k=2, m=2)
+    line.update()
+    single = line.read("loss_deltas")
+    line.set(tools__calculator__depth=2)
+    line.update()
+    judged = line.read("loss_deltas").filter(CHAINED)
+    assert (judged["reason"] == "idle_first").fill_null(False).to_list() == (judged["need"] <= 0).to_list()
+    assert {True, False} <= set(judged["need"] <= 0)
+    for row in line.read("swapped_results").filter(CHAINED).iter_rows(named=True):
+        own = judged.row(by_predicate=pl.all_horizontal(pl.col(name) == row[name] for name in CALL_KEY), named=True)
+        *before, last = read_chain(row["chain"])
+        assert before == read_chain(own["chain"])[:-1] and last.result == row["result"] != own["result"]
+    line.set(filtering__keep_idle_first=True)
+    assert tokens(line.update("loss_deltas")) == 0
     line.set(tools__calculator__depth=3, tau_f=0.05)
     line.update()
-    assert line.read("loss_deltas").filter(pl.col("chain").is_in(chains["chain"].implode())).height == chains.height
+    assert line.read("loss_deltas").filter(pl.col("chain").is_in(judged["chain"].implode())).height == judged.height
     del line.values["tools.calculator.depth"]
     line.set(tau_f=0.05, filtering__keep_idle_first=False)
     assert tokens(line.update()) == 0
