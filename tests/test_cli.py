@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tests.damage import flip
 from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
 from toolformer_dag.cli.run_display import shown
-from toolformer_dag.files import sealed
+from toolformer_dag.files import UserError, require_threads, sealed
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
@@ -276,6 +277,24 @@ def test_a_limit_of_the_shell_is_named(error, told, monkeypatch):
     monkeypatch.setattr(Plan, "to_read", reached)
     done = cli("verify")
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and re.search(told, done.stderr)
+
+
+def test_too_few_threads_are_refused_before_a_library_needs_them():
+    told, tell = os.pipe()
+    if not (child := os.fork()):
+        try:
+            resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+            if not os.geteuid():
+                os.setuid(65534)  # root has no such limit
+            require_threads()
+        except UserError as error:
+            os.write(tell, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(tell)
+    assert re.search(r"threads: .*\(ulimit -u: 1\); raise that limit", os.read(told, 1000).decode())
+    os.close(told)
 
 
 def test_score_prints_the_losses_and_names_bad_lines():

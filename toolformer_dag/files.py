@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -61,6 +62,29 @@ def limit_met(error: BaseException) -> str | None:
             size = "none" if soft == resource.RLIM_INFINITY else soft // (1024 if limit == resource.RLIMIT_AS else 1)
             return f"there are not enough {what} ({name}: {size}); raise that limit"
     return None
+
+
+NEEDED_THREADS = 32
+"""Threads that a command may start beside one per core; the libraries' pools are as large as the machine."""
+
+
+def require_threads() -> None:
+    """Raise UserError where fewer threads may be started than a command needs, as `ulimit -u` has it.
+
+    Asked before any library is: some hang there, or abort, and name no limit.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft == resource.RLIM_INFINITY or soft > 10_000:
+        return
+    ended, count = threading.Event(), NEEDED_THREADS + (os.cpu_count() or 1)
+    started = [threading.Thread(target=ended.wait, daemon=True) for _ in range(count)]
+    try:
+        for thread in started:
+            thread.start()
+    except RuntimeError as error:
+        raise UserError(f"a command may need {count} threads: {limit_met(error)} and run again") from error
+    finally:
+        ended.set()
 
 
 class WriteError(StorageError):

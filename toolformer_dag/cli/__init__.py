@@ -21,7 +21,7 @@ from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import sql
 from toolformer_dag.cli.tables_command import tables
 from toolformer_dag.cli.terminal import damaged_history
-from toolformer_dag.files import UserError, limit_met
+from toolformer_dag.files import UserError, limit_met, require_threads
 
 NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the file system says of a folder that this user may not use, or of a file in its place."""
@@ -36,6 +36,7 @@ class Commands(typer.Typer):
             if isinstance(stream, io.TextIOWrapper):  # half a character, or one that the terminal lacks, is escaped
                 stream.reconfigure(errors="backslashreplace")
         try:
+            require_threads()
             return super().__call__(*args, **kwargs)
         except BaseException as error:  # panics of Rust are no Exception
             message = _remedied(error)
