@@ -232,7 +232,9 @@ class Manifest:
 
     def _pointers(self) -> dict[str, bytes]:
         """The parts of a table that an earlier release wrote."""
-        folder, lines = self.storage.root / self.table, {}
+        folder, lines = self.storage.root / self.table, dict[str, bytes]()
+        if self.table in self.storage.without_pointers:
+            return lines
         for name in self.storage.names(folder):
             if name.endswith(POINTER) and not name.startswith("."):
                 part, value = plain_name(name.removesuffix(POINTER)), {}
@@ -240,6 +242,8 @@ class Manifest:
                     value = unsealed(self.storage.read(folder / name)[0])
                     del value["layout"]
                 lines[part] = _line(self.table, part, {**value, "published": round(time.time(), 3)})
+        if not lines:
+            self.storage.without_pointers.add(self.table)
         return lines
 
 

@@ -145,11 +145,12 @@ class ObjectStorage(Storage):
     The object is what counts; a copy is made when a file is opened.
     """
 
-    first_wins = True
+    first_wins = lists_at_once = True
 
     def __init__(self, url: str, root: Path, first: "ObjectStore", patient: "ObjectStore") -> None:
         super().__init__(root)
         self.url, self._store, self._patient = url, first, patient
+        self._left: dict[Path, Version] = {}
 
     def shown(self, path: Path) -> str:
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
@@ -314,6 +315,9 @@ class ObjectStorage(Storage):
     def _claim(self, path: Path, told: Callable[[str], None]) -> Version:
         """Put this process into the object where nobody else is in it any more; the store decides who was first."""
         seen, since, waits = ABSENT, time.monotonic(), False
+        if left := self._left.pop(path, None):  # by this process, and mostly by nobody since
+            with suppress(Overtaken):
+                return self.replace(path, _claim_of_this_process(), left)
         while True:
             content, version = b"", ABSENT
             with suppress(FileNotFoundError):
@@ -336,7 +340,7 @@ class ObjectStorage(Storage):
                 with suppress(ObjectStoreError):  # it is away for a while
                     held = self.replace(path, _claim_of_this_process(), held)
             with suppress(ObjectStoreError):  # it expires
-                self.replace(path, b"", held)
+                self._left[path] = self.replace(path, b"", held)
 
     def seconds_per_request(self) -> float:
         self.exists(self.root / NOBODYS)  # a connection is there by now

@@ -37,6 +37,8 @@ LOOKS = 20
 """How often a lookup looks again where files are merged away under it."""
 MERGE_AT = 64
 """Small files that are put into one."""
+LISTED_AT_ONCE = 900
+"""Files that a store tells in one answer."""
 FULL_BYTES = 2**24
 """A file of this size is not merged any more. A merge takes the oldest files up to there: less than twice as much."""
 NAME = re.compile(r"([0-9a-f]{16})-(?:(?:chunk|merged|run[1-9][0-9]*)-)?([0-9a-f]{32})-([0-9]+)\.parquet")
@@ -193,7 +195,7 @@ class RowStore:
         """The same as `files`; listed until two listings agree, since a merge may end while a folder is read."""
         self._settle()
         there = self.files()
-        for _ in range(LOOKS):
+        for _ in range(0 if self.storage.lists_at_once and len(there) < LISTED_AT_ONCE else LOOKS):
             before, there = there, self.files()
             if there == before:
                 break

@@ -74,9 +74,13 @@ class Storage:
 
     first_wins = False
     """Whether of two writers of one part the first wins, and the other is told; else the last does."""
+    lists_at_once = False
+    """Whether `names` of up to a thousand files tells what was there at one moment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.without_pointers = set[str]()
+        """Tables that are known not to be of an earlier release."""
 
     def shown(self, path: Path) -> str:
         """Return where a file lies, for people."""
