@@ -60,6 +60,23 @@ def chance_curves(rates: pl.DataFrame) -> str:
     return _picture("share by chance", *curves, _dashed(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}"), *ends)
 
 
+def frontier_curve(frontier: pl.DataFrame) -> str:
+    """Draw the nats that calls gain over what they cost, a point per tau_f, and a ring at today's.
+
+    Needs tau_f, today, nats, cost; the smallest and the largest of both stand below. Returns Markdown.
+    """
+    falling = frontier.sort("tau_f", descending=True)
+    distinct = falling.unique(("cost", "nats"), keep="first", maintain_order=True)
+    few = pl.concat([_sampled(distinct), falling.filter("today")]).sort("tau_f", descending=True)
+    x, y = few["cost"].to_list(), few["nats"].to_list()
+    places = zip(_placed(x, min(x), max(x), WIDTH), _placed(y, min(y), max(y), HEIGHT), few["today"], strict=True)
+    ring = {
+        f"<circle cx='{at}' cy='{HEIGHT - up}' r='5' fill='none' stroke='{RED}'/>" for at, up, today in places if today
+    }
+    ends = (f"{min(y):.3g} to {max(y):.3g} nats", f"cost {min(x):.3g} to {max(x):.3g}")
+    return _picture("nats over cost", _curve(x, y, BLUE), *ring, _text(0, ends[0]), _text(WIDTH // 2, ends[1]))
+
+
 def loss_curve(curve: pl.DataFrame) -> str:
     """Draw the training loss (blue) and the held-out perplexity (orange) over steps, each on a scale of its own.
 

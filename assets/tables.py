@@ -10,13 +10,14 @@ import polars as pl
 
 from toolformer_dag.assets.declaration import Output
 from toolformer_dag.assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
-from toolformer_dag.assets.plots import chance_curves, delta_histogram
+from toolformer_dag.assets.plots import chance_curves, delta_histogram, frontier_curve
 from toolformer_dag.assets.running import note_cost, progress, tag_changes
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_told
 from toolformer_dag.pipeline.plan import Lane
+from toolformer_dag.pipeline.priced_calls import cost_frontier
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
@@ -150,7 +151,7 @@ def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
 def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:
     """The threshold, and where it cuts the distribution of delta: on the asset that a new threshold reruns."""
     tau_f = table.lane.tau_f if isinstance(table.lane.tau_f, float) else None
-    scored = table.plan.lake.table(f"{table.lane.key}/loss_deltas")
+    scored = table.plan.lake.table(f"{table.lane.key}/{table.lane.judged('loss_deltas')}")
     deltas = scored.scan().select("delta").collect() if scored.parts() else pl.DataFrame(schema={"delta": pl.Float64})
     shown: dict[str, dg.MetadataValue] = {"calls kept": dg.MetadataValue.int(kept)}
     if chosen:
@@ -161,6 +162,9 @@ def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -
     if deltas.height:
         shown["share of the scored calls kept"] = dg.MetadataValue.float(kept / deltas.height)
         shown["deltas"] = dg.MetadataValue.md(delta_histogram(deltas, tau_f))
+        frontier = cost_frontier(table.plan, table.lane, tau_f)
+        if frontier is not None:
+            shown["nats over cost"] = dg.MetadataValue.md(frontier_curve(frontier))
     return shown
 
 

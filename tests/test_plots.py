@@ -11,10 +11,12 @@ from toolformer_dag.assets.plots import (
     BLUE,
     GREY,
     HEIGHT,
+    RED,
     WIDTH,
     bars,
     chance_curves,
     delta_histogram,
+    frontier_curve,
     histogram,
     loss_curve,
 )
@@ -22,6 +24,7 @@ from toolformer_dag.assets.plots import (
 SHOWN_IN_PLACE = 1000
 SHARE = st.floats(0, 1)
 ANY = st.floats(width=32)
+ANY_NATS = st.floats(-1e9, 1e9)
 
 
 def drawn(markdown: str) -> ElementTree.Element:
@@ -39,6 +42,19 @@ def test_any_deltas_are_drawn_in_place(deltas: list[float], tau_f: float | None)
 @given(st.lists(st.tuples(st.floats(0, 100), SHARE, SHARE), min_size=1, max_size=500))
 def test_any_rates_are_drawn_in_place(rates: list[tuple[float, float, float]]) -> None:
     assert drawn(chance_curves(pl.DataFrame(rates, ["tau_f", "fdr", "fdr_high"], orient="row"))).tag.endswith("svg")
+
+
+AMOUNT = st.floats(0, 1e9)
+
+
+@given(st.lists(st.tuples(st.floats(-100, 100), ANY_NATS, AMOUNT), min_size=1, max_size=500), st.booleans())
+def test_any_frontier_is_drawn_in_place_with_a_ring_at_today_s_threshold(
+    rows: list[tuple[float, float, float]], ruled: bool
+) -> None:
+    frontier = pl.DataFrame(rows, ["tau_f", "nats", "cost"], orient="row")
+    marked = frontier.with_columns(today=pl.lit(ruled) & (pl.int_range(pl.len()) == len(rows) // 2))
+    rings = [one for one in drawn(frontier_curve(marked)) if one.get("stroke") == RED]
+    assert len(rings) == ruled
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(["loss", "perplexity"]), ANY), max_size=500))

@@ -150,7 +150,7 @@ class LiveModel:
         asked = [sample for sample in samples if sample["reason"] is None]
         found = run_calls(lane.tool, [ToolCall(sample["input"], context) for sample in asked], lane.limits)
         for sample, answer in zip(asked, found, strict=True):
-            sample["result"], sample["reason"] = answer.result, answer.reason
+            sample["result"], sample["reason"], sample["cost"] = answer.result, answer.reason, answer.cost
 
     def _score(self, lane: Lane, samples: Sequence[dict[str, Any]], text: str) -> None:
         asked = [sample for sample in samples if sample["result"] is not None]
@@ -159,6 +159,8 @@ class LiveModel:
             sample["reason"] = losses.reason or (None if math.isfinite(losses.delta) else "not_finite")
             for name in ("loss_empty", "loss_call", "loss_result", "delta"):
                 sample[name] = _finite(getattr(losses, name))
+            if sample["delta"] is not None:
+                sample["delta"] -= lane.cost_weight * (sample["cost"] or 0.0)
 
 
 def _sample(lane: Lane, proposal: Proposal, sample: SampledCall) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from toolformer_dag.lake.queries import OFFLINE, rows
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse_filling import (
+    COST_FRONTIER,
+    COSTS,
     CURVES,
     DECISIONS,
     DOCUMENTS,
@@ -87,7 +89,9 @@ def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str
     return {
         "lanes": dict(lanes),
         "tables": fingerprint(declared),
-        "views": fingerprint(RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES + VIEWS),
+        "views": fingerprint(
+            RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES + VIEWS + COSTS + COST_FRONTIER
+        ),
     }
 
 

@@ -24,6 +24,8 @@ CURVES = sql_text(__package__, "curves.sql")
 CHANCE = sql_text(__package__, "chance.sql")
 """Views over `decisions` and `swapped_places`; the filter makes these of one lane, the warehouse of all."""
 VIEWS = CHANCE + sql_text(__package__, "views.sql")
+COSTS = sql_text(__package__, "costs.sql")
+COST_FRONTIER = sql_text(__package__, "cost_frontier.sql")
 SCORED = "loss_deltas"
 """The table whose rows stand in `decisions`, each with its verdict; in the warehouse it is a view of them."""
 DOCUMENTS = "documents"
@@ -38,6 +40,7 @@ SELECT tool, shard, digest FROM decisions SEMI JOIN (SELECT DISTINCT tool, diges
 USING (tool, digest)
 """
 ROWS = "FROM rows"
+ASKED = "tool, input, context"
 REJECTIONS = pl.Schema(
     {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
 )
@@ -156,7 +159,8 @@ def fill(
             connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;" + SWAPPED_PLACES + CURVES
         )
         if shards is None:
-            run_sql(connection, VIEWS + "".join(table.views for table in tables))
+            run_sql(connection, VIEWS + _tool_costs(tables) + COSTS + COST_FRONTIER)
+            run_sql(connection, "".join(table.views for table in tables))
         return _finished(connection, tables)
 
 
@@ -183,6 +187,15 @@ def scored(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
     read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
     number = "file_index::BIGINT << 32 | file_row_number"
     connection.execute(f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}")
+
+
+def _tool_costs(tables: Sequence[WarehouseTable]) -> str:
+    """The text of a view over all tables of results, those of calls behind others among them."""
+    results = [f'SELECT {ASKED}, cost, seconds FROM "{one.name}"' for one in tables if "tool_version" in one.columns]
+    found = (
+        f"SELECT {ASKED}, max(cost) AS cost, max(seconds) AS seconds FROM ({' UNION ALL '.join(results)}) GROUP BY ALL"
+    )
+    return f"CREATE VIEW tool_costs AS {found};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"
 
 
 def _decide(connection: duckdb.DuckDBPyConnection) -> None:

@@ -136,7 +136,7 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
     with in_memory() as connection:
         for name, columns in TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
-            table = plan.lake.table(f"{lane.key}/{name}")
+            table = plan.lake.table(f"{lane.key}/{lane.judged(name)}")
             if files := table.all_files():
                 names = ", ".join(column.split()[0] for column in columns.split(", "))
                 read = f"SELECT {names} FROM read_parquet($files, hive_partitioning = false)"

@@ -35,6 +35,7 @@ from toolformer_dag.pipeline.stage import (
     Rejected,
     Stage,
     TableOutput,
+    versions,
 )
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
@@ -84,15 +85,14 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
         return {part: PartRows(()) for part in parts}
     with scratch() as connection:
         run_sql(connection, TEXTS_SQL, given)
-        found = _by_part(output, parts, answer(connection, "FROM scored_texts"))
+        found = by_part(output, parts, answer(connection, "FROM scored_texts"))
     return {part: PartRows(frames) for part, frames in found.items()}
 
 
 def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
     """The files of scored calls and of their texts, by parameter; those of shards without calls are left out."""
-    scored, texts = (
-        output.plan.lake.table(f"{output.lane.key}/{name}") for name in ("loss_deltas", "heuristic_subset")
-    )
+    lane = output.lane
+    scored, texts = (output.plan.lake.table(f"{lane.key}/{name}") for name in reads_of_texts(output.plan, lane))
     found: dict[str, list[str]] = {"files": [], "texts": []}
     for part in parts:
         files, of_texts = scored.files(part), texts.files(part)  # damage is named, rows or not
@@ -102,8 +102,8 @@ def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
     return found if found["files"] else {}
 
 
-def _by_part(output: TableOutput, parts: Sequence[str], rows: pl.DataFrame) -> dict[str, list[pl.DataFrame]]:
-    """The frames of each part, none for one without rows. Their order stays."""
+def by_part(output: TableOutput, parts: Sequence[str], rows: pl.DataFrame) -> dict[str, list[pl.DataFrame]]:
+    """Return the frames of each part, none for one without rows. Their order stays."""
     schema = output.stage.schema
     found = rows.select(schema.names()).cast(schema).partition_by("shard", as_dict=True)
     return {part: [found[part,]] if (part,) in found else [] for part in parts}
@@ -139,9 +139,9 @@ def _chosen(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the version of a shard's scored calls, and what the rule says that can change its kept ones."""
-    lake, lane = output.plan.lake, output.lane
+    lake, lane, judged = output.plan.lake, output.lane, output.lane.judged("loss_deltas")
     scored, pointer = (
-        lake.table(f"{lane.key}/loss_deltas"),
+        lake.table(f"{lane.key}/{judged}"),
         lake.table(f"{lane.key}/{FILTER_RULE}").whole_pointer(WHOLE),
     )
     record: Mapping[str, Any] = pointer.record if pointer else {}
@@ -149,7 +149,7 @@ def inputs(output: TableOutput) -> InputsOf:
     threshold = {THRESHOLD: {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}} if chosen else {}
 
     def of(shard: str) -> Mapping[str, Any]:
-        found = {"loss_deltas": scored.part_version(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0)}
+        found = {judged: scored.part_version(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0)}
         repeated = record.get(REPEATED, {}).get(shard)
         return found | threshold | ({REPEATED: repeated} if repeated else {})
 
@@ -182,7 +182,7 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     counts: dict[str, Rejected] = {part: Counter() for part in parts}
     for shard, reason, count in rejected.iter_rows():
         counts[shard][shard, reason] = count
-    found = _by_part(output, parts, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64)))
+    found = by_part(output, parts, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64)))
     return {part: PartRows(frames, counts[part]) for part, frames in found.items()}
 
 
@@ -193,13 +193,24 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: the control where it chooses the threshold."""
-    control = ("swapped_results",) if isinstance(lane.tau_f, ChanceThreshold) else ()
-    return ("loss_deltas", *control, "heuristic_subset")
+    control = (lane.judged("swapped_results"),) if isinstance(lane.tau_f, ChanceThreshold) else ()
+    return (lane.judged("loss_deltas"), *control, "heuristic_subset")
+
+
+def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the tables that scored_texts is made from."""
+    return (lane.judged("loss_deltas"), "heuristic_subset")
+
+
+def inputs_of_texts(output: TableOutput) -> InputsOf:
+    """Return what tells the version of a shard's scored calls."""
+    judged = output.lane.judged("loss_deltas")
+    return versions({judged: output.plan.lake.table(f"{output.lane.key}/{judged}")})
 
 
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that the rule is chosen from; a threshold by chance takes more than the best calls."""
-    more = ("loss_deltas", "swapped_results") if isinstance(lane.tau_f, ChanceThreshold) else ()
+    more = map(lane.judged, ("loss_deltas", "swapped_results")) if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (TEXTS.name, *more)
 
 
@@ -215,8 +226,8 @@ TEXTS = Stage(
     },
     key=TEXT_KEY,
     settings=lambda plan, lane: {"sql": fingerprint(TEXTS_SQL)},
-    reads=("loss_deltas", "heuristic_subset"),
-    inputs=("loss_deltas",),
+    reads=reads_of_texts,
+    inputs=inputs_of_texts,
     rows_of_parts=text_rows,
 )
 RULES = Stage(

@@ -17,6 +17,9 @@ from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, T
 from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
 from toolformer_dag.tools.tool import Tool, blamed
 
+PRICED = {"loss_deltas": "priced_calls", "swapped_results": "priced_swaps"}
+"""Stage -> the stage with the same calls, whose delta is less by what they cost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -25,7 +28,8 @@ class Lane:
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
     rejected before they are scored. `candidates`: a file of calls; `sampling`: whether others are sampled too.
     `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
-    whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others.
+    whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `cost_weight`: nats
+    that a unit of cost takes off delta.
     """
 
     tool: Tool
@@ -41,6 +45,11 @@ class Lane:
     depth: int = 1
     then: tuple["Lane", ...] = ()
     chain_prompt: str = ""
+    cost_weight: float = 0.0
+
+    def judged(self, stage: str) -> str:
+        """Return the stage whose delta tau_f is held against: with a cost weight the priced one in place of `stage`."""
+        return PRICED.get(stage, stage) if self.cost_weight else stage
 
     @property
     def behind(self) -> dict[str, "Lane"]:
@@ -120,7 +129,7 @@ def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> L
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    paper, file, least = tool.defaults, section.candidates, section.min_probability
+    paper, file, least, weight = tool.defaults, section.candidates, section.min_probability, section.cost_weight
     return Lane(
         tool=tool,
         tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
@@ -132,6 +141,7 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         candidates=file and settings.root / file,
         sampling=section.sampling or file is None,
         min_probability=settings.decoding.min_probability if least is None else least,
+        cost_weight=settings.filtering.cost_weight if weight is None else weight,
     )
 
 

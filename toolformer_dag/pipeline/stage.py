@@ -28,6 +28,8 @@ REJECTIONS = "rejections"
 """The field of a part's record that holds what was left out."""
 VIOLATIONS = "violations"
 """Rows that fail a check, by check."""
+STAGE = "stage"
+"""The field of a part's record that says which stage left out what REJECTIONS counts."""
 RETRY = "retry"
 """Why the next run computes the part again although nothing changed; null for most."""
 BY_SHARD = "by_shard"
@@ -223,6 +225,11 @@ class TableOutput:
         return fingerprint(self.settings)
 
     @property
+    def judged(self) -> str:
+        """Name of the table whose rows stand in the warehouse: where calls have a price, that of the priced ones."""
+        return f"{self.group}/{self.lane.judged(self.stage.name)}" if self.lane_or_none else self.name
+
+    @property
     def depends_on(self) -> tuple[str, ...]:
         """Names of all tables that are read."""
         reads = self.stage.reads
@@ -271,8 +278,8 @@ class TableOutput:
 
         def made_from() -> Mapping[str, Any]:
             twice = pl.concat(keys).is_duplicated().sum() if len(keys) > 1 else 0
-            facts = {"stage": self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
-            return record(self.settings, inputs, **facts, **{RETRY: None, **made.facts}) | {
+            facts = {STAGE: self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
+            return record(self.settings, inputs, **{**facts, RETRY: None, **made.facts}) | {
                 STORES: list(made.stores),
                 REJECTIONS: encoded(made.rejected),
                 VIOLATIONS: {"unique_keys": twice, **violations},
@@ -370,7 +377,11 @@ SCORED = {
         "least(loss_empty, loss_call, loss_before)",
     ),
     "loss_plus": Column(pl.Float64(), "L+: loss_result", "loss_result"),
-    "delta": Column(pl.Float64(), "L- - L+: by how much the result helps", "loss_minus - loss_plus"),
+    "delta": Column(
+        pl.Float64(),
+        "L- - L+: by how much the result helps; in the warehouse less cost_weight times the cost",
+        "loss_minus - loss_plus",
+    ),
     "delta_is_bound": Column(
         pl.Boolean(),
         "whether delta is an upper bound, because L(c) was not computed (filtering.loss_floor)",

@@ -11,13 +11,14 @@ from toolformer_dag.pipeline import (
     heuristic_subset,
     loss_deltas,
     own_candidates,
+    priced_calls,
     raw_shards,
     removed_documents,
     scored_candidates,
     swapped_results,
     tool_results,
 )
-from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.plan import PRICED, Lane, Plan
 from toolformer_dag.pipeline.stage import Stage, TableOutput
 
 LANE_STAGES: tuple[Stage, ...] = (
@@ -34,14 +35,18 @@ STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *
 
 
 def lane_stages(lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages of a lane: candidates are sampled, or a file's, or both; chains have two more per call."""
+    """Return the stages of a lane: candidates are sampled, or a file's, or both; chains have two more per call.
+
+    With a cost weight there are two more too, before the filter.
+    """
     found = LANE_STAGES
     if lane.candidates is not None:
         own = own_candidates.STAGE if lane.sampling else own_candidates.FILE_ALONE
         found = tuple(own if stage is scored_candidates.STAGE else stage for stage in LANE_STAGES)
     chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
     behind = found.index(tool_results.STAGE) + 1
-    return (*found[:behind], *chained, *found[behind:])
+    priced = priced_calls.STAGES if lane.cost_weight else ()
+    return (*found[:behind], *chained, *found[behind:-1], *priced, found[-1])
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
@@ -53,8 +58,9 @@ def table_outputs(plan: Plan) -> list[TableOutput]:
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
-    """Return the warehouse's tables: one per stage, over the tables of all lanes."""
+    """Return the warehouse's tables: one per stage, over the tables of all lanes. Priced calls stand for the others."""
     by_stage: dict[str, list[TableOutput]] = {}
     for output in outputs:
-        by_stage.setdefault(output.stage.name, []).append(output)
-    return [some[0].warehouse_table([output.name for output in some]) for some in by_stage.values()]
+        if output.stage.name not in PRICED.values():
+            by_stage.setdefault(output.stage.name, []).append(output)
+    return [some[0].warehouse_table([output.judged for output in some]) for some in by_stage.values()]

@@ -162,6 +162,12 @@ class FilteringSettings(SettingsTable):
         description="Whether chains stay whose earlier calls were not needed: the input of no later call is likelier "
         "with their result than with another call's (`need` <= 0).",
     )
+    cost_weight: Annotated[float, AsBefore(0.0)] = Field(
+        0.0,
+        ge=0,
+        description="Nats that a unit of a call's cost takes off its delta before tau_f decides; 0 is the paper's. "
+        "`[tools.X]` may have its own.",
+    )
 
 
 PASSES = 10

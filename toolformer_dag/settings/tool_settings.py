@@ -83,6 +83,12 @@ class ToolSettings(SettingsTable):
         description="Filtering threshold: a call is kept when it lowers the loss by at least this much, in nats; or "
         "`{ by_chance = 0.05 }`, which chooses it from the swapped results.",
     )
+    cost_weight: float | None = Field(
+        None,
+        ge=0,
+        description="Nats that a unit of a call's cost takes off its delta before tau_f decides; when left out, "
+        "`filtering.cost_weight`.",
+    )
     min_probability: float | None = Field(
         None,
         ge=0,

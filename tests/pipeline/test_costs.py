@@ -1,0 +1,232 @@
+"""cost_weight takes what a call costs off its delta, in SQL over stored losses; 0 is as if the key were not there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pipeline.conftest import (
+    Line,
+    NewLine,
+    TableOutput,
+    computed,
+    frame_of,
+    hand_made,
+    publish,
+    tokens,
+    update_one,
+    warehouse,
+)
+from toolformer_dag.lake.record import changes
+from toolformer_dag.lake.warehouse import query
+from toolformer_dag.pipeline.chance import chance_tables
+from toolformer_dag.pipeline.priced_calls import cost_frontier
+from toolformer_dag.texts.chains import Link, written_chain
+from toolformer_dag.tools.built_in.calculator import Calculator
+from toolformer_dag.tools.tool import ToolCall, ToolResult
+
+Row = dict[str, Any]
+Outputs = Mapping[str, TableOutput]
+PLACE = ("digest", "segment", "position")
+KEY = (*PLACE, "sample")
+COSTS = {"a": 1.0, "b": 3.0, "c": None}
+"""By input: c tells none."""
+TAU_F, WEIGHT = 0.5, 0.25
+calls = st.lists(
+    st.fixed_dictionaries(
+        {
+            "digest": st.sampled_from("xy"),
+            "segment": st.just(0),
+            "position": st.integers(0, 3),
+            "sample": st.integers(0, 2),
+            "input": st.sampled_from("abc"),
+            "before": st.sampled_from([None, "a", "b"]),
+            "loss_minus": st.sampled_from([0.5, 1.0, 1.25, 1.5, 3.0]),
+            "swapped": st.sampled_from([None, 0.0, 1.0, 2.0]),
+        }
+    ),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda row: tuple(row[name] for name in KEY),
+)
+
+
+def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: object) -> Outputs:
+    """Publish calls with their results in a lane of its own; `before`: input of a call of the calendar before it."""
+    sections = {
+        "tools": {
+            "calculator": {"tau_f": TAU_F, "depth": 2, "then": ["calendar"], **values},
+            "calendar": {"cost_weight": 0.0},
+        },
+        "filtering": {"cost_weight": weight},
+    }
+    outputs = hand_made(folder, sections=sections)
+    shard, own = {"tool": "calculator", "shard": "one"}, []
+    texts = {(row["digest"], row["segment"]) for row in rows}
+    publish(
+        outputs["calculator/heuristic_subset"],
+        "one",
+        [{**shard, "digest": a, "segment": b, "text_digest": a, "context": "now"} for a, b in texts],
+    )
+    for row in rows:
+        chain = [Link("Calendar", row["before"], "r"), Link("Calculator", row["input"], "r")] if row["before"] else []
+        losses = {
+            "loss_empty": row["loss_minus"],
+            "loss_plus": 0.0,
+            "delta": row["loss_minus"],
+            "delta_is_bound": False,
+        }
+        own.append({**row, **shard, **losses, "result": "r", "chain": written_chain(chain) if chain else None})
+    for stage, tools in (("tool_results", ("calculator",)), ("chained_results", ("calculator", "calendar"))):
+        found = [
+            {"tool": tool, "input": one, "context": "now", "cost": cost, "seconds": 2.0}
+            for tool in tools
+            for one, cost in COSTS.items()
+        ]
+        publish(outputs[f"calculator/{stage}"], "one", [*found, {**found[0], "context": "then", "cost": 99.0}])
+    publish(outputs["calculator/loss_deltas"], "one", [without(row, "before", "swapped") for row in own])
+    swapped = [
+        {**without(row, "before", "swapped"), "delta": row["swapped"], "swap": 0}
+        for row in own
+        if row["swapped"] is not None
+    ]
+    publish(outputs["calculator/swapped_results"], "one", swapped)
+    return outputs
+
+
+def without(row: Row, *names: str) -> Row:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def price(row: Row) -> float:
+    return (COSTS[row["input"]] or 0.0) + (COSTS[row["before"]] or 0.0 if row["before"] else 0.0)
+
+
+def kept_slowly(rows: Sequence[Row], tau_f: float, weight: float = WEIGHT) -> list[Row]:
+    """The best call of each place by its delta less its price, where that reaches the threshold."""
+    priced = [{**row, "delta": row["loss_minus"] - weight * price(row)} for row in rows]
+    priced.sort(key=lambda row: [*(row[name] for name in PLACE), -row["delta"], row["sample"]])
+    best = [next(group) for _, group in groupby(priced, key=lambda row: [row[name] for name in PLACE])]
+    return [row for row in best if row["delta"] >= tau_f]
+
+
+@settings(max_examples=2)
+@given(rows=calls)
+def test_kept_calls_swaps_and_the_frontier_agree_with_plain_loops(
+    rows: list[Row], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outputs = lane(tmp_path_factory.mktemp("lane"), rows)
+    for name in ("priced_calls", "priced_swaps", "filtered_calls"):
+        update_one(outputs, f"calculator/{name}")
+    expected = [(*(row[name] for name in KEY), row["delta"]) for row in kept_slowly(rows, TAU_F)]
+    assert outputs["calculator/filtered_calls"].table.read("one").select(*KEY, "delta").rows() == expected
+    database = warehouse(outputs)
+    told = "SELECT digest, segment, position, sample, delta FROM {} WHERE kept ORDER BY ALL"
+    assert query(database, told.format("decisions")).rows() == sorted(expected)
+    swaps = [
+        (*(row[name] for name in KEY), row["swapped"] - WEIGHT * price(row))
+        for row in rows
+        if row["swapped"] is not None
+    ]
+    told = "SELECT digest, segment, position, sample, delta FROM swapped_results ORDER BY ALL"
+    assert query(database, told).rows() == sorted(swaps)
+    frontier = query(database, "FROM cost_frontier WHERE tool = 'calculator' ORDER BY tau_f")
+    assert frontier.filter("today")["tau_f"].to_list() == [TAU_F]
+    for row in frontier.iter_rows(named=True):
+        there = kept_slowly(rows, row["tau_f"])
+        sums = (
+            len(there),
+            sum(one["loss_minus"] for one in there),
+            sum(map(price, there)),
+            sum(4.0 if one["before"] else 2.0 for one in there),
+        )
+        assert (row["calls"], row["nats"], row["cost"], row["seconds"]) == pytest.approx(sums)
+    plan = outputs["calculator/filtered_calls"].plan
+    again = cost_frontier(plan, plan.lanes[0], TAU_F)
+    assert again is not None and again.equals(frontier)
+    statistics, _ = chance_tables(plan, plan.lanes[0])
+    assert statistics.equals(query(database, "FROM swapped_statistics WHERE tool = 'calculator' ORDER BY tau_f"))
+
+
+def test_a_tool_s_own_weight_counts_before_that_of_all_and_0_changes_no_record(tmp_path: Path) -> None:
+    plain = hand_made(tmp_path, "calculator", "calendar")
+    both = hand_made(
+        tmp_path,
+        sections={"filtering": {"cost_weight": 2.0}, "tools": {"calculator": {}, "calendar": {"cost_weight": 0}}},
+    )
+    assert sorted(both.keys() - plain.keys()) == ["calculator/priced_calls", "calculator/priced_swaps"]
+    assert all(
+        not changes({"settings": one.settings}, {"settings": both[name].settings}) for name, one in plain.items()
+    )
+    assert both["calculator/priced_calls"].settings["cost_weight"] == 2.0
+    assert [plain[f"{lane}/filtered_calls"].depends_on for lane in ("calculator", "calendar")] == [
+        (f"{lane}/loss_deltas", f"{lane}/heuristic_subset") for lane in ("calculator", "calendar")
+    ]
+    assert both["calculator/filtered_calls"].depends_on[0] == "calculator/priced_calls"
+    assert both["calendar/filtered_calls"].depends_on == plain["calendar/filtered_calls"].depends_on
+
+
+class Dear(Calculator):
+    """Takes a unit for every character of its input."""
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        return [replace(one, cost=float(len(call.input))) for call, one in zip(calls, super().run(calls), strict=True)]
+
+
+def dear(line: Line) -> Line:
+    line.adapt = lambda lane: replace(lane, tool=Dear(lane.tool.key, lane.tool.options, lane.tool.prompt))
+    return line
+
+
+def test_another_weight_costs_no_token_and_no_call_and_back_at_0_all_is_as_before(new_line: NewLine) -> None:
+    line = dear(new_line("one", "two"))
+    line.set(tau_f=0.0)
+    line.update()
+    before = line.tables()
+    for weight in (0.01, 0.001):
+        line.set(filtering__cost_weight=weight)
+        reports = line.update()
+        assert tokens(reports) == computed(reports) == line.engines == 0
+        kept = line.read("filtered_calls")
+        net = pl.col("loss_minus") - pl.col("loss_plus") - weight * pl.col("input").str.len_chars()
+        assert kept["delta"].to_list() == pytest.approx(kept.select(net).to_series().to_list())
+        assert kept["delta"].min() >= 0.0 and 0 < kept.height < before["calculator/filtered_calls[one]"].height * 3
+        assert reports["priced_calls"].rejections == line.update("loss_deltas")["loss_deltas"].rejections
+    line.set(filtering__cost_weight=0.0)
+    assert tokens(line.update()) == 0
+    after = line.tables()
+    assert after.keys() == before.keys() and all(rows.equals(before[name]) for name, rows in after.items())
+
+
+def test_other_costs_of_the_same_results_are_judged_again(tmp_path: Path) -> None:
+    row = {
+        "digest": "x",
+        "segment": 0,
+        "position": 0,
+        "sample": 0,
+        "input": "a",
+        "before": None,
+        "loss_minus": 1.0,
+        "swapped": None,
+    }
+    outputs = lane(tmp_path, [row])
+    for name in ("priced_calls", "filtered_calls"):
+        update_one(outputs, f"calculator/{name}")
+    kept, results = outputs["calculator/filtered_calls"].table, outputs["calculator/tool_results"]
+    assert kept.read("one").height == 1
+    version = results.table.part_version("one")
+    publish(
+        results,
+        "one",
+        frame_of(results, results.table.read("one").with_columns(cost=pl.lit(9.0)).to_dicts()).to_dicts(),
+    )
+    assert results.table.part_version("one") == version, "costs are no part of the version"
+    for name in ("priced_calls", "filtered_calls"):
+        update_one(outputs, f"calculator/{name}")
+    assert kept.read("one").height == 0
