@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.pipeline.conftest import NewLine, engine_of, tokens
+from tests.pipeline.conftest import NewLine, engine_of, tokens, warehouse
+from toolformer_dag.lake.warehouse import query
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, NeedRequest
 from toolformer_dag.pipeline.stage import CALL_KEY
 from toolformer_dag.settings.setting_types import SettingsError
@@ -56,6 +57,10 @@ def test_idle_first_calls_the_control_and_depth_three(new_line: NewLine) -> None
         own = judged.row(by_predicate=pl.all_horizontal(pl.col(name) == row[name] for name in CALL_KEY), named=True)
         *before, last = read_chain(row["chain"])
         assert before == read_chain(own["chain"])[:-1] and last.result == row["result"] != own["result"]
+    funnel = dict(query(warehouse(line.outputs()), "SELECT what, count FROM funnel WHERE step BETWEEN 3 AND 5").rows())
+    samples = pl.concat(line.read(stage).select("input") for stage in ("scored_candidates", "chained_candidates"))
+    assert (funnel["samples"], funnel["calls"]) == (samples.height, samples["input"].count())
+    assert funnel["calls"] >= funnel["calls with a result"] == line.read("loss_deltas").height
     line.set(filtering__keep_idle_first=True)
     assert tokens(line.update("loss_deltas")) == 0
     line.set(tools__calculator__depth=3, tau_f=0.05)

@@ -60,9 +60,9 @@ WITH counts AS (
     UNION ALL
     SELECT tool, 2, 'heuristic_subset', 'texts', count(*) FROM texts GROUP BY tool
     UNION ALL
-    SELECT tool, 3, 'scored_candidates', 'samples', count(*) FROM candidates GROUP BY tool
+    SELECT tool, 3, 'scored_candidates', 'samples', count(*) FROM sampled GROUP BY tool
     UNION ALL
-    SELECT tool, 4, 'scored_candidates', 'calls', count(input) FROM candidates GROUP BY tool
+    SELECT tool, 4, 'scored_candidates', 'calls', count(input) FROM sampled GROUP BY tool
     UNION ALL
     SELECT tool, 5, 'tool_results', 'calls with a result', count(*) FROM loss_deltas GROUP BY tool
     UNION ALL

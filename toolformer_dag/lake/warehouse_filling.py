@@ -41,6 +41,7 @@ USING (tool, digest)
 """
 ROWS = "FROM rows"
 ASKED = "tool, input, context"
+SAMPLED = ("candidates", "chained_candidates", "chained_candidates_3")
 REJECTIONS = pl.Schema(
     {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
 )
@@ -159,7 +160,7 @@ def fill(
             connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;" + SWAPPED_PLACES + CURVES
         )
         if shards is None:
-            run_sql(connection, VIEWS + _tool_costs(tables) + COSTS + COST_FRONTIER)
+            run_sql(connection, _sampled(tables) + VIEWS + _tool_costs(tables) + COSTS + COST_FRONTIER)
             run_sql(connection, "".join(table.views for table in tables))
         return _finished(connection, tables)
 
@@ -187,6 +188,13 @@ def scored(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
     read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
     number = "file_index::BIGINT << 32 | file_row_number"
     connection.execute(f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}")
+
+
+def _sampled(tables: Sequence[WarehouseTable]) -> str:
+    """The text of a view over all samples, those of calls behind others among them."""
+    names = [one.name for one in tables if one.name in SAMPLED]
+    found = " UNION ALL ".join(f"SELECT tool, input FROM {name}" for name in names)
+    return f"CREATE VIEW sampled AS {found};COMMENT ON VIEW sampled IS 'Every sample, of calls behind others too.';"
 
 
 def _tool_costs(tables: Sequence[WarehouseTable]) -> str:
