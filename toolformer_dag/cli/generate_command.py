@@ -297,6 +297,7 @@ def _decoder(
         k=asked.k,
         calls=settings.decoding.calls,
         depth=settings.decoding.depth,
+        offered=settings.decoding.tools,
         max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
         one_sentence=max_new_tokens is None,
         limits={lane.tool.name: lane.limits for lane in known},

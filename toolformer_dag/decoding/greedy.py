@@ -15,6 +15,7 @@ from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import batches
 from toolformer_dag.settings.tool_settings import ToolLimits
+from toolformer_dag.tools.routing import offer
 from toolformer_dag.tools.tool import Tool, schemas_of
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
@@ -91,7 +92,7 @@ def _measure_starts(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
         _note_likely(batch, row, at, first[at] < RECORDED, rank)
         if row.rules.one_sentence:
             row.stop_before(best[at])
-        if row.may_begin_call and first[at] < row.k and rank(at) < row.k:
+        if first[at] < row.k and row.may_begin_call and rank(at) < row.k:  # cheapest first
             row.begin_call()
 
 
@@ -131,6 +132,7 @@ def generate(
     k: int = 10,
     calls: int = 1,
     depth: int = 1,
+    offered: int = 0,
     disabled: bool = False,
     withheld: frozenset[str] = frozenset(),
     contexts: Sequence[str] | None = None,
@@ -157,6 +159,8 @@ def generate(
       C*, replaces the open call, and decoding continues.
     - A call without a result is taken back: C* holds none. Within `calls`, the same place calls the next likeliest
       tool, each once. Where none answers, the text ends there, and the last of its calls has the reason.
+    - With more tools than `offered`, only so many may be called at a place, those that the text before it fits best
+      (`offer`), and none where it shares no word with any; 0 offers all.
     - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
     - Behind a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
@@ -181,6 +185,7 @@ def generate(
         watch=watch,
         schemas=schemas_of(tools),
         depth=depth,
+        offer=offer(tools, offered),
     )
     rows = [
         DecodingRow(rules, at, language_model.encoding.bos + text.ids, max_new_tokens, Generation("", "", (), 0))

@@ -23,6 +23,7 @@ from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, 
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input
+from toolformer_dag.tools.routing import Offer
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
@@ -43,6 +44,7 @@ class DecodingRules:
     - `likeliest`: how many of the likeliest tokens are kept beside log p of each token outside calls; None: nothing is.
     - `schemas`: those of tools with named arguments.
     - `depth`: the most calls that stand behind each other at one place; behind a call `k` is 1.
+    - `offer`: which of `names` are offered behind a text; None where all are.
     """
 
     vocabulary: Vocabulary
@@ -60,6 +62,7 @@ class DecodingRules:
     likeliest: int | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
     depth: int = 1
+    offer: Offer | None = None
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class DecodingRow:
     _chances: list[tuple[int, float, int]] = field(default_factory=list)
     _likeliest: dict[int, dict[int, float]] = field(default_factory=dict)  # by number of written tokens, log p by token
     _p_starts: dict[int, float] = field(default_factory=dict)  # p of ` [` by place, as far as it was asked
+    _offers: dict[int, frozenset[str]] = field(default_factory=dict)  # the tools offered, by place
     _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
 
     def __post_init__(self) -> None:
@@ -183,7 +187,16 @@ class DecodingRow:
         if self.no_start and not place:
             return frozenset()
         probability, least = self._p_starts.get(place, 0.0), self.rules.min_probability
-        return frozenset(name for name in self.rules.names if least.get(name, 0.0) <= probability)
+        return frozenset(name for name in self._offered(place) if least.get(name, 0.0) <= probability)
+
+    def _offered(self, place: int) -> frozenset[str]:
+        """Return the tools that the text up to there is for."""
+        if self.rules.offer is None:
+            return self.rules.names
+        if place not in self._offers:
+            text = self.rules.vocabulary.text([*self.prefix, *self.written[:place]], [])
+            self._offers[place] = self.rules.offer(text, self.rules.names)
+        return self._offers[place]
 
     @property
     def _p_start(self) -> float | None:
@@ -419,7 +432,8 @@ class DecodingRow:
             self._show(whole=True)
             self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
             self._shown = 0
-            names = self._callable(len(self.written)) - self.failed if self.failed else self.rules.names
+            place = len(self.written)
+            names = self._callable(place) - self.failed if self.failed else self._offered(place)
             self.matcher = self.rules.vocabulary.matcher(names, self.rules.schemas)
             return
         before = self.before.plain

@@ -18,6 +18,7 @@ from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.tools.routing import offer_identity
 from toolformer_dag.training.training_report import checkpoint_folder
 
 NO_CALLS = 0
@@ -83,7 +84,7 @@ class Asking:
     def identity(self) -> dict[str, Any]:
         """Return what determines a generation besides prompt and context; tools are included for k > 0."""
         weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
-        decoding = determining(self.settings.decoding, but=("k", "calls", "depth", "min_probability"))
+        decoding = determining(self.settings.decoding, but=("k", "calls", "depth", "tools", "min_probability"))
         names = sorted(lane.tool.name for lane in self.lanes)  # no look-alike of a call to them is written
         written = {"model": weights, **decoding, "decoding": DECODING, "names": names, "columns": list(ROW)}
         if self.k == 0:
@@ -94,6 +95,7 @@ class Asking:
             **({"min_probability": least} if least else {}),
             "k": self.k,
             **determining(self.settings.decoding, "calls", "depth"),
+            **offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
             "tools": {lane.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),
@@ -113,6 +115,7 @@ class Asking:
             k=self.k,
             calls=self.settings.decoding.calls,
             depth=self.settings.decoding.depth,
+            offered=self.settings.decoding.tools,
             withheld=self._not_called,
             max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
             max_call_tokens=self.settings.sampling.max_call_tokens,

@@ -42,6 +42,7 @@ from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TOOLS
 from toolformer_dag.texts.shared_passages import MATCHING
+from toolformer_dag.tools.routing import offer_identity
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import checkpoint_folder, read_report
 
@@ -100,6 +101,7 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
         "models": _models(plan),
         "overlap": MATCHING,
         "decoding": {**determining(plan.settings.decoding, but=("min_probability",)), "version": DECODING},
+        **offer_identity([lane.tool for lane in plan.inference_lanes], plan.settings.decoding.tools),
         **({"min_probability": least} if (least := start_thresholds(plan.lanes)) else {}),
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "model": dict(plan.model),

@@ -26,6 +26,7 @@ from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.serving.tool_threads import ToolThreads
 from toolformer_dag.settings.sections import Settings
+from toolformer_dag.tools.routing import offer
 from toolformer_dag.tools.tool import ToolCall, ToolResult, schemas_of
 
 OUT_OF_TIME = "out_of_time"
@@ -142,6 +143,7 @@ class SharedDecoder:
         self._vocabulary, self._backend = vocabulary_of(language_model), backend_of(language_model)
         self._k, self._thresholds = settings.decoding.k if k is None else k, start_thresholds(lanes)
         self._threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
+        self._offer = offer(self.tools, settings.decoding.tools)
         self._seconds, self._missed = 1.0, 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: set[Writing] = set()
@@ -203,6 +205,7 @@ class SharedDecoder:
             likeliest=request.likeliest,
             schemas=schemas_of(self.tools),
             depth=self.settings.decoding.depth,
+            offer=self._offer,
         )
         writing.row = DecodingRow(rules, 0, ids, request.max_new_tokens, Generation("", "", (), 0))
         if reason := writing.row.generation().reason:

@@ -1,15 +1,23 @@
 """Which of many tools a text is for: the few whose descriptions it fits best, by BM25."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 import tantivy
 
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.arguments import argument_names
+from toolformer_dag.texts.calls import take_out
 from toolformer_dag.tools.passage_search import analyzer, query_terms
 from toolformer_dag.tools.tool import Tool
 
 HEAP_BYTES = 15_000_000
 """The least that tantivy takes."""
+NEAR = 64
+"""Words before a call that decide which tools are offered there: as many as a query has terms."""
+Offer = Callable[[str, frozenset[str]], frozenset[str]]
+"""(text so far, names of tools that may be called) -> those of them that are offered behind the text."""
 
 
 def told(tool: Tool) -> str:
@@ -49,3 +57,28 @@ class Router:
         hits = self._searcher.search(query, len(self._keys)).hits if terms else []
         found = [(self._keys[self._searcher.doc(at)["number"][0]], float(score)) for score, at in hits]
         return dict(sorted(found, key=lambda one: (-one[1], one[0]))[:most])
+
+
+def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
+    """Return what offers, of the tools that may be called, at most `most`: those that the last words fit best.
+
+    `tools`: by their names in the text. Calls in the text count for nothing. Where no tool shares a word with it, none
+    is offered. None where all tools are.
+    """
+    if not 0 < most < len(tools):
+        return None
+    names, router = {tool.key: name for name, tool in tools.items()}, Router(list(tools.values()))
+
+    def offered(text: str, callable: frozenset[str]) -> frozenset[str]:
+        if len(callable) <= most:
+            return callable
+        near = " ".join(take_out(text, names.values()).split()[-NEAR:])
+        ranked = (names[key] for key in router.top(near, len(names)))
+        return frozenset(islice((name for name in ranked if name in callable), most))
+
+    return offered
+
+
+def offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
+    """Return what determines which tools `offer` offers; nothing where it offers all."""
+    return {"offered": [most, fingerprint({tool.key: told(tool) for tool in tools})]} if 0 < most < len(tools) else {}
