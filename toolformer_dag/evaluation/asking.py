@@ -9,6 +9,7 @@ import polars as pl
 from toolformer_dag.decoding.generation import DECODING, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
+from toolformer_dag.evaluation.function_calls import OFFERING, offered_functions
 from toolformer_dag.evaluation.scores import CALLS, Condition, QuestionOutcome, is_lost, judge
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
@@ -19,6 +20,7 @@ from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.routing import offer_identity
+from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.training_report import checkpoint_folder
 
 NO_CALLS = 0
@@ -73,6 +75,8 @@ class Asking:
     - `language_model`: loaded by `load_identified`.
     - `k`: as in decoding.
     - `withheld`: names, in the text, of tools that may not be called.
+    - `function_calls`: as in Benchmark; above 0 the contexts of `write` are functions, which are called in place of the
+      lanes' tools.
     """
 
     settings: Settings
@@ -80,6 +84,7 @@ class Asking:
     language_model: LanguageModel
     k: int
     withheld: frozenset[str]
+    function_calls: int = 0
 
     def identity(self) -> dict[str, Any]:
         """Return what determines a generation besides prompt and context; tools are included for k > 0."""
@@ -89,6 +94,13 @@ class Asking:
         written = {"model": weights, **decoding, "decoding": DECODING, "names": names, "columns": list(ROW)}
         if self.k == 0:
             return written
+        if self.function_calls:
+            chosen = determining(self.settings.decoding)
+            return {
+                **written,
+                "functions": [OFFERING, self.function_calls, {**chosen, "k": self.k}],
+                "max_call_tokens": self.settings.sampling.max_call_tokens,
+            }
         least = start_thresholds(self.lanes)
         return {
             **written,
@@ -108,20 +120,30 @@ class Asking:
 
         `max_new_tokens`: by default decoding's.
         """
+        if self.function_calls and self.k:
+            pairs = zip(prompts, contexts, strict=True)
+            return [self._written([one], offered_functions(own), [""], max_new_tokens)[0] for one, own in pairs]
+        return self._written(prompts, {lane.tool.name: lane.tool for lane in self.lanes}, contexts, max_new_tokens)
+
+    def _written(
+        self, prompts: Sequence[str], tools: Mapping[str, Tool], contexts: Sequence[str], max_new_tokens: int | None
+    ) -> list[Generation]:
+        decoding = self.settings.decoding
+        of_functions = dict.fromkeys(tools if self.function_calls else (), decoding.min_probability)
         return generate(
             self.language_model,
             prompts,
-            {lane.tool.name: lane.tool for lane in self.lanes},
+            tools,
             k=self.k,
-            calls=self.settings.decoding.calls,
-            depth=self.settings.decoding.depth,
-            offered=self.settings.decoding.tools,
+            calls=max(decoding.calls, self.function_calls),
+            depth=max(decoding.depth, self.function_calls),
+            offered=decoding.tools,
             withheld=self._not_called,
-            max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
+            max_new_tokens=max_new_tokens or decoding.max_new_tokens,
             max_call_tokens=self.settings.sampling.max_call_tokens,
             contexts=contexts,
             limits={lane.tool.name: lane.limits for lane in self.lanes},
-            min_probability=start_thresholds(self.lanes),
+            min_probability={**start_thresholds(self.lanes), **of_functions},
         )
 
     @property
@@ -207,7 +229,7 @@ def benchmark_outcomes(
 
     Generations in the lake from earlier runs are reused and judged again. Raises StorageError, WriteError.
     """
-    asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld)
+    asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld, benchmark.function_calls)
     store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
     lane_of = {lane.tool.name: lane.key for lane in lanes}
     written, fresh = generations(store, asking, benchmark.questions, advance)

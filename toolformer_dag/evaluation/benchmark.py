@@ -13,7 +13,7 @@ class BenchmarkQuestion:
     """A question whose `prompt` the model continues; any of `answers` is right.
 
     - `tool`: the key of the tool that the question targets, else empty.
-    - `context`: the ISO date for the calendar, else empty.
+    - `context`: the ISO date for the calendar, else empty; where the question brings functions, these as JSON.
     - `wording`: the template or type of the question.
     """
 
@@ -35,6 +35,8 @@ class Benchmark:
     - `withheld`: names, in the text, of tools that may not be called because they would make the benchmark trivial.
     - `left_out`: the number of the source's records without a question, by reason.
     - `calls_nothing`: whether an answer is right that calls no tool, whatever it says; `correct` is then not asked.
+    - `function_calls`: where questions bring functions, the most calls of an answer, which is right by its calls alone;
+      0 where the tools of the settings are called.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Benchmark:
     withheld: frozenset[str] = frozenset()
     left_out: Mapping[str, int] = field(default_factory=dict)
     calls_nothing: bool = False
+    function_calls: int = 0
 
 
 SIGN = r"(?:(?<!\w)[-\u2212])?"  # not the hyphen of `COVID-19`

@@ -9,6 +9,7 @@ from toolformer_dag.evaluation import readers
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words, number_is_right
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content
 from toolformer_dag.evaluation.dateset import dateset
+from toolformer_dag.evaluation.function_calls import function_calling
 from toolformer_dag.settings.sections import EvaluationSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import questions
@@ -26,10 +27,11 @@ READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
     "mlqa": readers.mlqa,
     "irrelevance": readers.irrelevance,
     "when2call": readers.when2call,
+    "functions": function_calling,
     "dateset": lambda _: [dateset()],
 }
-"""Readers by name: `lama`, `mawps` and `mlqa` read a folder, `irrelevance` a file or a folder, `dateset` ignores its
-path, the others read a file."""
+"""Readers by name: `lama`, `mawps`, `mlqa` and `functions` read a folder, `irrelevance` a file or a folder, `dateset`
+ignores its path, the others read a file."""
 READING = 7  # raise this when the same files would give other questions, or the same output another judgement
 
 

@@ -34,7 +34,7 @@ EVALUATED = (
             "k": K,
             "wording": "template or type of the question; empty where the benchmark has none",
             "prompt": "what the model continues (appendix C)",
-            "context": "date that the calendar tells; empty where the question has none",
+            "context": "date that the calendar tells, or the functions that the question brings, as JSON; else empty",
             "gold": "the right answers, each of which counts",
             "written": "what was written after the prompt, calls included",
             "plain": "the same without calls: what is judged",

@@ -121,9 +121,9 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
     """Return a benchmark as a task of the harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
 
     The tools that the benchmark withholds are those of the model, not of the task: see `HarnessModel`. Raises UserError
-    for a benchmark in which nothing should be called: the harness sees texts without calls.
+    for a benchmark that judges calls: the harness sees texts without them.
     """
-    if benchmark.calls_nothing:
+    if benchmark.calls_nothing or benchmark.function_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
     asked = [
         {"prompt": one.prompt, "answers": list(one.answers), "context": one.context} for one in benchmark.questions

@@ -326,7 +326,7 @@ def irrelevance(path: Path) -> list[Benchmark]:
     offered: what is measured is whether the tools of the settings are called. Right is an answer without a call.
     """
     found = files(path, "*irrelevance*.json", "*irrelevance*.jsonl") if path.is_dir() else [path]
-    return [_without_call(file.stem, file, _last_asked) for file in found]
+    return [_without_call(file.stem, file, _irrelevant) for file in found]
 
 
 def when2call(file: Path) -> list[Benchmark]:
@@ -343,22 +343,28 @@ def _without_call(name: str, file: Path, convert: Callable[[Any], QuestionOrReas
     return replace(found, calls_nothing=True)
 
 
-def _last_asked(record: Any) -> QuestionOrReason:
+def _irrelevant(record: Any) -> QuestionOrReason:
+    asked = last_asked(record)
+    return BenchmarkQuestion(asked, (NO_CALL,)) if asked else "nobody_asks"
+
+
+def last_asked(record: Any) -> str | None:
+    """Return the prompt for the user's last message in a record of the leaderboard; None where nobody asks."""
     turns = record["question"]
     if isinstance(turns, str):
-        return _nothing_to_call(turns)
+        return _asked(turns)
     messages = turns[-1] if isinstance(turns[-1], list) else turns
     asked = [message["content"] for message in messages if message["role"] == "user"]
-    return _nothing_to_call(asked[-1]) if asked else "nobody_asks"
+    return _asked(asked[-1]) if asked else None
 
 
 def _unanswerable(record: Any) -> QuestionOrReason:
     label = record["correct_answer"]
-    return _nothing_to_call(record["question"]) if label in NO_RIGHT_CALL else str(label)
+    return BenchmarkQuestion(_asked(record["question"]), (NO_CALL,)) if label in NO_RIGHT_CALL else str(label)
 
 
-def _nothing_to_call(asked: str) -> BenchmarkQuestion:
-    return BenchmarkQuestion(f"Answer the following question: {asked.strip()}", (NO_CALL,))
+def _asked(text: str) -> str:
+    return f"Answer the following question: {text.strip()}"
 
 
 NO_CALL = "no call"

@@ -15,6 +15,7 @@ import polars as pl
 
 from toolformer_dag.decoding.generation import TOOL_DOWN, DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, number_is_right, numbers_in
+from toolformer_dag.evaluation.function_calls import calls_are_right
 from toolformer_dag.tools.tool import LOST, ToolDown
 
 
@@ -134,6 +135,8 @@ def judge(
 def _is_right(benchmark: Benchmark, generation: Generation, answers: Sequence[str]) -> bool:
     if benchmark.calls_nothing:
         return not generation.calls
+    if benchmark.function_calls:
+        return calls_are_right(generation.calls, answers[0])
     return benchmark.correct(generation.plain, answers)
 
 
