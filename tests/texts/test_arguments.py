@@ -171,6 +171,11 @@ for _ in range(5000):
         ({"properties": {"a": {"$ref": "https://example.org/schema"}}}, "."),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "."),
         ({"properties": {"a": {"type": "string", "pattern": "("}}}, "."),
+        ({"properties": {"a": {"patternProperties": {"^(a+)+$": {}}}}}, "patternProperties"),
+        ({"properties": ["a"]}, "its schema is none: properties: "),
+        ({"properties": {"a": 3}}, "its schema is none: properties.a: "),
+        ({"required": "abc"}, "its schema is none: required: "),
+        ({"$schema": ["x"]}, "."),
     ],
 )
 def test_hostile_schemas_are_refused_in_a_sentence(schema: dict[str, Any], fault: str) -> None:
@@ -178,6 +183,42 @@ def test_hostile_schemas_are_refused_in_a_sentence(schema: dict[str, Any], fault
     assert told is not None
     assert re.search(fault, told)
     assert len(told) < 400
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"$ref": "#/$defs/s40"}, '"x"'),
+        ({"$ref": "#/$defs/loop"}, "1"),
+        ({"$ref": "#/$defs/both"}, "[" * 60 + "1" + "]" * 60),
+    ],
+)
+def test_a_schema_that_doubles_its_work_at_each_level_ends(value: dict[str, Any], text: str) -> None:
+    doubled = {f"s{at}": {"allOf": [{"$ref": f"#/$defs/s{at - 1}"}] * 2} for at in range(1, 41)}
+    lists: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/both"}}
+    defs = {"s0": {"type": "string"}, **doubled, "loop": {"$ref": "#/$defs/loop"}, "both": {"anyOf": [lists, lists]}}
+    with pytest.raises(BadArguments, match="bad_arguments: over_budget"):
+        read_arguments(f"a={text}", {"$schema": DIALECT, "properties": {"a": value}, "$defs": defs})
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize(("text", "fits"), [("a" * 300, True), ("a" * 300 + "!", False)])
+def test_a_pattern_that_backtracks_takes_linear_time(text: str, fits: bool) -> None:
+    schema = {"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+    assert schema_fault(schema) is None
+    if fits:
+        assert read_arguments(f'a="{text}"', schema) == {"a": text}
+    else:
+        with pytest.raises(BadArguments, match="a breaks pattern"):
+            read_arguments(f'a="{text}"', schema)
+
+
+def test_names_in_reasons_are_short() -> None:
+    with pytest.raises(BadArguments) as error:
+        read_arguments("x" * 5000 + "=1", {})
+    assert len(error.value.reason) < 100
 
 
 def test_a_schema_that_refers_to_itself_is_no_loop() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from toolformer_dag.cli.terminal import Config
+from toolformer_dag.cli.terminal import Config, harmless
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.settings.servers import LISTING, ServerSettings, lane_key, read_listing
 from toolformer_dag.settings.settings_file import load_servers
@@ -55,11 +55,12 @@ def _tell(server: str, tools: Listed, before: Listed) -> None:
     typer.echo(f"{server}: {len(tools)} tools")
     for tool in tools:
         schema, was = tool["input_schema"], old.get(tool["name"])
-        shown = f"{lane_key(tool['name'])}: {tool['name']}({', '.join(argument_names(schema))})"
         fault = schema_fault(schema)
-        typer.echo(f"  {shown}  {_change(tool, was)}" + (f"; its calls cannot be written: {fault}" if fault else ""))
+        arguments = "" if fault else f"({', '.join(argument_names(schema))})"
+        shown = f"{lane_key(tool['name'])}: {tool['name']}{arguments}  {_change(tool, was)}"
+        typer.echo(harmless(f"  {shown}" + (f"; its calls cannot be written: {fault}" if fault else "")))
     for name in sorted(old.keys() - {tool["name"] for tool in tools}):
-        typer.echo(f"  {lane_key(name)}: {name}  gone")
+        typer.echo(harmless(f"  {lane_key(name)}: {name}  gone"))
 
 
 def _change(tool: Mapping[str, Any], was: Mapping[str, Any] | None) -> str:

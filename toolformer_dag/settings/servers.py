@@ -12,10 +12,14 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
+from toolformer_dag.settings.setting_types import ASSET_GROUPS, SettingsError, SettingsTable
 
 LISTING = "mcp_tools.json"
 """Server -> its tools, each with `name`, `description` and `input_schema`; in the folder of toolformer.toml."""
+MAX_KEY = 100
+"""Characters of a lane's key that a tool's name gives: folders are named by it."""
+SHOWN = 60
+"""Characters of a tool's name in messages."""
 Values = Mapping[str, Any]
 
 
@@ -62,12 +66,14 @@ def with_server_lanes(values: Values, root: Path) -> Values:
 
 def _lanes(name: str, server: Values, listed: list[dict[str, Any]], sections: Values) -> Iterator[tuple[str, Values]]:
     """Yield key and section of each lane of a server; those in the settings win over what is listed."""
-    named = _named(name, listed, sections)
+    named, made = _named(name, listed, sections), dict[str, str]()
     connection = {key: value for key, value in server.items() if key != "tools"}
     for tool in listed:
         wanted = any(fnmatchcase(tool["name"], str(pattern)) for pattern in server.get("tools", ["*"]))
         if wanted or tool["name"] in named:
             key = named.get(tool["name"]) or _free_key(tool["name"], name, sections)
+            if made.setdefault(key, tool["name"]) != tool["name"]:
+                raise _unnamed(name, tool["name"], f"would share a lane with {made[key][:SHOWN]!r}")
             told = {"description": tool.get("description", ""), "input_schema": tool.get("input_schema", {})}
             own = sections.get(key, {})
             yield key, {"use": "mcp", "server": name, **connection, "tool": tool["name"], **told, **own}
@@ -89,7 +95,16 @@ def _named(name: str, listed: list[dict[str, Any]], sections: Values) -> dict[st
 def _free_key(tool: str, server: str, sections: Values) -> str:
     """Return the key of a tool's lane: its name, with the server's before it where another server's tool has that."""
     key = lane_key(tool)
+    if not key or key in ASSET_GROUPS or len(key) > MAX_KEY:
+        raise _unnamed(server, tool, f"has a name that is no lane's (letters, digits and _, at most {MAX_KEY})")
     return key if sections.get(key, {}).get("server", server) == server else f"{server}_{key}"
+
+
+def _unnamed(server: str, tool: str, why: str) -> SettingsError:
+    return SettingsError(
+        f"[servers.{server}]: its tool {tool[:SHOWN]!r} {why}; give it a section of its own, [tools.KEY] with server "
+        "and tool, or leave it out with tools = [...]"
+    )
 
 
 def lane_key(tool: str) -> str:

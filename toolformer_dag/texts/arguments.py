@@ -6,7 +6,8 @@ the schema's order, required ones first, defaults left out, so that equal argume
 
 import json
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,10 @@ Schema = Mapping[str, Any]
 """A JSON schema of an object: `properties`, `required`, `$defs`."""
 MAX_PROPERTIES = 64
 MAX_SCHEMA_CHARACTERS = 100_000
+MAX_CHECKS = 20_000
+"""Rules of a schema that the arguments of one call are compared with: a schema may double its work at each level."""
+MAX_REASON = 60
+"""Characters of a name in a reason."""
 _NAME = re.compile(r"[^\W\d]\w*")
 _KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _COMMA = re.compile(r"\s*,\s*")
@@ -73,10 +78,14 @@ def _check(arguments: Mapping[str, Any], schema: Schema) -> None:
     unknown = [] if schema.get("additionalProperties") is True else arguments.keys() - set(argument_names(schema))
     for reason, names in (("unknown", unknown), ("missing", set(schema.get("required") or ()) - arguments.keys())):
         for name in sorted(names):
-            raise BadArguments(f"{reason}: {name}")
-    mistakes = _validator(json.dumps(schema)).iter_errors(dict(arguments))
+            raise BadArguments(f"{reason}: {name[:MAX_REASON]}")
+    _CHECKS.left = MAX_CHECKS
+    try:
+        mistakes = list(_validator(json.dumps(schema)).iter_errors(dict(arguments)))
+    except RecursionError as error:
+        raise BadArguments(OVER_BUDGET) from error
     for mistake in sorted(mistakes, key=lambda one: [str(step) for step in one.absolute_path]):
-        name = ".".join(map(str, mistake.absolute_path)) or "they"
+        name = ".".join(map(str, mistake.absolute_path))[:MAX_REASON] or "they"
         raise BadArguments(f"bad_arguments: {name} {_told(mistake)}")
 
 
@@ -96,13 +105,45 @@ def _told(mistake: Any) -> str:
             return f"breaks {other}"
 
 
+OVER_BUDGET = "bad_arguments: over_budget"
+"""The reason of arguments that cost more than MAX_CHECKS, or than Python's stack."""
+_CHECKS = threading.local()
+
+
 @cache
 def _validator(schema: str) -> Any:
-    from jsonschema.validators import validator_for
+    """Return a validator that counts its checks, and whose patterns take linear time, whatever the schema."""
+    from jsonschema.validators import Draft202012Validator, extend, validator_for
     from referencing import Registry
 
-    whole = json.loads(schema)
-    return validator_for(whole)(whole, registry=Registry())  # nothing is fetched for a reference
+    kind = validator_for(json.loads(schema), Draft202012Validator)
+    rules = {name: _counted(rule) for name, rule in {**kind.VALIDATORS, "pattern": _matches}.items()}
+    whole = json.loads(schema, object_hook=_without_dialect)
+    return extend(kind, rules)(whole, registry=Registry())  # nothing is fetched for a reference
+
+
+def _without_dialect(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out `$schema`, by which a part would choose a validator of its own."""
+    return {name: value for name, value in found.items() if name != "$schema"}
+
+
+def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(*arguments: Any) -> Any:
+        _CHECKS.left -= 1
+        if _CHECKS.left < 0:
+            raise BadArguments(OVER_BUDGET)
+        return rule(*arguments)
+
+    return counted
+
+
+def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    """Match by Rust's engine: Python's may take for ever. What it does not take matches nothing."""
+    import polars as pl
+    from jsonschema.exceptions import ValidationError
+
+    if isinstance(value, str) and not pl.Series([value]).str.contains(pattern, strict=False)[0]:
+        yield ValidationError("it does not match")
 
 
 def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
@@ -122,21 +163,29 @@ def _is_default(name: str, arguments: Mapping[str, Any], schema: Schema) -> bool
 def schema_fault(schema: Schema) -> str | None:
     """Return why calls with these arguments cannot be written; None where they can.
 
-    Refused: more than MAX_PROPERTIES names, names that are no words, schemas of more than MAX_SCHEMA_CHARACTERS, and
-    what llguidance cannot compile, in its own words.
+    Refused: what is no schema, schemas of more than MAX_SCHEMA_CHARACTERS, more than MAX_PROPERTIES names, names that
+    are no words, `patternProperties`, and what llguidance cannot compile, in its own words.
     """
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    try:
+        text = json.dumps(schema)
+        if len(text) > MAX_SCHEMA_CHARACTERS:
+            return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
+        validator_for(schema, Draft202012Validator).check_schema(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"its schema is no JSON ({type(error).__name__})"
+    except SchemaError as error:
+        return f"its schema is none: {'.'.join(map(str, error.absolute_path))[:100]}: {error.message}"[:300]
+    if '"patternProperties":' in text:
+        return "its schema has patternProperties, whose names are matched without a limit of time"
     names = argument_names(schema)
     if len(names) > MAX_PROPERTIES:
         return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"
     for name in names:
         if not _NAME.fullmatch(name):
             return f"the argument {name[:40]!r} is not a word, so no call can name it"
-    try:
-        characters = len(json.dumps(schema))
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"its schema is no JSON ({type(error).__name__})"
-    if characters > MAX_SCHEMA_CHARACTERS:
-        return f"its schema has {characters:,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
     from llguidance import LLMatcher
 
     rules = "\n".join(argument_rules(schema, "a"))

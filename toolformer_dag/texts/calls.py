@@ -79,7 +79,7 @@ def fault(call: Call) -> str | None:
     """Return why a call cannot be spliced into a text and removed or parsed again; None where it can."""
     written = f"{call.tool}({call.input})"
     end = input_end(written)
-    if not re.fullmatch(NAME, call.tool):
+    if not re.fullmatch(NAME, call.tool) or RESULT_ARROW in call.tool:
         return "bad_name"
     if end is None:
         return "open_quote"
@@ -163,10 +163,15 @@ def clean_result(result: str, max_characters: int) -> str:
 
     The operation is idempotent.
     """
-    visible = "".join(sign for sign in result if sign.isspace() or sign in JOINERS or category(sign) not in INVISIBLE)
-    line = " ".join(visible.split()).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
+    line = one_line(result).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
     kept = line[:max_characters].rstrip()
     return kept if kept.strip(JOINERS + " ") else ""
+
+
+def one_line(text: str) -> str:
+    """Collapse white space; remove control characters, invisible marks and lone surrogates."""
+    visible = "".join(sign for sign in text if sign.isspace() or sign in JOINERS or category(sign) not in INVISIBLE)
+    return " ".join(visible.split())
 
 
 def call_opening(tools: Collection[str]) -> re.Pattern[str]:

@@ -10,9 +10,11 @@ from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.arguments import BadArguments, Schema, argument_names, read_arguments
-from toolformer_dag.texts.calls import MalformedCall, find_behind_input, parse_call, take_out
+from toolformer_dag.texts.calls import MalformedCall, find_behind_input, one_line, parse_call, take_out
 from toolformer_dag.tools.tool import Tool
 
+LONGEST_MEANING = 100
+"""Characters of what a prompt tells about an argument; a longer value is not shown."""
 SHOWN = 40
 """Characters of an example that a warning shows, from where Input and Output begin to differ."""
 _log = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ class ToolError(UserError):
 
 def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
     """Write the paper's prompt for a tool; each example is a text with calls, and its Input the text without them."""
-    told = " ".join(tool.about.split())
+    told = tool.about.rstrip()
     described = f" {told}{'' if told[-1:] in '.!?' else '.'}" if told else ""
     form = f"[{tool.name}({', '.join(argument_names(tool.schema or {})) if tool.schema is not None else 'input'})]"
     lines = [
@@ -51,11 +53,12 @@ def _meanings(schema: Schema | None) -> str:
 
 
 def _meaning(described: Mapping[str, Any]) -> str:
-    what = " ".join(str(described.get("description") or described.get("title") or "").split()).rstrip(".")[:100]
-    if values := described.get("enum"):
-        return f"{what}: " * bool(what) + " or ".join(json.dumps(value, ensure_ascii=False) for value in values[:8])
-    if "default" in described:
-        return f"{what} ({json.dumps(described['default'], ensure_ascii=False)} if left out)".strip()
+    what = one_line(str(described.get("description") or described.get("title") or "")).rstrip(". ")[:LONGEST_MEANING]
+    if values := [json.dumps(value, ensure_ascii=False) for value in described.get("enum", ())[:8]]:
+        return f"{what}: " * bool(what) + " or ".join(value for value in values if len(value) <= LONGEST_MEANING)
+    value = json.dumps(described.get("default"), ensure_ascii=False)
+    if "default" in described and len(value) <= LONGEST_MEANING:
+        return f"{what} ({value} if left out)".strip()
     return what
 
 

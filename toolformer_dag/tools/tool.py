@@ -13,12 +13,15 @@ from pydantic import BaseModel, ValidationError
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.arguments import BadArguments, Schema, read_arguments
+from toolformer_dag.texts.calls import one_line
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.options import ToolOptions
 
 LOST: Final = "lost:"
 LONGEST_ABOUT = 300
 """Characters of a description that a model is told."""
+MOST_DESCRIBED = 10_000
+"""Characters of a description that are read."""
 
 
 class ToolDown(UserError):
@@ -168,7 +171,7 @@ class Tool(ABC):
 
         That is the first one, or the one that writes a call.
         """
-        told = " ".join((self.description or type(self).__doc__ or self.prompt).split())
+        told = one_line((self.description or type(self).__doc__ or self.prompt)[:MOST_DESCRIBED])
         sentences = re.split(r"(?<=[.!?]) ", told.partition(" Input: ")[0])
         return next((sentence for sentence in sentences if f"[{self.name}(" in sentence), sentences[0])[:LONGEST_ABOUT]
 

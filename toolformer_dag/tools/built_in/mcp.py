@@ -85,6 +85,7 @@ class McpTool(Tool):
     def __init__(self, key: str, options: McpOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
         self.name = options.name or "".join(word.capitalize() for word in lane_key(options.tool).split("_"))
+        self.description = options.description or lane_key(options.tool).replace("_", " ")
         self.version = options.version
         self.routed = options.wants is None
         self._session: Session | None = None
