@@ -24,7 +24,7 @@ PAINT = {
     "parameters": {
         "type": "dict",
         "properties": {
-            "height": {"type": "float", "description": "metres"},
+            "height": {"type": "float", "description": "metres", "required": True},
             "colour": {"type": "string", "enum": ["red", "blue"], "default": "red"},
             "corners": {"type": "tuple", "items": {"type": "any"}},
         },
@@ -72,6 +72,7 @@ def test_the_sets_of_a_folder_are_read_and_what_has_no_right_call_is_counted(tmp
         {"height": "number", "colour": "string", "corners": "array"},
     )
     assert first["parameters"]["properties"]["corners"]["items"] == {}
+    assert "required" not in first["parameters"]["properties"]["height"]
     assert multiple.left_out == {"no_ground_truth": 1, "function_cannot_be_written": 2, "nobody_asks": 1}
 
 

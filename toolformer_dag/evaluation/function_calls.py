@@ -20,7 +20,8 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
 SETS = ("*_simple.json", "*_simple_python.json", "*_multiple.json", "*_parallel.json")
 """Files of one turn whose functions are Python's; `..._parallel_multiple.json` is among them."""
 JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
-"""What a schema of these files calls a type -> what JSON schema calls it; `any` is none."""
+"""What a schema of these files calls a type -> what JSON schema calls it."""
+NO_RULES = (("type", "any"), ("required", True), ("required", False))
 NOTHING = "null"
 """What a function of a question returns: calls are compared, and none is run."""
 OFFERING = 1  # raise this when the same question would be asked with other functions or another result
@@ -66,10 +67,10 @@ def _question(answers: Mapping[str, Any], record: Any) -> QuestionOrReason:
 
 
 def _json_types(schema: dict[str, Any]) -> dict[str, Any]:
-    kind = schema.get("type")
-    if kind == "any":
-        return {key: value for key, value in schema.items() if key != "type"}
-    return {**schema, "type": JSON_TYPES.get(kind, kind)} if isinstance(kind, str) else schema
+    """Return a part of a schema in JSON schema's words; `required` of a single argument is none of them."""
+    kept = {key: value for key, value in schema.items() if (key, value) not in NO_RULES}
+    kind = kept.get("type")
+    return {**kept, "type": JSON_TYPES.get(kind, kind)} if isinstance(kind, str) else kept
 
 
 class OfferedFunction(Tool):
