@@ -89,11 +89,31 @@ def test_a_duckdb_file_of_another_hand_is_replaced_where_it_is_empty_or_its_seal
     database.with_name(".mine.duckdb.seal").unlink()
     build(lake, tables, LANES, database)
     assert out_of_date(lake, tables, LANES, database) == []
-    database.unlink()
-    with duckdb.connect(database) as mine:  # in the place of a warehouse, whose seal is still there
-        mine.execute("create table letters (text varchar)")
-    with pytest.raises(WarehouseError, match="a database with the table letters, which was not built here"):
+
+
+@pytest.mark.parametrize(
+    ("sql", "named"),
+    [
+        ("create table letters (text varchar)", "table letters"),
+        ("create schema other; create view other.letters as from 'letters.parquet'", "view letters"),
+        ("create macro twice(x) as 2 * x", "macro twice"),
+        ("create sequence numbers", "sequence numbers"),
+        ("create type mood as enum ('good')", "type mood"),
+    ],
+)
+def test_a_database_of_a_persons_own_in_the_place_of_a_warehouse_stays(
+    tmp_path: Path, lake: Lake, tables: list[WarehouseTable], sql: str, named: str
+) -> None:
+    database = tmp_path / "mine.duckdb"
+    build(lake, tables, LANES, database)
+    database.unlink()  # its seal is still there
+    pl.DataFrame({"text": ["a"]}).write_parquet(tmp_path / "letters.parquet")
+    with duckdb.connect(database, config={"file_search_path": str(tmp_path)}) as mine:
+        mine.execute(sql)
+    before = database.read_bytes()
+    with pytest.raises(WarehouseError, match=f"a database with the {named}, which was not built here and stays"):
         build(lake, tables, LANES, database)
+    assert database.read_bytes() == before
 
 
 def test_an_error_that_is_no_matter_of_space_is_not_told_as_one(
@@ -107,6 +127,21 @@ def test_an_error_that_is_no_matter_of_space_is_not_told_as_one(
         build(lake, [*others, *wrong], LANES, tmp_path / "w.duckdb")
     assert "free space" not in str(told.value)
     assert not (tmp_path / "w.duckdb").exists()
+
+
+def test_a_full_disk_at_the_warehouse_is_told_by_what_the_disk_says(
+    tmp_path: Path, lake: Lake, tables: list[WarehouseTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise duckdb.IOException(
+            "CHECKPOINT failed. \nInvalidated. Original error: Could not write: No space left on device"
+        )
+
+    monkeypatch.setattr("toolformer_dag.lake.warehouse.fill", full)
+    with pytest.raises(
+        WarehouseError, match=r"w\.duckdb: Could not write: No space left on device; free space and run"
+    ):
+        build(lake, tables, LANES, tmp_path / "w.duckdb")
 
 
 @pytest.fixture

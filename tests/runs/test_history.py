@@ -3,14 +3,21 @@
 import os
 import re
 import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from tests.command_line import cli
 from tests.runs.conftest import World
+from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import Spent
 
 GARBAGE = bytes(range(256)) * 100
+HISTORY = r"error: Dagster's history cannot be used \(.+\); .+ move \.dagster or .+ away"
 
 
 def told(world: World) -> str:
@@ -25,12 +32,45 @@ def test_a_garbage_history_is_named_and_begins_anew(world: World) -> None:
     for file in (home / "history/runs.db", home / "history/runs/index.db", home / "schedules/schedules.db"):
         whole = file.read_bytes()
         file.write_bytes(GARBAGE)
-        assert re.match(r"error: Dagster's history cannot be used \(.+\); .+ move \.dagster or .+ away", told(world))
+        assert re.match(HISTORY, told(world))
         file.write_bytes(whole)
     file.write_bytes(GARBAGE)
     shutil.move(home, world.folder / "away")
     report = world.run()
     assert report.spent == Spent()
+
+
+DAMAGE = {
+    "an event that is no JSON": (
+        "runs/index.db",
+        "update asset_keys set last_materialization = replace(last_materialization, ':', ';')",
+    ),
+    "an event of no class": (
+        "runs/index.db",
+        "update asset_keys set last_materialization = replace(last_materialization, 'Event', 'Evemt')",
+    ),
+    "a table without a name": (
+        "runs.db",
+        "pragma writable_schema = on; update sqlite_master set name = cast(x'ff' as text), sql = 'x' where rowid = 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_row_of_the_history_is_told_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    shared_instance(tmp_path).report_runless_asset_event(dg.AssetMaterialization("made"))
+    file, sql = DAMAGE[case]
+    with closing(sqlite3.connect(tmp_path / "home/history" / file)) as database, database:
+        database.executescript(sql)
+
+    def last(_: object) -> None:
+        shared_instance(tmp_path).get_latest_materialization_event(dg.AssetKey("made"))
+
+    monkeypatch.setattr(Plan, "to_read", last)
+    done = cli("verify", "--set", "tools.calculator.k=1")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert re.match(HISTORY, done.stderr)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a: [", b"nonsense: 1", b"[1, 2]"])

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import sqlite3
 import sys
 
 import typer
@@ -20,7 +19,7 @@ from toolformer_dag.cli.servers_command import servers
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import sql
 from toolformer_dag.cli.tables_command import tables
-from toolformer_dag.cli.terminal import damaged_history
+from toolformer_dag.cli.terminal import damaged_history, of_history
 from toolformer_dag.files import UserError, limit_met, require_threads
 
 NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
@@ -55,9 +54,7 @@ def _remedied(error: BaseException) -> str | None:
         return f"{error.filename or 'a file'}: {error.strerror}; {remedy}"
     if limit := limit_met(error):
         return f"{str(error) or type(error).__name__}: {limit} and run again; what was committed is kept"
-    if isinstance(error.__cause__, sqlite3.Error):  # of Dagster's storage, the only one here that is SQLite
-        return damaged_history(error.__cause__)
-    return None
+    return damaged_history(error.__cause__ or error) if of_history(error) else None
 
 
 app = Commands(

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, tell_dagster, with_descendants
 from toolformer_dag.assets.warehouse import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
-from toolformer_dag.cli.terminal import damaged_history
+from toolformer_dag.cli.terminal import damaged_history, of_history
 from toolformer_dag.exports.verify_project import set_aside
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.session import session
@@ -223,7 +222,7 @@ def shared_instance(root: Path) -> dg.DagsterInstance:
         try:
             return dg.DagsterInstance.from_config(str(folder))
         except Exception as error:  # of Dagster's checks, of YAML, of its databases
-            if isinstance(error, OSError) or isinstance(error.__cause__, sqlite3.Error):
+            if isinstance(error, OSError) or of_history(error):
                 raise
             reason = " ".join(str(error).split())[:200]
             raise UserError(

@@ -1,7 +1,9 @@
 """Options that several commands share, and text of the web as a terminal may show it."""
 
 import re
+import sqlite3
 from pathlib import Path
+from traceback import walk_tb
 from typing import Annotated
 
 import typer
@@ -59,9 +61,18 @@ def checked_settings(
 
 def damaged_history(reason: object) -> str:
     """Say what to do where Dagster's databases cannot be used."""
+    told = " ".join(str(reason).split())[:200]
     return (
-        f"Dagster's history cannot be used ({reason}); free space or correct the rights; or, if damaged, move .dagster "
+        f"Dagster's history cannot be used ({told}); free space or correct the rights; or, if damaged, move .dagster "
         "or $DAGSTER_HOME away and run again: the lake keeps every row, the list of runs begins anew"
+    )
+
+
+def of_history(error: BaseException) -> bool:
+    """Tell whether Dagster's storage failed: SQLite, which nothing else here uses, or an event that cannot be read."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return isinstance(error.__cause__, sqlite3.Error) or (
+        isinstance(error, Exception) and any(module.startswith("dagster._core.storage") for module in modules)
     )
 
 

@@ -70,10 +70,20 @@ STORAGE_VERSIONS = 2**16
 """More than DuckDB will ever have; the number behind the magic bytes would be far larger in a text."""
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
+NAMES = """
+SELECT 'table ' || table_name FROM duckdb_tables() UNION ALL
+SELECT 'view ' || view_name FROM duckdb_views() WHERE NOT internal UNION ALL
+SELECT 'macro ' || function_name FROM duckdb_functions() WHERE NOT internal UNION ALL
+SELECT 'sequence ' || sequence_name FROM duckdb_sequences() UNION ALL
+SELECT 'type ' || type_name FROM duckdb_types() WHERE NOT internal
+"""
+"""What a person may have made in a database."""
 NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
 """What DuckDB raises where a disk is full, or memory could not be spilled to it."""
 FULL = ("CHECKPOINT", "No space left", "quota exceeded")
 """What other errors say then."""
+ORIGINAL = "Original error: "
+"""What DuckDB writes before the reason of a checkpoint that failed."""
 
 
 class WarehouseError(StorageError):
@@ -216,7 +226,7 @@ def _reason(error: Exception) -> str:
             "a file of the lake is damaged, or this is a bug: run `toolformer-dag verify`, and report the bug if "
             "nothing is found"
         )
-    return f"{str(error).splitlines()[0]}; {remedy}"
+    return f"{str(error).rpartition(ORIGINAL)[2].splitlines()[0].strip()}; {remedy}"
 
 
 def refuse_other_file(database: Path) -> None:
@@ -229,25 +239,25 @@ def refuse_other_file(database: Path) -> None:
         return
     kind = "a folder" if database.is_dir() else "no DuckDB file and will not be replaced"
     if database.is_file() and (seal or _begins_as_duckdb(database)):
-        if not (foreign := _foreign_tables(database)):
+        if not (foreign := _foreign_names(database)):
             return
-        kind = f"a database with the table {foreign[0]}, which was not built here and stays"
+        kind = f"a database with the {foreign[0]}, which was not built here and stays"
     raise WarehouseError(
         f"paths.warehouse: {database} is {kind}; move it away, or name another file, as in "
         "paths.warehouse = 'lake/toolformer.duckdb'"
     )
 
 
-def _foreign_tables(database: Path) -> list[str]:
-    """Return the tables of a database in which those of a warehouse are missing."""
-    found = _table_names(database)
-    return [] if {"lanes", "rejections"} <= set(found) else found
+def _foreign_names(database: Path) -> list[str]:
+    """Return what a database in which the tables of a warehouse are missing holds, as in `table letters`."""
+    found = _names(database)
+    return [] if {"table lanes", "table rejections"} <= set(found) else found
 
 
-def _table_names(database: Path) -> list[str]:
-    """Return the names of a database's tables; none where it cannot be read."""
+def _names(database: Path) -> list[str]:
+    """Return what a database holds, each with its kind, tables first; nothing where it cannot be read."""
     with suppress(duckdb.Error), duckdb.connect(database, read_only=True, config={**OFFLINE, **CLOSED}) as connection:
-        return [name for (name,) in connection.sql("SELECT table_name FROM duckdb_tables()").fetchall()]
+        return [name for (name,) in connection.sql(NAMES).fetchall()]
     return []
 
 
@@ -283,7 +293,7 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
         with duckdb.connect(database, read_only=True, config={**OFFLINE, **config}) as connection:
             yield connection
     except duckdb.Error as error:
-        if isinstance(error, duckdb.CatalogException) and not _table_names(database):
+        if isinstance(error, duckdb.CatalogException) and not _names(database):
             raise WarehouseError(f"{database} holds no tables yet; run `toolformer-dag run`") from error
         raise WarehouseError(str(error)) from error
 
