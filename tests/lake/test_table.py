@@ -375,6 +375,7 @@ def test_a_table_of_an_earlier_release_is_read_and_its_pointers_go_with_clean(ta
     before = table.pointers(), table.version()
     turn_back(lake)
     assert not table.path.exists()
+    table = Lake(tmp_path).table(table.name)
     assert (table.pointers(), table.version()) == before and table.read("s/0").equals(rows)
     table.remove("r")
     assert clean(lake, timedelta(days=1), dry_run=False) == []

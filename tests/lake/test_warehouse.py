@@ -312,7 +312,7 @@ def test_a_file_is_out_of_date_when_columns_comments_or_views_change(
     told = ["columns, comments or views changed since it was copied"]
     assert out_of_date(lake, [replace(tables[0], comment="x"), *tables[1:]], LANES, database) == told
     before = warehouse_settings(tables, LANES)
-    monkeypatch.setattr("toolformer_dag.lake.warehouse.VIEWS", "CREATE VIEW one AS SELECT 1;")
+    monkeypatch.setattr("toolformer_dag.lake.warehouse_filling.VIEWS", "CREATE VIEW one AS SELECT 1;")
     assert warehouse_settings(tables, LANES) != before
     assert out_of_date(lake, tables, LANES, database) == told
 

@@ -45,15 +45,17 @@ def export(
     _refuse_contradictions(warehouse, form, tokenizer)
     pairs = [] if license is None else [f"export.license={license!r}"]
     settings = checked_settings(config, profile, [*(set or ()), *pairs])
-    from toolformer_dag.evaluation.evaluated_tables import EVALUATED
+    from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.exports.corpus_export import export_corpus
     from toolformer_dag.exports.warehouse_export import export_warehouse
+    from toolformer_dag.lake.warehouse_filling import views_sql
     from toolformer_dag.pipeline.plan import Plan
+    from toolformer_dag.pipeline.stages import table_outputs
 
     plan = Plan.of(settings)
     _refuse_stale(plan)
     if warehouse:
-        views = "\n".join(table.views for table in EVALUATED)
+        views = views_sql(all_tables(table_outputs(plan)))
         made = export_warehouse(plan.settings.paths.warehouse, folder, plan.settings.export.license, views)
     else:
         made = export_corpus(plan, folder, _form(plan, form, tokenizer))

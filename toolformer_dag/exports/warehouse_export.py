@@ -19,7 +19,7 @@ from toolformer_dag.exports.dataset_folder import (
 )
 from toolformer_dag.lake.queries import quoted
 from toolformer_dag.lake.warehouse import opened
-from toolformer_dag.lake.warehouse_filling import RULE, VIEWS
+from toolformer_dag.lake.warehouse_filling import RULE
 
 ABOUT = """\
 The tables of a Toolformer run (Schick et al. 2023), with the comments of every column. Each table is a config:
@@ -39,9 +39,9 @@ TITLE = "Toolformer: every proposed call, scored"
 def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
     """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
 
-    `views`: the SQL of the views that the tables declare, beside those of views.sql. A column's comment stands in its
-    Arrow field's metadata (`comment`), a table's in the schema's; `load.sql` makes the tables again in DuckDB, with
-    comments, views and macros. Raises WarehouseError, ExportError, WriteError.
+    `views`: the SQL of the views, as `views_sql` gives it. A column's comment stands in its Arrow field's metadata
+    (`comment`), a table's in the schema's; `load.sql` makes the tables again in DuckDB, with comments, views and
+    macros. Raises WarehouseError, ExportError, WriteError.
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
@@ -87,7 +87,7 @@ def _load(schemas: dict[str, pa.Schema]) -> str:
         for field in schema:
             comment = quoted(field.metadata[b"comment"].decode())
             lines.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
-    return "\n".join(lines) + f"\n\nCREATE {RULE}\n" + VIEWS
+    return "\n".join(lines) + f"\n\nCREATE {RULE}\n"
 
 
 def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:

@@ -36,8 +36,6 @@ from toolformer_dag.lake.queries import OFFLINE, rows
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse_filling import (
-    COST_FRONTIER,
-    COSTS,
     CURVES,
     DECISIONS,
     DOCUMENTS,
@@ -50,9 +48,9 @@ from toolformer_dag.lake.warehouse_filling import (
     SOURCES,
     SWAPPED_PLACES,
     VERDICTS,
-    VIEWS,
     WarehouseTable,
     fill,
+    views_sql,
 )
 from toolformer_dag.settings.sections import PathSettings
 
@@ -99,9 +97,7 @@ def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str
     return {
         "lanes": dict(lanes),
         "tables": fingerprint(declared),
-        "views": fingerprint(
-            RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES + VIEWS + COSTS + COST_FRONTIER
-        ),
+        "views": fingerprint(RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES + views_sql(tables)),
     }
 
 

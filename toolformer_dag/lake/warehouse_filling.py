@@ -160,8 +160,7 @@ def fill(
             connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;" + SWAPPED_PLACES + CURVES
         )
         if shards is None:
-            run_sql(connection, _sampled(tables) + VIEWS + _tool_costs(tables) + COSTS + COST_FRONTIER)
-            run_sql(connection, "".join(table.views for table in tables))
+            run_sql(connection, views_sql(tables))
         return _finished(connection, tables)
 
 
@@ -188,6 +187,12 @@ def scored(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
     read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
     number = "file_index::BIGINT << 32 | file_row_number"
     connection.execute(f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}")
+
+
+def views_sql(tables: Sequence[WarehouseTable]) -> str:
+    """Return the text of every view over the tables, but for `loss_deltas`."""
+    own = _sampled(tables) + VIEWS + _tool_costs(tables) + COSTS + COST_FRONTIER
+    return own + "".join(table.views for table in tables)
 
 
 def _sampled(tables: Sequence[WarehouseTable]) -> str:
