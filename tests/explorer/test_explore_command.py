@@ -71,6 +71,16 @@ def test_an_exported_page_is_one_file_that_fetches_nothing(project: Path) -> Non
     assert cli("explore", "--export", "calls.txt").returncode == 1
 
 
+def test_an_exported_page_replaces_a_file_only_by_force(project: Path) -> None:
+    (project / "mine.html").write_text("mine")
+    done = cli("explore", "--export", "mine.html")
+    assert done.returncode == 1 and "there is such a file" in done.stderr
+    assert (project / "mine.html").read_text() == "mine"
+    assert cli("explore", "--export", "mine.html", "--force").returncode == 0
+    (project / "null.html").symlink_to(os.devnull)
+    assert cli("explore", "--export", "null.html").returncode == 0 and (project / "null.html").is_char_device()
+
+
 @pytest.mark.parametrize(
     ("port", "host", "status"),
     [(80, "127.0.0.1", 200), (80, "e.org", 403), (3001, "127.0.0.1:3001", 200), (3001, "127.0.0.1", 403)],

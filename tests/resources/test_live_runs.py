@@ -129,6 +129,13 @@ def test_a_run_that_never_got_a_process_is_ended_after_a_while_but_none_of_anoth
     assert sorted(end_dead_runs(instance)) == sorted(runs)
 
 
+def test_a_home_whose_name_is_garbage_keeps_what_it_reads_as(instance):
+    name = home_name(instance)
+    (Path(instance.root_directory) / "home_name").write_bytes(b"\xff\x00" + name.encode())
+    assert home_name(instance) == home_name(instance) != name
+    assert end_dead_runs(instance) == []
+
+
 def test_what_unfinished_runs_spent_is_told_once_and_what_others_spent_never(instance, tmp_path):
     failed, succeeded, living = (started(instance) for _ in range(3))
     for number, run in enumerate((failed, succeeded, living)):

@@ -228,6 +228,8 @@ def test_verify_tells_the_bytes_that_it_read_of_a_lake_that_may_only_be_read_and
         patch.setattr(Path, "open", read_only)
         assert cli("verify", *config).stderr == told.stderr
         assert cli("stale", *config).stdout == "Nothing is stale.\n"
+        assert cli("export", str(world.folder / "taken"), *config).returncode == 0
+    shutil.rmtree(world.folder / "taken")
 
 
 def test_an_export_is_verified_wherever_it_lies_and_a_lake_that_may_only_be_read(world: World, tmp_path: Path) -> None:

@@ -106,5 +106,7 @@ if __name__ == "__main__":
     for line in sys.stdin:
         request = json.loads(line)
         if "id" in request:
+            if "Lethe" in line:  # what a library of the server prints
+                sys.stdout.write("no JSON\n{half\n")
             sys.stdout.write(json.dumps(reply(request)) + "\n")
             sys.stdout.flush()

@@ -148,6 +148,11 @@ CASES: dict[str, tuple[dict[str, object], list[str], list[str]]] = {
         ["-32602", "-32042", "-32600", "-32601", "-32700", "-32603", "Rome"],
         ["refused", "refused", *["lost:unavailable"] * 4, "sunny in Rome"],
     ),
+    "lines that are no JSON before the answer": (
+        {"command": PLAIN},
+        ["Lethe", "Rome"],
+        ["sunny in Lethe", "sunny in Rome"],
+    ),
     "an answer that is too long, over stdio": (
         {"command": PLAIN},
         ["El Dorado", "Rome"],
