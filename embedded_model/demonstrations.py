@@ -6,7 +6,8 @@ from functools import cache
 from random import Random
 
 from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.synthetic.sentences import Phenomenon
+from toolformer_dag.synthetic.phenomena import NAMED_TOOLS
+from toolformer_dag.synthetic.sentences import EarlierCall, Phenomenon
 from toolformer_dag.texts.calls import Call, format_call
 from toolformer_dag.tools.registry import BUILT_IN_FOLDER
 
@@ -29,12 +30,19 @@ def note(random: Random, gold: Phenomenon, text: str) -> Note:
     return content(random, gold), text.index(gold.text) + len(gold.before)
 
 
-def content(random: Random, gold: Phenomenon) -> str:
+def content(random: Random, gold: Phenomenon | EarlierCall) -> str:
     """Return input and result in one line, or the result alone, as mostly for the date and a search."""
     alone = {"calendar": 1.0, "wiki_search": 0.4}.get(gold.tool, 0.2)
     if random.random() < alone:
         return gold.result
-    return gold.input.strip('"') + random.choice(EQUALS) + gold.result
+    asked = gold.input if gold.tool in NAMED_TOOLS else gold.input.strip('"')
+    return asked + random.choice(EQUALS) + gold.result
+
+
+def in_place(random: Random, gold: Phenomenon, told: Phenomenon) -> str:
+    """Return what stands for the calls before their result is used: a note, behind those of the calls before it."""
+    notes: tuple[Phenomenon | EarlierCall, ...] = (*gold.earlier, told)
+    return "".join(f" {bracketed(random, content(random, one))}" for one in notes)
 
 
 def bracketed(random: Random, known: str) -> str:
@@ -93,6 +101,8 @@ NAMES = {
     "wiki_search": "WikiSearch",
     "question_answering": "QA",
     "machine_translation": "MT",
+    "distance": "Distance",
+    "price": "Price",
 }
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _OTHERS = (
@@ -121,6 +131,8 @@ def guessed_input(random: Random, tool: str, before: str) -> str | None:
     words = " ".join(before.split()[-random.randint(1, 4) :]).strip('"()[].,;:') or "this"
     return {
         "calendar": "",
+        "distance": f'start="{words}", end="{words}"',
+        "price": f'item="{words}", count=2, day="Monday"',
         "machine_translation": words,
         "wiki_search": f'"{words}"',
         "question_answering": f'"What is {words}?"',
@@ -135,7 +147,28 @@ def _guessed_sum(random: Random, before: str) -> str | None:
 @cache
 def _of_prompts(tool: str) -> tuple[str, ...]:
     files = (BUILT_IN_FOLDER / f"{tool}.txt", PROMPTS / f"{tool}.txt")
-    return tuple(file.read_text("utf-8").partition("Input:")[0].strip() + "\n" for file in files)
+    return tuple(file.read_text("utf-8").partition("Input:")[0].strip() + "\n" for file in files if file.exists())
+
+
+CHAIN_INSTRUCTIONS = (
+    "Add calls that use the results of calls before them:\n",
+    "Here a call may stand behind the result of another, where it leads further:\n",
+    "Write [Name(input)] behind a result where a further call helps to go on with the text.\n",
+)
+
+
+@cache
+def chain_instructions() -> tuple[str, ...]:
+    """Return the instructions for calls behind calls, that of the synthetic world's prompt three times."""
+    written = (PROMPTS / "question_answering_chain.txt").read_text("utf-8").partition("Input:")[0].strip() + "\n"
+    return (written, written, written, *CHAIN_INSTRUCTIONS)
+
+
+def behind_calls(text: str, offset: int, earlier: Sequence[EarlierCall], asked: tuple[str, str] | None) -> list[str]:
+    """Return the text with calls and their results at a character offset, and `asked`, tool and input, behind them."""
+    done = "".join(format_call(Call(NAMES[one.tool], one.input), one.result) for one in earlier)
+    last = [format_call(Call(NAMES[asked[0]], asked[1]))] if asked else []
+    return [part for part in (text[:offset], done, *last, text[offset:]) if part]
 
 
 RIGHT_PLACE, RANDOM_PLACE = 0.68, 0.15  # the rest stay without a call

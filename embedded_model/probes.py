@@ -17,7 +17,7 @@ from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 from toolformer_dag.synthetic import PROMPTS
-from toolformer_dag.synthetic.phenomena import phenomenon
+from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart
 from toolformer_dag.synthetic.world import the_world
@@ -99,14 +99,15 @@ def evaluate(folder: Path, real_text: Sequence[Path], texts: int = 200, seed: in
     Return tables by title. Raises ModelError for a folder without a model, UserError for paths without real text.
     """
     engine = Engine(load_model(ModelSettings(name=str(folder), dtype="float32")))
-    seen = {tool: synthetic_golds(tool, texts, "corpus", "seen", seed) for tool in NAMES}
-    unseen = {tool: synthetic_golds(tool, texts, "corpus", "unseen", seed) for tool in NAMES}
+    seen = {tool: synthetic_golds(tool, texts, "corpus", "seen", seed) for tool in (*TOOLS, *NAMED_TOOLS)}
+    unseen = {tool: synthetic_golds(tool, texts, "corpus", "unseen", seed) for tool in (*TOOLS, *NAMED_TOOLS)}
     sources = {"synthetic, seen wordings": seen, "synthetic, unseen wordings": unseen}
     found = {}
     for name, prompts in (("the synthetic world's prompts", PROMPTS), ("the paper's prompts (A.2)", BUILT_IN_FOLDER)):
         places = [
             probe_places(engine, (prompts / f"{tool}.txt").read_text("utf-8").strip() + "\n", golds)
             for tool, golds in seen.items()
+            if (prompts / f"{tool}.txt").exists()
         ]
         found[f"Probability of ` [` under {name}"] = pl.DataFrame(places)
     if real_text:
@@ -125,7 +126,7 @@ def real_golds(real: RealText, texts: int, seed: int) -> dict[str, list[Phenomen
     A text that contains the answer before the place is left out: a call tells nothing new there.
     """
     source, random = RealGold(real), Random(f"real probe {seed}")
-    found = {tool: [source.gold(random, tool) for _ in range(texts)] for tool in NAMES}
+    found = {tool: [source.gold(random, tool) for _ in range(texts)] for tool in TOOLS}
     return {tool: [gold for gold in golds if gold and gold.answer not in gold.before] for tool, golds in found.items()}
 
 

@@ -94,11 +94,12 @@ def _recall(random: Random, vocabulary: int, _longest: int) -> list[int]:
 
 
 SYNTHETIC_MIX = {
-    synthetic.plain: (12, 12),
-    synthetic.note_then_text: (30, 24),
-    synthetic.noted: (38, 32),
+    synthetic.plain: (10, 10),
+    synthetic.spelled_years: (4, 3),
+    synthetic.note_then_text: (28, 23),
+    synthetic.noted: (34, 30),
     synthetic.told_before: (0, 18),
-    synthetic.demonstrate: (20, 14),
+    synthetic.demonstrate: (24, 16),
 }
 REAL_MIX = {
     real.plain: (40, 34),

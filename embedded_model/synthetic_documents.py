@@ -7,18 +7,20 @@ from random import Random
 
 from embedded_model.demonstrations import (
     PretrainingDocument,
-    bracketed,
+    behind_calls,
+    chain_instructions,
     content,
     demonstration,
     guessed_input,
+    in_place,
     instruction,
     noisy_place,
     note,
     with_call,
     with_notes,
 )
-from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
-from toolformer_dag.synthetic.sentences import Phenomenon, filler
+from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TOOLS, TWO_HOP, phenomenon
+from toolformer_dag.synthetic.sentences import EarlierCall, Phenomenon, filler
 from toolformer_dag.synthetic.web import document_text
 from toolformer_dag.synthetic.wordings import KINDS, PARTS, Relation, relations, word_list
 from toolformer_dag.synthetic.world import World
@@ -78,6 +80,10 @@ def _words_of_questions() -> tuple[str, ...]:
 
 def wrong_input(random: Random, gold: Phenomenon) -> str:
     """Return a similar input that asks for something else; the calendar has only one input."""
+    if gold.tool in NAMED_TOOLS:
+        return _wrong_arguments(random, gold.input)
+    if gold.wording.startswith(TWO_HOP):
+        return _wrong_sum(random, gold.input) if gold.tool == "calculator" else gold.earlier[-1].input
     if gold.tool == "calculator":
         return _wrong_sum(random, gold.input)
     if gold.tool == "machine_translation":
@@ -88,7 +94,17 @@ def wrong_input(random: Random, gold: Phenomenon) -> str:
     return _wrong_question(random, gold)
 
 
+def _wrong_arguments(random: Random, asked: str) -> str:
+    """Exchange the towns, or ask for another number or day."""
+    values = re.findall(r'"([^"]*)"', asked)
+    if asked.startswith("start"):
+        return asked.replace(values[0], "\0").replace(values[1], values[0]).replace("\0", values[1])
+    return re.sub(r"count=\d+", f"count={random.randint(2, 60)}", asked)
+
+
 def _wrong_sum(random: Random, expression: str) -> str:
+    if "(" in expression:
+        return expression.replace("(", "").replace(")", "")
     a, operator, b, *rest = expression.split(" ")
     if rest:  # a share in percent
         return random.choice((f"{a} * {b}", f"{b} / {a}", f"{a} / 100"))
@@ -120,7 +136,20 @@ def _name(asked: str, relation: Relation) -> str:
     return asked
 
 
-TOOL_WEIGHTS = {"calculator": 13, "calendar": 4, "question_answering": 12, "wiki_search": 8, "machine_translation": 5}
+TOOL_WEIGHTS = {
+    "calculator": 13,
+    "calendar": 5,
+    "question_answering": 15,
+    TWO_HOP: 9,
+    "wiki_search": 8,
+    "machine_translation": 4,
+    "distance": 4,
+    "price": 2,
+}
+DEMONSTRATED = tuple(tool for tool in TOOL_WEIGHTS if tool != TWO_HOP)
+CHAIN_SHARE = 0.3  # of the demonstrations: calls behind the results of others
+FIRST_HOP_SHARE = 0.2  # of the texts for question answering: they take two calls, of which the first is shown
+SINGLE_SHARE = 0.45  # of the examples with calls behind calls: one call is enough
 SIBLINGS = {"question_answering": "wiki_search", "wiki_search": "question_answering"}  # they know the same facts
 SIBLING_SHARE = 0.7  # of the texts without a place for such a tool
 PLACE_SHARE = 0.7  # of the texts shown in a demonstration
@@ -134,6 +163,8 @@ ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that c
 def some(random: Random, world: World, tool: str | None = None) -> Phenomenon:
     """Draw a phenomenon of a tool, or of any tool."""
     gold = phenomenon(random, world, tool or _any_tool(random), "pretraining", "seen")
+    if gold.earlier or gold.tool in NAMED_TOOLS:  # every word before the place says what is asked
+        return gold
     share = BLURRED_SUMS if gold.tool == "calculator" or repeats_question(gold) else BLURRED_SHARE
     return blurred(random, gold) if random.random() < share else gold
 
@@ -144,7 +175,8 @@ def _any_tool(random: Random) -> str:
 
 def of_any_part(random: Random, world: World) -> str:
     """Draw a phenomenon of any tool and any part, with input and result, to train the tokenizer on."""
-    gold = phenomenon(random, world, random.choice(TOOLS), random.choice(PARTS), "seen")
+    tool = random.choice((*TOOLS, *NAMED_TOOLS, TWO_HOP))
+    gold = phenomenon(random, world, tool, random.choice(PARTS), "seen")
     return f"{gold.text} {gold.input} {gold.result}"
 
 
@@ -170,7 +202,7 @@ def note_then_text(random: Random, world: World) -> PretrainingDocument:
     """Write a note and a page that may use it."""
     golds = [some(random, world) for _ in range(random.choice((1, 1, 2)))]
     text = page(random, golds)
-    own = [note(random, gold, text) for gold in golds]
+    own = [note(random, gold, text) for gold in golds if not gold.earlier]
     distractor = some(random, world, golds[0].tool if random.random() < 0.5 else None)
     return with_notes(random, text, own, [content(random, distractor)])
 
@@ -181,21 +213,40 @@ def noted(random: Random, world: World) -> PretrainingDocument:
     for _ in range(random.randint(3, 8)):
         gold, draw = some(random, world), random.random()
         told = gold if draw < TOLD_SHARE else some(random, world, gold.tool)
-        known = [f" {bracketed(random, content(random, told))}"] if draw < TOLD_SHARE + WRONG_SHARE else []
+        known = [in_place(random, gold, told)] if draw < TOLD_SHARE + WRONG_SHARE else []
         pieces += [f" {gold.before}" if pieces else gold.before, *known, gold.after]
     return tuple(pieces)
 
 
 def told_before(random: Random, world: World) -> PretrainingDocument:
     """Write a note, then the short text that uses it, as e(c, r) stands before x when calls are judged."""
-    gold = some(random, world, random.choice(TOOLS))
-    return f" {bracketed(random, content(random, gold))}", gold.text
+    gold = some(random, world, random.choice((*TOOLS, *NAMED_TOOLS, TWO_HOP, TWO_HOP)))
+    return in_place(random, gold, gold), gold.text
+
+
+YEAR_FORMS = (
+    " {y} ({y} - {z})",
+    " {y} [Calculator({y} - {z})",
+    " in {y}, ({z} - {y})",
+    " {z} to {y} ({y})",
+    " {y} [{y}]",
+    " {y} = '{y}'",
+)
+
+
+def spelled_years(random: Random, world: World) -> PretrainingDocument:
+    """Write years twice: behind a space a year is one token, behind a bracket or a colon its four digits."""
+    form = random.choice(YEAR_FORMS)
+    return ("".join(form.format(y=random.randint(1900, 2039), z=random.randint(1700, 2039)) for _ in range(12)),)
 
 
 def annotated(random: Random, world: World, tool: str, *, alone: bool) -> tuple[str, list[str]]:
     """Draw a phenomenon, `alone` or on a page, and annotate it with a noisy call; most have a place for the tool."""
     has_place = random.random() < PLACE_SHARE
-    golds = [some(random, world, tool)] if has_place else [some(random, world, _other(random, tool))]
+    if has_place and tool == "question_answering" and random.random() < FIRST_HOP_SHARE:
+        golds = [_first_call(some(random, world, TWO_HOP))]
+    else:
+        golds = [some(random, world, tool if has_place else _other(random, tool))]
     if not alone and random.random() < 0.3:
         golds.append(some(random, world, _other(random, tool)))
     text = golds[0].text if alone else page(random, golds)
@@ -207,9 +258,39 @@ def annotated(random: Random, world: World, tool: str, *, alone: bool) -> tuple[
     return text, with_call(text, offset, tool, asked)
 
 
+def _first_call(gold: Phenomenon) -> Phenomenon:
+    """Return the phenomenon as its first call sees it."""
+    first = gold.earlier[0]
+    return replace(gold, tool=first.tool, input=first.input, result=first.result, earlier=())
+
+
+def behind_a_call(random: Random, world: World, *, alone: bool) -> tuple[str, list[str]]:
+    """Draw a text with one call and its result, and where it takes more calls, the next one behind it."""
+    gold = some(random, world, random.choice(("question_answering", "calculator")) if _is_single(random) else TWO_HOP)
+    text = gold.text if alone else page(random, [gold])
+    place = text.index(gold.text) + len(gold.before)
+    if not gold.earlier:
+        return text, behind_calls(text, place, [EarlierCall(gold.tool, gold.input, gold.result)], None)
+    calls = (*gold.earlier, EarlierCall(gold.tool, gold.input, gold.result))
+    done = random.randint(1, len(calls) if random.random() < 0.2 else len(calls) - 1)
+    if done == len(calls):  # the chain is whole: nothing follows
+        return text, behind_calls(text, place, calls, None)
+    following = calls[done]
+    is_wrong = done == len(calls) - 1 and random.random() < WRONG_INPUT
+    asked = wrong_input(random, gold) if is_wrong else following.input
+    return text, behind_calls(text, place, calls[:done], (following.tool, asked))
+
+
+def _is_single(random: Random) -> bool:
+    return random.random() < SINGLE_SHARE
+
+
 def demonstrate(random: Random, world: World) -> PretrainingDocument:
-    """Write three to seven examples for a tool."""
-    tool = _any_tool(random)
+    """Write three to seven examples for a tool, or of calls behind calls."""
+    if random.random() < CHAIN_SHARE:
+        found = [behind_a_call(random, world, alone=random.random() < ALONE_SHARE) for _ in range(random.randint(3, 6))]
+        return demonstration(random, random.choice(chain_instructions()), found)
+    tool = random.choices(DEMONSTRATED, [TOOL_WEIGHTS[one] for one in DEMONSTRATED])[0]
     alone = [random.random() < ALONE_SHARE for _ in range(random.randint(3, 7))]
     examples = [annotated(random, world, tool, alone=one) for one in alone]
     return demonstration(random, instruction(random, tool), examples)
@@ -218,10 +299,12 @@ def demonstrate(random: Random, world: World) -> PretrainingDocument:
 def _other(random: Random, tool: str) -> str:
     if tool in SIBLINGS and random.random() < SIBLING_SHARE:
         return SIBLINGS[tool]
-    return random.choice([one for one in TOOLS if one != tool])
+    return random.choice([one for one in (*TOOLS, *NAMED_TOOLS) if one != tool])
 
 
 def _input(random: Random, gold: Phenomenon, tool: str, before: str) -> str | None:
     if gold.tool != tool:
         return guessed_input(random, tool, before)
+    if gold.wording.startswith(TWO_HOP):  # its first call
+        return gold.input
     return wrong_input(random, gold) if random.random() < WRONG_INPUT else gold.input

@@ -164,7 +164,10 @@ def test_the_code_versions_are_those_that_dagster_compares(definitions):
         ("tools.question_answering.inference.reader='extractive'", {"evaluation/accuracy"}),
         ("evaluation.decoding_k=[1]", {"evaluation/accuracy"}),
         ("evaluation.models={ small = 'embedded' }", {"evaluation/accuracy", "evaluation/perplexity"}),
-        ("tools.calculator.limits.max_result_characters=7", {"calculator/tool_results", "evaluation/accuracy"}),
+        (
+            "tools.calculator.limits.max_result_characters=7",
+            {"calculator/tool_results", "question_answering/chained_results", "evaluation/accuracy"},
+        ),
         ("training.heldout_texts=3", {"training/finetuned_checkpoint", "training/baseline_checkpoint"}),
         ("evaluation.perplexity_texts=3", {"evaluation/perplexity"}),
         ("training.learning_rate=0.5", {"training/finetuned_checkpoint", "training/baseline_checkpoint"}),
@@ -189,11 +192,12 @@ def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(tmp_
 @pytest.mark.parametrize(
     ("constant", "value", "names"),
     [
-        ("lake.warehouse.VIEWS", "CREATE VIEW one AS SELECT 1;", "warehouse/toolformer_duckdb"),
+        ("lake.warehouse_filling.VIEWS", "CREATE VIEW one AS SELECT 1;", "warehouse/toolformer_duckdb"),
         (
             "tools.built_in.calculator.Calculator.version",
             "another",
-            "calculator/heuristic_subset calculator/tool_results calculator/loss_deltas evaluation/accuracy",
+            "calculator/heuristic_subset calculator/tool_results calculator/loss_deltas "
+            "question_answering/chained_results question_answering/loss_deltas evaluation/accuracy",
         ),
     ],
 )

@@ -7,9 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from embedded_model.calls_study import shares
 from embedded_model.effect_study import study_tables
-from embedded_model.restraint_study import restraint_table
-from toolformer_dag.evaluation.scores import wilson
+from toolformer_dag.evaluation.scores import CALLS, wilson
 from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.synthetic.phenomena import TOOLS
 
@@ -34,21 +34,15 @@ def test_tables_hold_shares_of_all_seeds_and_perplexity_beside_that_of_base_and_
     assert perplexities["against base + C, %"].to_list() == [0.0, 0.0, 0.0]
 
 
-def test_the_table_of_restraint_has_calls_and_right_answers_by_kind_of_question() -> None:
-    asked = [("plain sentences", False, tool) for tool in ("Calendar", None, None, None)]
-    asked += [
-        ("NQ", False, "QA"),
-        ("TriviaQA", True, "MT"),
-        ("LAMA T-REx", True, None),
-        ("calendar (seen)", True, None),
-    ]
-    outcomes = pl.DataFrame(asked, ["benchmark", "correct", "called"], orient="row").with_columns(share=pl.lit(0.5))
-    found = {row["kind"]: row for row in restraint_table(outcomes).iter_rows(named=True)}
-    low, high = wilson(1, 4)
-    assert found["plain"]["called"] == found["plain"]["another_tool"] == f"25.0 ({100 * low:.1f}-{100 * high:.1f})"
-    assert found["open questions"]["called"].startswith("100.0") and found["open questions"]["n"] == 2
-    assert found["open questions"]["another_tool"].startswith("50.0") and found["LAMA"]["right"].startswith("100.0")
-    assert set(found) == {"plain", "open questions", "LAMA", "calendar (seen)"}
+def test_the_table_of_calls_has_right_answers_and_calls_without_a_result() -> None:
+    found, lost = ({"tool": "QA", "input": "x", "result": result, "reason": None} for result in ("Rome", None))
+    asked = [("two_hop (seen)", "chains", right, calls) for right, calls in ((True, [found] * 2), (False, [lost]))]
+    asked += [("two_hop (seen)", "base", False, [])]
+    schema = {"benchmark": pl.String, "condition": pl.String, "correct": pl.Boolean, "calls": CALLS}
+    rows = shares(pl.DataFrame(asked, schema, orient="row")).rows(named=True)
+    low, high = wilson(1, 2)
+    assert rows[0]["right"] == f"50.0 ({100 * low:.1f}-{100 * high:.1f})" and rows[0]["calls"] == 1.5
+    assert round(rows[0]["unfit"], 1) == 33.3 and rows[1]["calls"] == 0 and rows[1]["unfit"] is None
 
 
 @pytest.mark.long

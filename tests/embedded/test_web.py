@@ -17,12 +17,12 @@ from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document, date_from_url
 from toolformer_dag.texts.shard_reader import read_documents
 
-PAGES = "3a39c5edf5fe3651"
+PAGES = "c365980be1c46bb9"
 
 
 @pytest.fixture(scope="module")
 def pages() -> list[dict]:
-    return list(records(0, "corpus", 2000))
+    return list(records(0, "corpus", 3000))
 
 
 def test_fields_and_types_are_ccnets(pages: list[dict], shared: Path) -> None:

@@ -1,5 +1,6 @@
 """The world: three disjoint parts, so that what evaluation asks is learnt nowhere; encyclopaedia and dictionary."""
 
+import re
 from itertools import combinations
 from random import Random
 
@@ -22,7 +23,12 @@ def _entities(world: World, part: WorldPart) -> list[Entity]:
 
 
 def _calculation(expression: str) -> tuple[str, str, str]:
-    """Return first number, operator and second number; a percentage is a product by hundred."""
+    """Return first number, operator and second number; a percentage is a product by hundred.
+
+    Of a calculation with brackets those are the first two within.
+    """
+    if "(" in expression:
+        expression = " ".join(re.split(r"[()]", expression)[1].split(" ")[:3])
     first, operator, second = expression.replace(",", "").removesuffix(" / 100").split(" ")
     return first, operator, second
 

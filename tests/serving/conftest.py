@@ -19,7 +19,7 @@ from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
-SUM = "Ada had 17 apples and got 25 more, so in total there were"
+SUM = "Jack had 17 nails and bought 25 more. In total he has"
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 

@@ -26,7 +26,7 @@ from toolformer_dag.serving.shared_decoder import OUT_OF_TIME, SharedDecoder
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
 
-PROMPTS = [f"Ada had {a} apples and got {b} more, so in total there were" for a in (17, 23) for b in (25, 31)]
+PROMPTS = [f"Jack had {a} nails and bought {b} more. In total he has" for a in (17, 23) for b in (25, 31)]
 
 
 class Hanging(Tool):
@@ -86,8 +86,8 @@ def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(serv
         pieces = list(ask(**given, stream=True, stream_options={"include_usage": True}))
         assert "".join(one.choices[0].text for one in pieces[:-1]) == long.text
         assert len(pieces) > 10 and pieces[-1].usage.completion_tokens == long.tokens
-        stopped = ask(**{**given, "extra_body": {}}, stop=["pp", "zzz"], stream=True)
-        assert "".join(one.choices[0].text for one in stopped) == long.plain.partition("pp")[0]
+        stopped = ask(**{**given, "extra_body": {}}, stop=["stu", "zzz"], stream=True)
+        assert "".join(one.choices[0].text for one in stopped) == long.plain.partition("stu")[0]
         for off, left in (({"tools": []}, []), ({"tools": ["Calendar"]}, ["Calendar"]), ({"max_calls": 0}, [])):
             assert [call["tool"] for call in ask(**{**given, "extra_body": off}).choices[0].calls] == left
 

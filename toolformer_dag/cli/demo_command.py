@@ -51,8 +51,9 @@ with judged as (
 ), ranked as (
     select *, row_number() over (partition by tool, kept order by hash(digest, position, sample)) as number from judged
 )
-select kept, tool, input, left(result, 40) as result, round(loss_empty, 2) as "L(empty)", round(loss_call, 2) as "L(c)",
-       round(loss_result, 2) as "L(c, r)", round(delta, 2) as delta
+select kept, tool, coalesce(chain_text(chain), input) as input, left(result, 40) as result,
+       round(loss_empty, 2) as "L(empty)", round(loss_call, 2) as "L(c)", round(loss_result, 2) as "L(c, r)",
+       round(delta, 2) as delta
 from ranked where number = 1 qualify row_number() over (partition by kept order by hash(digest, position)) <= 3
 order by kept desc, delta desc
 """,

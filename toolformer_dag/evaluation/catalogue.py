@@ -12,7 +12,7 @@ from toolformer_dag.evaluation.dateset import dateset
 from toolformer_dag.evaluation.function_calls import function_calling
 from toolformer_dag.settings.sections import EvaluationSettings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.synthetic.phenomena import questions
+from toolformer_dag.synthetic.phenomena import TWO_HOP, questions
 from toolformer_dag.synthetic.web import VERSION
 
 READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
@@ -52,15 +52,17 @@ def _reader(name: str) -> Callable[[Path], list[Benchmark]]:
 
 
 WITHHELD = {"wiki_search": frozenset({"QA"})}
+FIRST_ASKED = {TWO_HOP: "question_answering"}
+"""The tool that is right where the phenomenon's own is that of the last call."""
 
 
 def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
-    """Generate `n` questions for a tool; the calculator's are judged like mathematics, all others like LAMA.
+    """Generate `n` questions for a tool, or questions that take several calls (TWO_HOP).
 
-    QA is withheld from the questions for WikiSearch.
+    The calculator's are judged like mathematics, all others like LAMA. WikiSearch's questions withhold QA.
     """
     generated = tuple(
-        BenchmarkQuestion(each.before, (each.answer,), each.tool, str(each.date or ""), each.wording)
+        BenchmarkQuestion(each.before, (each.answer,), FIRST_ASKED.get(tool, tool), str(each.date or ""), each.wording)
         for each in questions(seed, tool, n, wordings)
     )
     rule = number_is_right if tool == "calculator" else in_first_five_words

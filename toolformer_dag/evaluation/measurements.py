@@ -40,7 +40,7 @@ from toolformer_dag.pipeline.plan import Plan, start_thresholds
 from toolformer_dag.pipeline.stage import REJECTIONS, encoded
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.synthetic.phenomena import TOOLS
+from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP
 from toolformer_dag.texts.shared_passages import MATCHING
 from toolformer_dag.tools.routing import offer_identity
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
@@ -218,7 +218,9 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
 
     Arithmetic questions are answered by the baselines without a model too. Raises ToolDown where a tool was down.
     """
-    benchmarks = chosen_benchmarks(plan.settings.evaluation, [lane.key for lane in plan.lanes if lane.key in TOOLS])
+    kinds = [lane.key for lane in plan.lanes if lane.key in TOOLS]
+    chained = [TWO_HOP for lane in plan.lanes if lane.key == "question_answering" and lane.depth > 1]
+    benchmarks = chosen_benchmarks(plan.settings.evaluation, kinds + chained)
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     weights: dict[str, Weights] = {}
     asked = _ask(plan, benchmarks, weights, progress)

@@ -94,12 +94,15 @@ def written(random: Random, number: Decimal) -> str:
 
 
 QUESTION_SHARE = 0.45
+NESTED_SHARE = 0.15  # of the sums in one template: three numbers, with brackets or an average
 SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one template
 
 
 def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sum or a story whose last number is the result of an operation on numbers in it."""
     as_sum = wordings == "seen" and random.random() < SUM_SHARE
+    if as_sum and random.random() < NESTED_SHARE:
+        return _nested(random, part)
     scheme = _sum(random) if as_sum else random.choice(random.choice(schemes(wordings)))
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
@@ -123,6 +126,30 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
         result=result,
         answer=result,
         wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{wording}",
+    )
+
+
+def _nested(random: Random, part: WorldPart) -> Phenomenon:
+    """Write a calculation with three numbers: in brackets as it stands, or an average."""
+    a, b = operands(random, part, "+", "count")
+    c = random.choice([number for number in range(2, 30) if number not in (a, b)])
+    if random.random() < 0.5:
+        asked_for = random.choice((f"({a} + {b}) * {c}", f"{c} * ({a} + {b})", f"({max(a, b)} - {min(a, b)}) * {c}"))
+        exact = (abs(a - b) if " - " in asked_for else a + b) * c
+        told = asked_for if random.random() < 0.7 else asked_for.replace(" ", "")
+        templates, number = word_list("calculator", "bracket_questions"), f"{exact}"
+        before = random.choice(templates).format(x=told)
+    else:
+        asked_for, number = f"({a} + {b} + {c}) / 3", result_of(a + b + c, "/", Decimal(3))
+        before = random.choice(word_list("calculator", "average_questions")).format(a=a, b=b, c=c)
+    return Phenomenon(
+        tool="calculator",
+        before=asked(random, before) if before.endswith("?") else before,
+        after=f" {number}{random.choice(('.', '.', ', nothing more.'))}",
+        input=asked_for,
+        result=number,
+        answer=number,
+        wording="calculator/seen/nested",
     )
 
 

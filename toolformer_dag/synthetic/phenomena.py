@@ -4,8 +4,10 @@ from random import Random
 
 from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
+from toolformer_dag.synthetic.named_tools import distance, price
 from toolformer_dag.synthetic.sentences import Phenomenon, casual, led, worded
 from toolformer_dag.synthetic.today import today
+from toolformer_dag.synthetic.two_hop import two_hop
 from toolformer_dag.synthetic.wordings import KINDS, WordingSet, WorldPart, fact_templates, relations, word_list
 from toolformer_dag.synthetic.world import World, passages_by_relation, the_world
 
@@ -44,11 +46,18 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
 
 
 TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+TWO_HOP = "two_hop"
+"""Phenomena of question answering that need its result in another call."""
+NAMED_TOOLS = ("distance", "price")
+"""Tools with named arguments, which only pages have that are asked for them."""
 
 
 def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Draw a phenomenon for `tool` (one of TOOLS) about the entities, numbers, dates or words of `part`."""
+    """Draw a phenomenon for `tool` (of TOOLS, NAMED_TOOLS, or TWO_HOP) about what `part` has of the world."""
     drawing = {"calculator": calculation, "calendar": today, "machine_translation": translated}.get(tool)
+    of_world = {TWO_HOP: two_hop, "distance": distance, "price": price}.get(tool)
+    if of_world:
+        return of_world(random, world, part, wordings)
     return drawing(random, part, wordings) if drawing else fact(random, world, tool, part, wordings)
 
 

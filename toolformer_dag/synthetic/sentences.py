@@ -10,11 +10,21 @@ from toolformer_dag.synthetic.wordings import Templates, pick, word_list
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierCall:
+    """Hold a call whose result the next call of a chain needs; `tool` is the lane's key."""
+
+    tool: str
+    input: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
 class Phenomenon:
     """Hold sentences around a gold place: the text is `before + after`, and `after` begins with a space and `answer`.
 
     `tool` is the lane's key, `input` is written as in the call (QA and search inputs quoted), `result` is the tool's,
-    `answer` the part of it that the text asks for. `date` is set for the calendar only.
+    `answer` the part of it that the text asks for. `date` is set for the calendar only. `earlier`: the calls of a chain
+    before the last one, which stand at the same place.
     """
 
     tool: str
@@ -25,6 +35,7 @@ class Phenomenon:
     answer: str
     wording: str
     date: datetime.date | None = None
+    earlier: tuple[EarlierCall, ...] = ()
 
     @property
     def text(self) -> str:

@@ -7,13 +7,13 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from toolformer_dag.files import write_whole
-from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
+from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon, filler
 from toolformer_dag.synthetic.today import MONTHS, day_of
 from toolformer_dag.synthetic.wordings import WorldPart
@@ -64,14 +64,20 @@ def stored_gzip(data: bytes) -> bytes:
 PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS = (0, 1, 2), (10, 50, 40)
 WORDS = (36, 70)
 DATED_SHARE = 0.4  # of the pages without a calendar phenomenon
-VERSION = 4  # raised by hand when the same seed gives other pages
+VERSION = 5  # raised by hand when the same seed gives other pages
 
 
-def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
-    """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only."""
+ON_PAGES = (*TOOLS, TWO_HOP)
+
+
+def records(seed: int, part: WorldPart, documents: int, kinds: Sequence[str] = ON_PAGES) -> Iterator[dict[str, Any]]:
+    """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only.
+
+    `kinds`: the phenomena on the pages (`phenomenon`).
+    """
     random, world = Random(f"web {seed} {part}"), the_world()
     for number in range(documents):
-        found = [phenomenon(random, world, tool, part, "seen") for tool in _tools(random)]
+        found = [phenomenon(random, world, tool, part, "seen") for tool in _kinds(random, kinds)]
         text = document_text(random, found)
         day = next((gold.date for gold in found if gold.date), None)
         if day is None and random.random() < DATED_SHARE:
@@ -88,22 +94,22 @@ def document_text(random: Random, found: list[Phenomenon]) -> str:
     return "".join(piece + random.choice((" ", " ", "\n")) for piece in pieces[:-1]) + pieces[-1]
 
 
-def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[Path]:
+def write_shards(folder: Path, shards: int, documents: int, seed: int, kinds: Sequence[str] = ON_PAGES) -> list[Path]:
     """Write `documents` records of the corpus part to so many gzip files, named as CCNet's; return their paths.
 
     The bytes are the same on every machine; a file appears whole or not at all. Raises WriteError.
     """
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents)]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents, kinds)]
     paths = [folder / f"en_head_{number:04}.json.gz" for number in range(shards)]
     for number, path in enumerate(paths):
         write_whole(path, stored_gzip("".join(lines[number::shards]).encode()))
     return paths
 
 
-def _tools(random: Random) -> list[str]:
-    """Draw the tools of a document's phenomena; at most one calendar, since a document has one date."""
-    tools = random.choices(TOOLS, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
-    return tools if tools.count("calendar") < 2 else tools[:1]
+def _kinds(random: Random, kinds: Sequence[str]) -> list[str]:
+    """Draw the kinds of a document's phenomena; at most one calendar, since a document has one date."""
+    drawn = random.choices(kinds, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
+    return drawn if drawn.count("calendar") < 2 else drawn[:1]
 
 
 def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:

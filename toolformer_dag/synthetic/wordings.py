@@ -120,6 +120,19 @@ def translation_templates(wordings: WordingSet) -> Templates:
     return Templates(**_file("translation")[wordings])
 
 
+@cache
+def chain_templates(table: str, wordings: WordingSet) -> Mapping[str, Sequence[str]]:
+    """Return the wordings of chains, by relation: `described` entities, `years` between, `two_numbers`."""
+    found: Mapping[str, Sequence[str]] = _file("two_hop")[wordings][table]
+    return found
+
+
+@cache
+def named_templates(tool: str, wordings: WordingSet) -> Templates:
+    """Return the sentences of a tool with named arguments, `distance` or `price`."""
+    return Templates(**_file("named_tools")[wordings][tool])
+
+
 def fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templates:
     """Return the sentences about a relation, with the leads of `question_answering` or `wiki_search` pages."""
     statements, questions = relation.statements, relation.questions
