@@ -243,10 +243,7 @@ def spelled_years(random: Random, world: World) -> PretrainingDocument:
 def annotated(random: Random, world: World, tool: str, *, alone: bool) -> tuple[str, list[str]]:
     """Draw a phenomenon, `alone` or on a page, and annotate it with a noisy call; most have a place for the tool."""
     has_place = random.random() < PLACE_SHARE
-    if has_place and tool == "question_answering" and random.random() < FIRST_HOP_SHARE:
-        golds = [_first_call(some(random, world, TWO_HOP))]
-    else:
-        golds = [some(random, world, tool if has_place else _other(random, tool))]
+    golds = [_of_tool(random, world, tool) if has_place else some(random, world, _other(random, tool))]
     if not alone and random.random() < 0.3:
         golds.append(some(random, world, _other(random, tool)))
     text = golds[0].text if alone else page(random, golds)
@@ -258,8 +255,11 @@ def annotated(random: Random, world: World, tool: str, *, alone: bool) -> tuple[
     return text, with_call(text, offset, tool, asked)
 
 
-def _first_call(gold: Phenomenon) -> Phenomenon:
-    """Return the phenomenon as its first call sees it."""
+def _of_tool(random: Random, world: World, tool: str) -> Phenomenon:
+    """Draw a phenomenon of a tool; some of question answering's take two calls, of which the first is asked."""
+    if tool != "question_answering" or random.random() >= FIRST_HOP_SHARE:
+        return some(random, world, tool)
+    gold = some(random, world, TWO_HOP)
     first = gold.earlier[0]
     return replace(gold, tool=first.tool, input=first.input, result=first.result, earlier=())
 

@@ -218,9 +218,7 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
 
     Arithmetic questions are answered by the baselines without a model too. Raises ToolDown where a tool was down.
     """
-    kinds = [lane.key for lane in plan.lanes if lane.key in TOOLS]
-    chained = [TWO_HOP for lane in plan.lanes if lane.key == "question_answering" and lane.depth > 1]
-    benchmarks = chosen_benchmarks(plan.settings.evaluation, kinds + chained)
+    benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     weights: dict[str, Weights] = {}
     asked = _ask(plan, benchmarks, weights, progress)
@@ -235,6 +233,12 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     version = publish(plan.lake, ACCURACY, table, settings, versions)
     tokens, calls = sum(one.tokens for one in asked), sum(one.calls for one in asked)
     return Measurement(version, table, accuracy_by_condition(table), left_out, tokens, calls)
+
+
+def _synthetic_kinds(plan: Plan) -> list[str]:
+    """Return what the synthetic world is asked: the lanes' tools, and chains where question answering has them."""
+    chained = any(lane.key == "question_answering" and lane.depth > 1 for lane in plan.lanes)
+    return [lane.key for lane in plan.lanes if lane.key in TOOLS] + [TWO_HOP] * chained
 
 
 def _ask(

@@ -103,7 +103,10 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
     as_sum = wordings == "seen" and random.random() < SUM_SHARE
     if as_sum and random.random() < NESTED_SHARE:
         return _nested(random, part)
-    scheme = _sum(random) if as_sum else random.choice(random.choice(schemes(wordings)))
+    return _told(random, part, wordings, _sum(random) if as_sum else random.choice(random.choice(schemes(wordings))))
+
+
+def _told(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
     setup = random.randrange(len(scheme.setups)) if scheme.setups else 0
