@@ -1,10 +1,10 @@
 """Ask a finetuned model what takes several calls, and what takes named arguments.
 
 python -m embedded_model.calls_study chains FOLDER    # FOLDER: a project that ran, such as that of `make demo`
-python -m embedded_model.calls_study named FOLDER     # runs a project of two tools there first
+python -m embedded_model.calls_study write FOLDER     # writes a project of two tools, to be run
+python -m embedded_model.calls_study named FOLDER     # asks it, when it ran
 """
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,17 +41,11 @@ benchmark_questions = 1
 DOCUMENTS = 384
 
 
-def named_project(folder: Path) -> Settings:
-    """Write a web about distances and prices and the settings of its two lanes, run them and finetune."""
-    from toolformer_dag.cli.project import Project
-
+def write_named_project(folder: Path) -> None:
+    """Write a web about distances and prices, and the settings of its two lanes."""
     folder.mkdir(parents=True, exist_ok=True)
     write_shards(folder / "web", 2, DOCUMENTS, 1, NAMED_TOOLS)
     (folder / "toolformer.toml").write_text(NAMED)
-    settings = load_settings(folder / "toolformer.toml", environment={})
-    os.environ["DAGSTER_HOME"] = str(folder / ".dagster")
-    Project.of(settings).run(training=True).raise_for_failures()
-    return settings
 
 
 def with_depth(settings: Settings, depth: int) -> Settings:
@@ -97,12 +91,14 @@ def _percent(counts: dict[str, int]) -> str:
 
 
 def main(what: str, folder: Path) -> None:
-    """Run the study and print its table."""
+    """Write the project, or ask one and print the table."""
+    if what == "write":
+        write_named_project(folder)
+        return
+    settings = load_settings(folder / "toolformer.toml", environment={})
     if what == "named":
-        settings = named_project(folder.absolute())
         found = answers(settings, {TOOLFORMER: settings}, NAMED_TOOLS)
     else:
-        settings = load_settings(folder / "toolformer.toml", environment={})
         ways = {f"depth {depth}": with_depth(settings, depth) for depth in (1, 2, 3)}
         found = answers(settings, ways, (TWO_HOP,))
     told = shares(found)
