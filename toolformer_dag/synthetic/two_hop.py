@@ -29,7 +29,7 @@ LEADS_TO: Mapping[str, EntityKind] = {
 }
 """The relations whose value has facts of its own, by its kind."""
 YEARS = ("birth_year", "founded", "opened")
-YOUNG = 1940
+YOUNG = 1940  # who was born after it has an age in the years to come
 YEARS_TO_COME = (2040, 2099)
 """The embedded model's tokenizer has a token of each year from 1900 to 2039, whose digits the model has not learned."""
 ASKED = "question_answering"
