@@ -103,7 +103,7 @@ def test_the_demo_gives_the_figures_that_it_gave(demo, name):
 
 
 def test_the_delta_is_what_the_losses_make_it(demo):
-    wrong = "abs(delta - (least(loss_empty, loss_call) - loss_result)) > 1e-4 or loss_plus <> loss_result"
+    wrong = "abs(delta - (least(loss_empty, loss_call, loss_before) - loss_result)) > 1e-4 or loss_plus <> loss_result"
     assert demo.sql(f"select count(*) from loss_deltas where {wrong}") == [(0,)]
 
 
