@@ -12,9 +12,10 @@ from pathlib import Path
 import polars as pl
 import typer
 
+from embedded_model.effect_study import percent
 from toolformer_dag.evaluation.asking import TOOLFORMER, benchmark_outcomes, compared
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
-from toolformer_dag.evaluation.scores import Condition, outcome_table, wilson
+from toolformer_dag.evaluation.scores import Condition, outcome_table
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.pipeline.plan import lanes
@@ -82,12 +83,7 @@ def shares(outcomes: pl.DataFrame) -> pl.DataFrame:
         unfit=100
         * pl.col("calls").list.explode(keep_nulls=False, empty_as_null=False).struct.field("result").is_null().mean(),
     )
-    return groups.with_columns(right=pl.struct("hits", "n").map_elements(_percent, return_dtype=pl.String)).drop("hits")
-
-
-def _percent(counts: dict[str, int]) -> str:
-    low, high = wilson(counts["hits"], counts["n"])
-    return f"{100 * counts['hits'] / counts['n']:.1f} ({100 * low:.1f}-{100 * high:.1f})"
+    return groups.with_columns(right=pl.struct("hits", "n").map_elements(percent, return_dtype=pl.String)).drop("hits")
 
 
 def main(what: str, folder: Path) -> None:

@@ -235,7 +235,7 @@ YEAR_FORMS = (
 
 
 def spelled_years(random: Random, world: World) -> PretrainingDocument:
-    """Write years twice: behind a space a year is one token, behind a bracket or a colon its four digits."""
+    """Write years twice: behind a space a year is one token, behind a bracket or a quotation mark its four digits."""
     form = random.choice(YEAR_FORMS)
     return ("".join(form.format(y=random.randint(1900, 2039), z=random.randint(1700, 2039)) for _ in range(12)),)
 

@@ -66,6 +66,8 @@ def limit_met(error: BaseException) -> str | None:
 
 NEEDED_THREADS = 32
 """Threads that a command may start beside one per core; the libraries' pools are as large as the machine."""
+AMPLE = 10_000
+"""A limit of processes from which on nothing is tried."""
 
 
 def require_threads() -> None:
@@ -74,7 +76,7 @@ def require_threads() -> None:
     Asked before any library is: some hang there, or abort, and name no limit.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft == resource.RLIM_INFINITY or soft > 10_000:
+    if soft == resource.RLIM_INFINITY or soft > AMPLE:
         return
     ended, count = threading.Event(), NEEDED_THREADS + (os.cpu_count() or 1)
     started = [threading.Thread(target=ended.wait, daemon=True) for _ in range(count)]

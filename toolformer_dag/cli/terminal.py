@@ -72,7 +72,7 @@ def of_history(error: BaseException) -> bool:
     """Tell whether Dagster's storage failed: SQLite, which nothing else here uses, or an event that cannot be read."""
     modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
     return isinstance(error.__cause__, sqlite3.Error) or (
-        isinstance(error, Exception) and any(module.startswith("dagster._core.storage") for module in modules)
+        isinstance(error, Exception) and any({"dagster", "storage"} <= set(module.split(".")) for module in modules)
     )
 
 

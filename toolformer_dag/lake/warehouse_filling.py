@@ -41,7 +41,8 @@ USING (tool, digest)
 """
 ROWS = "FROM rows"
 ASKED = "tool, input, context"
-SAMPLED = ("candidates", "chained_candidates", "chained_candidates_3")
+SAMPLED = ("candidates", "chained_candidates")
+"""How the names of the tables of samples begin."""
 REJECTIONS = pl.Schema(
     {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
 )
@@ -197,7 +198,7 @@ def views_sql(tables: Sequence[WarehouseTable]) -> str:
 
 def _sampled(tables: Sequence[WarehouseTable]) -> str:
     """The text of a view over all samples, those of calls behind others among them."""
-    names = [one.name for one in tables if one.name in SAMPLED]
+    names = [one.name for one in tables if one.name.startswith(SAMPLED)]
     found = " UNION ALL ".join(f"SELECT tool, input FROM {name}" for name in names)
     return f"CREATE VIEW sampled AS {found};COMMENT ON VIEW sampled IS 'Every sample, of calls behind others too.';"
 
