@@ -14,10 +14,11 @@ from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.resources.step_processes import executor_of
+from toolformer_dag.settings.rounds import FIRST, in_round, numbered, plain, round_of
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
@@ -27,7 +28,7 @@ IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 def outputs(plan: Plan) -> list[Output]:
     """Return every asset of a plan but ccnet/shard_list, each after those that it depends on."""
     tables = [table(one) for one in table_outputs(plan)]
-    above = (*(one.name for one in tables), *BY_HAND)
+    above = (*(one.name for one in shown_outputs(plan)), *(in_round(name, plan.round) for name in BY_HAND))
     return [
         *(prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)),
         *tables,
@@ -35,16 +36,21 @@ def outputs(plan: Plan) -> list[Output]:
         *(measurement(plan, name) for name in TABLES),
         warehouse(plan, above),
         dataset(plan),
-        *map(paper_table, SHOWN),
+        *(paper_table(plan, name) for name in SHOWN),
     ]
 
 
+def outputs_of_rounds(plans: Sequence[Plan]) -> list[Output]:
+    """Return every asset of the plans of some rounds, once each, in the order in which they are made."""
+    return list({output.name: output for plan in plans for output in outputs(plan)}.values())
+
+
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
-    """Return every asset of a plan."""
-    declared = outputs(plan)
-    assets = [asset_of(output) for output in declared if output.name not in SHOWN]
-    shown = paper_assets([output for output in declared if output.name in SHOWN], plan.settings.paths.warehouse)
-    return [shard_list(plan), *assets, shown]
+    """Return every asset that a plan has beside those of the rounds before."""
+    declared = [one for one in outputs(plan) if plan.round == FIRST or round_of(one.name) == plan.round]
+    assets = [asset_of(output) for output in declared if plain(output.name) not in SHOWN]
+    shown = paper_assets([one for one in declared if plain(one.name) in SHOWN], plan.settings.warehouse)
+    return [*([shard_list(plan)] if plan.round == FIRST else []), *assets, shown]
 
 
 JOB = "bring_up_to_date"
@@ -56,17 +62,18 @@ QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
     """Return both jobs, of this plan's assets alone: those of a project around it have jobs of their own."""
     executor = executor_of(plan.settings.execution.steps_at_once)
-    first = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in BY_HAND)]
+    first = [SHARD_LIST, *(output.name for output in outputs(plan) if plain(output.name) not in BY_HAND)]
+    second = [in_round(name, plan.round) for name in (*BY_HAND, *IN_BOTH_JOBS)]
     return [
         dg.define_asset_job(
-            JOB,
+            numbered(JOB, plan.round),
             list(map(asset_key, first)),
             description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
             executor_def=executor,
         ),
         dg.define_asset_job(
-            TRAINING_JOB,
-            list(map(asset_key, (*BY_HAND, *IN_BOTH_JOBS))),
+            numbered(TRAINING_JOB, plan.round),
+            list(map(asset_key, second)),
             description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
             executor_def=executor,
         ),
@@ -115,4 +122,4 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
 
 def wanted_runs(stale: Mapping[str, Reasons]) -> dict[str, list[str]]:
     """Return for which assets automation starts the job, and why: not for training, nor to retry what was lost."""
-    return {name: list(why.lines) for name, why in stale.items() if name not in BY_HAND and not why.retry_only}
+    return {name: list(why.lines) for name, why in stale.items() if plain(name) not in BY_HAND and not why.retry_only}

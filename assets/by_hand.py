@@ -27,6 +27,7 @@ from toolformer_dag.evaluation.question_overlap import overlap_counts
 from toolformer_dag.exports.model_card import add_evaluation, write_model_card
 from toolformer_dag.files import locked
 from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import too_few
@@ -34,6 +35,7 @@ from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.spending import StepCost
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources import Compute
+from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.training.checkpoint_outputs import (
     CHECKPOINTS,
     checkpoint_reasons,
@@ -47,7 +49,6 @@ from toolformer_dag.training.training_report import (
     TrainingReport,
     card_is_lost,
     checkpoint_files,
-    checkpoint_folder,
     read_report,
 )
 
@@ -94,9 +95,9 @@ def checkpoint(plan: Plan, name: str) -> Output:
         return _checkpoint_result(str(out), report, curve, len(choosing))
 
     return Output(
-        name=f"training/{name}",
+        name=in_round(f"training/{name}", plan.round),
         settings=checkpoint_settings(plan, name),
-        depends_on=(CORPUS, HELDOUT_TEXTS),
+        depends_on=(in_round(CORPUS, plan.round), HELDOUT_TEXTS),
         description=CHECKPOINTS[name][1],
         kinds={"pytorch", "huggingface"},
         pool="gpu",
@@ -151,10 +152,11 @@ def measurement(plan: Plan, name: str) -> Output:
             data_version=dg.DataVersion(found.version), metadata=_shown(context, lake, name, found)
         )
 
+    read = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
     return Output(
-        name=name,
+        name=in_round(name, plan.round),
         settings=SETTINGS[name](plan),
-        depends_on=(*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED,
+        depends_on=tuple(in_round(one, plan.round) for one in read),
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",

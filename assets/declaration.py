@@ -18,6 +18,7 @@ from toolformer_dag.pipeline.chunks import end_with_parent
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources import RESOURCES
 from toolformer_dag.resources.step_processes import step_tags
+from toolformer_dag.settings.rounds import numbered, plain, round_of
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 OWNERS = ["team:data"]
@@ -67,7 +68,7 @@ def asset_key(name: str) -> dg.AssetKey:
 def asset_of(output: Output) -> dg.AssetsDefinition:
     """Return the Dagster asset. Whoever watches its run is told how the step ended, also from a process of its own."""
 
-    needs = _needed(output.make)
+    needs = _needed(output)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {name: getattr(context.resources, key) for name, key in needs.items()}
@@ -102,9 +103,10 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
     )(make)
 
 
-def _needed(make: Callable[..., Any]) -> dict[str, str]:
-    """Return the resources that a function takes by name, and the names by which Dagster knows them."""
-    return {name: RESOURCES[name] for name in signature(make).parameters if name in RESOURCES}
+def _needed(output: Output) -> dict[str, str]:
+    """Return the resources that an asset takes by name, and the names by which Dagster knows them."""
+    taken = signature(output.make).parameters
+    return {name: numbered(key, round_of(output.name)) for name, key in RESOURCES.items() if name in taken}
 
 
 def _claimed(made: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
@@ -114,7 +116,7 @@ def _claimed(made: Running, pool: str, lake: Lake | None) -> AbstractContextMana
 
 def explored(name: str) -> str:
     """Return where the page of `toolformer-dag explore` shows what an asset made, while it is served."""
-    group, _, stage = name.partition("/")
+    group, _, stage = plain(name).partition("/")
     if group in MEASURED_GROUPS and stage != "table_2":
         return f"{EXPLORER}#view=runs"
     if group in ASSET_GROUPS:

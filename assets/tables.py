@@ -24,6 +24,7 @@ from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
 from toolformer_dag.resources import Compute
+from toolformer_dag.settings.rounds import FIRST, in_round
 from toolformer_dag.tools.tool import Tool
 
 
@@ -42,7 +43,7 @@ def table_reasons(made: TableOutput) -> Reasons:
 
 def tool_pool(lane: Lane) -> str:
     """Return the pool of a lane's tool: runs take turns calling it, and other lanes' tools are called meanwhile."""
-    return f"tools/{lane.key}"
+    return f"tools/{lane.tool.key}"
 
 
 def prepares(tool: Tool) -> bool:
@@ -55,7 +56,14 @@ def _prepared(made: TableOutput) -> list[str]:
     if made.stage.pool != "tools":
         return []
     called = (made.lane,) if made.stage.name == "tool_results" else made.lane.behind.values()
-    return [f"{lane.key}/prepared_tool" for lane in called if prepares(lane.tool)]
+    return [f"{lane.tool.key}/prepared_tool" for lane in called if prepares(lane.tool)]
+
+
+def _checkpoint_of(made: TableOutput) -> list[str]:
+    """Return the asset of the checkpoint that a later round's table asks, the one of the round before."""
+    asks = made.plan.round != FIRST and made.stage.pool == "gpu"
+    asked = asks and made.settings["model"] == made.plan.checkpoint
+    return [in_round("training/finetuned_checkpoint", made.plan.round - 1)] if asked else []
 
 
 def table(made: TableOutput) -> Output:
@@ -82,7 +90,7 @@ def table(made: TableOutput) -> Output:
     return Output(
         name=made.name,
         settings=made.settings,
-        depends_on=(*made.depends_on, *_prepared(made)),
+        depends_on=(*made.depends_on, *_prepared(made), *_checkpoint_of(made)),
         description=f"{stage.description} {made.lane.tool.name}." if made.lane_or_none else stage.description,
         kinds=stage.kinds,
         pool=tool_pool(made.lane) if stage.pool == "tools" else stage.pool,
@@ -142,7 +150,7 @@ def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
     """Texts of C* per lane, as in Table 2, all with calls, and those that stand as they are."""
     batches = [batch["tools"] for batch in corpus_batches(table.plan.lake)]
     counts = Counter(tool for tools in batches for tool in tools.list.explode())  # None for a text without calls
-    found = {lane.key: counts[lane.key] for lane in table.plan.lanes}
+    found = {lane: counts[lane] for lane in table.plan.lane_names}
     found["all"] = sum(map(len, batches)) - counts[None]
     shown = {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in found.items()}
     return {**shown, **({"texts without calls": dg.MetadataValue.int(counts[None])} if counts[None] else {})}
@@ -197,7 +205,7 @@ def prepared_tool(lane: Lane) -> Output:
         )
 
     return Output(
-        name=f"{lane.key}/prepared_tool",
+        name=f"{lane.tool.key}/prepared_tool",
         settings=settings,
         depends_on=(),
         description=f"What {lane.tool.name} needs before its first call (an index of passages); resumable.",

@@ -43,9 +43,10 @@ from toolformer_dag.lake.warehouse import (
     warehouse_settings,
 )
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import shown_outputs
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources.step_processes import step_tags
+from toolformer_dag.settings.rounds import in_round, numbered, plain, round_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection  # Dagster keeps annotations, and DuckDB reports what is left at the end
@@ -67,7 +68,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
 
     `above`: the assets whose rows it holds.
     """
-    tables, lanes, database = all_tables(table_outputs(plan)), plan.lane_names, plan.settings.paths.warehouse
+    tables, lanes, database = all_tables(shown_outputs(plan)), plan.lane_names, plan.settings.warehouse
 
     def reasons() -> Reasons:
         files = warehouse_files(plan.lake, database)
@@ -91,7 +92,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
         )
 
     return Output(
-        name=WAREHOUSE,
+        name=in_round(WAREHOUSE, plan.round),
         settings=warehouse_settings(tables, lanes),
         depends_on=tuple(above),
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
@@ -133,9 +134,9 @@ def dataset(plan: Plan) -> Output:
         )
 
     return Output(
-        name=DATASET,
+        name=in_round(DATASET, plan.round),
         settings=corpus_settings(plan, form),
-        depends_on=(WAREHOUSE,),
+        depends_on=(in_round(WAREHOUSE, plan.round),),
         description="C* as a Hugging Face data set.",
         kinds={"parquet", "huggingface"},
         pool="lake",
@@ -145,12 +146,12 @@ def dataset(plan: Plan) -> Output:
     )
 
 
-def paper_table(name: str) -> Output:
+def paper_table(plan: Plan, name: str) -> Output:
     """Return the asset of a table: nothing is stored, it is read again whenever there is another warehouse."""
     return Output(
-        name=name,
+        name=in_round(name, plan.round),
         settings={"shown": SHOWN_AS},
-        depends_on=(WAREHOUSE,),
+        depends_on=(in_round(WAREHOUSE, plan.round),),
         description=f"{TABLES[name].title}; ours and the paper's.",
         kinds={"duckdb", "sql"},
         pool="lake",
@@ -162,10 +163,11 @@ def paper_table(name: str) -> Output:
 
 def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefinition:
     """Return the assets of the paper's tables; the warehouse is opened once for all."""
+    step = numbered(STEP, round_of(outputs[0].name))
     specs = [
         dg.AssetSpec(
             asset_key(output.name),
-            group_name="tables",
+            group_name=step,
             deps=[asset_key(above) for above in output.depends_on],
             code_version=output.code_version,
             kinds=set(output.kinds),
@@ -176,7 +178,7 @@ def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefiniti
         for output in outputs
     ]
 
-    @dg.multi_asset(name=STEP, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
+    @dg.multi_asset(name=step, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
     def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
         with opened(database, CLOSED) as connection:
             for output in outputs:
@@ -188,7 +190,7 @@ def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefiniti
 
 def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDBPyConnection") -> dg.MaterializeResult:
     """Show the rows as numbers, Markdown and a plot; what was shown last is shown again where nothing changed."""
-    key, table = asset_key(output.name), TABLES[output.name]
+    key, table = asset_key(output.name), TABLES[plain(output.name)]
     rows, told, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
     started = over_min_probability(warehouse, table)
     content = [None if frame is None else frame.write_json() for frame in (called, started)]

@@ -13,8 +13,9 @@ from toolformer_dag.evaluation.measurements import measured_on
 from toolformer_dag.exports.model_card import EVALUATION, add_evaluation
 from toolformer_dag.files import unsealed
 from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
-from toolformer_dag.training.training_report import CARD, RECORD, checkpoint_folder, read_card, read_report
+from toolformer_dag.training.training_report import CARD, RECORD, read_card, read_report
 
 NAMES = ("finetuned_checkpoint", "baseline_checkpoint")
 

@@ -16,7 +16,7 @@ from tests.worlds import BASE, PROMPT, write_shard
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.chunks import Here, OneProcess, Task, WorkerError
-from toolformer_dag.pipeline.plan import Lane, Plan, lanes
+from toolformer_dag.pipeline.plan import Lane, Plan, Role, lanes
 from toolformer_dag.pipeline.stage import TEXT_KEY, Claimed, Column, PartRows, Stage, StaleInput, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.pipeline.update import NEVER_MADE, Progress, TableReport, differences, update, withdraw
@@ -97,10 +97,10 @@ class CountingWorker(Worker):
 
     engines = 0
 
-    def engine(self) -> "Engine":
+    def engine(self, role: Role) -> "Engine":
         """Return the shared engine."""
         self.engines += 1
-        return engine_of(self.plan.settings.model)
+        return engine_of(self.plan.model_of(role))
 
 
 def silent(done: int, total: int) -> None:
@@ -236,7 +236,7 @@ def hand_made(
     if model is not None:
         written["model"] = {"name": str(model)}
     settings = Settings.model_validate({"root": folder, **written})
-    plan = Plan(settings, tuple(lanes(settings)), {"name": "none"}, Lake.of(settings.paths))
+    plan = Plan(settings, tuple(lanes(settings)), {"name": "none"}, Lake.of(settings.paths), {"name": "none"})
     return {output.name: output for output in table_outputs(plan)}
 
 

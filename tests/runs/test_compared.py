@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from toolformer_dag.evaluation.asking import compared
 from toolformer_dag.evaluation.scores import Condition
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.weights import model_name
+from toolformer_dag.model.weights import checkpoint_folder, model_name
 from toolformer_dag.synthetic import SMALL_MODEL
-from toolformer_dag.training.training_report import checkpoint_folder, finetuned_or_base
+from toolformer_dag.training.training_report import finetuned_or_base
 
 
 def test_one_model_is_in_memory_at_a_time(made) -> None:

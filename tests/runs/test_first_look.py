@@ -3,7 +3,8 @@
 import polars as pl
 
 from tests.command_line import cli
-from toolformer_dag.training.training_report import checkpoint_folder, read_report
+from toolformer_dag.model.weights import checkpoint_folder
+from toolformer_dag.training.training_report import read_report
 
 
 def test_a_first_look_ends_with_the_data_and_too_few_texts_train_nothing(world):

@@ -103,13 +103,13 @@ def demo(config: Config = None, set: Set = None) -> None:
     report = completed(project, (), training=True, told=partial(best_call, plan))
     report.raise_for_failures()
     typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
-    tables = {title: query(plan.settings.paths.warehouse, text) for title, text in TABLES.items()}
+    tables = {title: query(plan.settings.warehouse, text) for title, text in TABLES.items()}
     tables["Held-out questions answered right, in per cent (95 % interval)"] = read_accuracy(plan.lake)
     *before, last = [
         f"\n{title}\n{drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting='ASCII_MARKDOWN')}"
         for title, rows in tables.items()
     ]
-    answered = query(plan.settings.paths.warehouse, ANSWERED).rows()
+    answered = query(plan.settings.warehouse, ANSWERED).rows()
     question = "\n".join(f"\n{lines(*one)}" for one in answered)
     typer.echo("\n".join((*before, question, last, "", NEXT.format(bin=Path(".venv/bin")))))
 

@@ -37,7 +37,7 @@ def explore(
     from toolformer_dag.lake.warehouse import received
     from toolformer_dag.pipeline.plan import Plan
 
-    reader = WarehouseReader(received(settings.paths))
+    reader = WarehouseReader(received(settings))
     reader.version()  # a missing file is told before anything is started
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):

@@ -56,7 +56,7 @@ def export(
     _refuse_stale(plan)
     if warehouse:
         views = views_sql(all_tables(table_outputs(plan)))
-        made = export_warehouse(plan.settings.paths.warehouse, folder, plan.settings.export.license, views)
+        made = export_warehouse(plan.settings.warehouse, folder, plan.settings.export.license, views)
     else:
         made = export_corpus(plan, folder, _form(plan, form, tokenizer))
     for name, rows in made.rows.items():
@@ -79,14 +79,14 @@ def _refuse_stale(plan: "Plan") -> None:
     """Raise UserError where the warehouse does not hold what the settings say."""
     from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.lake.warehouse import out_of_date, query, received
-    from toolformer_dag.pipeline.stages import table_outputs
+    from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
     from toolformer_dag.pipeline.update import differences
 
-    outputs, database = table_outputs(plan), received(plan.settings.paths)
+    outputs, database = table_outputs(plan), received(plan.settings)
     query(database, "SELECT 1")  # raises where there is none
     changed = [f"{output.name}: {change}" for output in outputs for change in differences(output).settings()]
     lanes = plan.lane_names
-    changed += out_of_date(plan.lake, all_tables(outputs), lanes, database)
+    changed += out_of_date(plan.lake, all_tables(shown_outputs(plan)), lanes, database)
     if changed:
         more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(

@@ -34,7 +34,7 @@ def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
     `options`: those of the command that every command takes, with a space before each; `corpus`: its `--shards`, alike.
     """
     whole = _everything(plan)
-    database = plan.settings.paths.warehouse
+    database = plan.settings.warehouse
     texts, documents = training_text_counts(plan)
     enough = f"{texts:,} texts in C* to train on, about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
     lanes = drawn(query(database, LANES), 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
@@ -66,7 +66,7 @@ def _rest(plan: Plan, everything: Plan) -> str:
         if sized
         else (len(whole) / len(seen))
     )
-    [(tokens, seconds)] = query(plan.settings.paths.warehouse, SPENT).rows()
+    [(tokens, seconds)] = query(plan.settings.warehouse, SPENT).rows()
     spent = f"{tokens:,} tokens and {timedelta(seconds=round(seconds))}"
     return (
         f"So far {spent} went into these shards. All {len(whole)} would take about {tokens * share:,.0f} tokens and "

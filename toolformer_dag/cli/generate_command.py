@@ -115,7 +115,7 @@ def generate(
     if _names_lines(text):
         raise typer.Exit(_complete_file(loaded, asked, text, parse, context))
     valid_text("the text", text)
-    keys, least = {lane.tool.name: lane.key for lane in known}, min(lane.min_probability for lane in known)
+    keys, least = {lane.tool.name: lane.tool.key for lane in known}, min(lane.min_probability for lane in known)
     for one in asked:
         if len(asked) > 1:
             typer.echo(f"== {one.name} ==")
@@ -252,13 +252,8 @@ def _check_date(where: str, context: str) -> None:
 
 def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     """Find the model of a name, "" for the settings' own. Raises UserError where there is none."""
-    from toolformer_dag.model.weights import check_model, model_name
-    from toolformer_dag.training.training_report import (
-        checkpoint_files,
-        checkpoint_folder,
-        finetuned_or_base,
-        read_report,
-    )
+    from toolformer_dag.model.weights import check_model, checkpoint_folder, model_name
+    from toolformer_dag.training.training_report import checkpoint_files, finetuned_or_base, read_report
 
     if k is None:
         k = 0 if name in SILENT else settings.decoding.k

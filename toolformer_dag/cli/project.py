@@ -3,13 +3,13 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs
+from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, outputs_of_rounds
 from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import UNCHANGED
@@ -28,6 +28,7 @@ from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
+from toolformer_dag.settings.rounds import FIRST, numbered, plain, round_of
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.training.checkpoint_outputs import too_few_to_train
@@ -92,8 +93,17 @@ class Project:
         """Load tools and open the instance. Raises ToolError, ModelError, OldLake."""
         return Project(Plan.of(settings), shared_instance(settings.root))
 
+    def rounds(self) -> Iterator["Project"]:
+        """Yield the project of each round; one that comes after a training knows its checkpoint."""
+        for settings in self.plan.settings.rounds_so_far:
+            yield self if self.plan.round == FIRST else replace(self, plan=Plan.of(settings))
+
     def stale(self) -> dict[str, Reasons]:
-        """Return missing and stale assets, upstream first, and why."""
+        """Return missing and stale assets of all rounds, upstream first, and why."""
+        return {name: reasons for one in self.rounds() for name, reasons in one.stale_in_round().items()}
+
+    def stale_in_round(self) -> dict[str, Reasons]:
+        """Return those of this round, and of what all rounds share."""
         with session():
             return stale_assets(outputs(self.plan))
 
@@ -105,11 +115,11 @@ class Project:
     def run(self, training: bool, sink: Sink = lambda step: None) -> RunReport:
         """Run the job that brings everything up to date; with `training` also the one that finetunes and evaluates.
 
-        Both end before this returns, and show in the UI. A failed asset stops what depends on it and nothing else.
-        `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning cannot run or
-        fit into memory.
+        Round by round. All end before this returns, and show in the UI. A failed asset stops what depends on it and
+        nothing else. `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning
+        cannot run or fit into memory.
         """
-        if training and self.stale().keys() & set(TRAINED):
+        if training and self._untrained():
             from toolformer_dag.training.launch import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
@@ -117,6 +127,16 @@ class Project:
         observe(self.instance, self.plan)
         with session():
             report = RunReport(set_aside=set_aside(self.plan))
+        for one in self.rounds():
+            one._run_round(training, report, sink)
+            if report.failed or report.untrained:
+                break
+        with session():
+            tell_dagster(outputs_of_rounds(self.plan.rounds_so_far()), self.instance)
+        report.unfinished = take_unfinished(self.instance)
+        return report
+
+    def _run_round(self, training: bool, report: RunReport, sink: Sink) -> None:
         for _ in range(REPAIRS):
             report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made again
             self._run_job(JOB, report, sink)
@@ -124,15 +144,14 @@ class Project:
                 self._train(report, sink)
             if not report.damaged:
                 break
-        with session():
-            tell_dagster(outputs(self.plan), self.instance)
-        report.unfinished = take_unfinished(self.instance)
-        return report
+
+    def _untrained(self) -> bool:
+        return any(plain(name) in TRAINED for name in self.stale_in_round())
 
     def _train(self, report: RunReport, sink: Sink) -> None:
         """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
         try:
-            few = too_few_to_train(self.plan) if self.stale().keys() & set(TRAINED) else None
+            few = too_few_to_train(self.plan) if self._untrained() else None
         except (DamagedPart, MissingPart):  # C*: the first job makes it again
             report.damaged = True
             return
@@ -146,18 +165,19 @@ class Project:
 
         Raises KeyboardInterrupt where a signal or the UI ended the run.
         """
-        by_hand, found = name == TRAINING_JOB, self.stale()
-        stale = [one for one in found if (one in BY_HAND) == by_hand]
+        by_hand, found = name == TRAINING_JOB, self.stale_in_round()
+        stale = [one for one in found if (plain(one) in BY_HAND) == by_hand]
         if _lost(name, found):
             report.damaged = True  # the first job makes it again before
             return
         everything = with_descendants(outputs(self.plan), stale)
-        chosen = [one for one in everything if one in IN_BOTH_JOBS or (one in BY_HAND) == by_hand]
+        chosen = [one for one in everything if plain(one) in IN_BOTH_JOBS or (plain(one) in BY_HAND) == by_hand]
         if not chosen:
             return
         if RAW_SHARDS in chosen:
             chosen.insert(0, SHARD_LIST)
-        with completed(self.plan, self.instance, name, list(map(asset_key, chosen)), sink) as (result, folder):
+        job, keys = numbered(name, self.plan.round), list(map(asset_key, chosen))
+        with completed(self.plan, self.instance, job, keys, sink) as (result, folder):
             report.spent += take_spent(folder)
         if was_interrupted(result):
             raise KeyboardInterrupt
@@ -166,7 +186,8 @@ class Project:
 
 def _lost(name: str, stale: Mapping[str, Reasons]) -> bool:
     """Return whether what the first job has made turned out to be damaged since, where the job is the second."""
-    return name == TRAINING_JOB and any(not stale[one].retry_only for one in stale.keys() - {*BY_HAND, *IN_BOTH_JOBS})
+    before = (one for one in stale if plain(one) not in {*BY_HAND, *IN_BOTH_JOBS})
+    return name == TRAINING_JOB and any(not stale[one].retry_only for one in before)
 
 
 def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
@@ -176,7 +197,8 @@ def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
     for name in chosen:
         key = asset_key(name)
         if key not in landed:
-            causes = list(_causes(errors.get(STEP if name in SHOWN else key.to_python_identifier())))
+            step = numbered(STEP, round_of(name)) if plain(name) in SHOWN else key.to_python_identifier()
+            causes = list(_causes(errors.get(step)))
             report.failed[name] = _reason(causes)
             report.damaged |= any(error.cls_name in MENDED for error in causes)
         elif name not in (SHARD_LIST, *report.ran) and landed[key].get(UNCHANGED) != dg.MetadataValue.bool(True):

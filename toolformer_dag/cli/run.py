@@ -15,8 +15,17 @@ from toolformer_dag.files import UserError
 if TYPE_CHECKING:
     from toolformer_dag.assets.running import Step
     from toolformer_dag.cli.project import Project, RunReport
+    from toolformer_dag.pipeline.plan import Plan
 
 
+Round = Annotated[
+    int | None,
+    typer.Option(
+        "--round",
+        min=1,
+        help="After the rounds before, annotate the texts in which they kept nothing with the checkpoint of the last.",
+    ),
+]
 First = Annotated[int | None, typer.Option(min=1, help="Take only the first N shards through the line, for a look.")]
 Again = Annotated[list[str] | None, typer.Option(help="Make the rows of this shard anew, from its file on.")]
 
@@ -28,6 +37,7 @@ def run(
     set: Set = None,
     first: First = None,
     again: Again = None,
+    round: Round = None,
     train: Annotated[bool, typer.Option("--train", help="Finetune and evaluate after --first too.")] = False,
     estimate: Annotated[
         bool,
@@ -40,7 +50,7 @@ def run(
 
     Example: toolformer-dag run --profile embedded --shards 'crawl/en_head_*.json.gz' --set tools.calculator.tau_f=0.8
     """
-    project = opened_project(config, profile, shards, set, first)
+    project = opened_project(config, profile, shards, set, first, round)
     if estimate:
         from toolformer_dag.cli.forecast import forecast
 
@@ -103,11 +113,17 @@ def _told(report: "RunReport") -> str:
 
 
 def opened_project(
-    config: Path | None, profile: str | None, shards: list[str] | None, pairs: list[str] | None, first: int | None
+    config: Path | None,
+    profile: str | None,
+    shards: list[str] | None,
+    pairs: list[str] | None,
+    first: int | None,
+    round: int | None = None,
 ) -> "Project":
     """Load the settings and the tools, then everything heavy. Raises SettingsError, ToolError, ModelError."""
-    limit = [] if first is None else [f"corpus.first={first}"]
-    settings = checked_settings(config, profile, [*(pairs or ()), *limit], shards)
+    numbers = {"corpus.first": first, "rounds.count": round}
+    more = [f"{key}={number}" for key, number in numbers.items() if number is not None]
+    settings = checked_settings(config, profile, [*(pairs or ()), *more], shards)
     from toolformer_dag.cli.project import Project
 
     return Project.of(settings)
@@ -124,14 +140,8 @@ def completed(
     from toolformer_dag.lake.session import session
     from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
     from toolformer_dag.pipeline.spending import Spent
-    from toolformer_dag.pipeline.stages import table_outputs
-    from toolformer_dag.pipeline.update import withdraw
 
-    for shard in again:
-        if shard not in project.plan.shards:
-            raise UserError(f"--again {shard}: no such shard; `select distinct shard from documents` names them")
-    for shard in again:
-        withdraw(table_outputs(project.plan), shard)
+    _withdraw(project.plan, again)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
     with shown(told) as sink:
@@ -148,6 +158,18 @@ def completed(
         for line in kept_nothing(project.plan):
             typer.echo(line, err=True)
     return report
+
+
+def _withdraw(plan: "Plan", shards: Sequence[str]) -> None:
+    """Withdraw the parts of shards from every table of all rounds. Raises UserError where there is no such shard."""
+    from toolformer_dag.pipeline.stages import table_outputs
+    from toolformer_dag.pipeline.update import withdraw
+
+    for shard in shards:
+        if shard not in plan.shards:
+            raise UserError(f"--again {shard}: no such shard; `select distinct shard from documents` names them")
+    for shard in shards:
+        withdraw([output for one in plan.rounds_so_far() for output in table_outputs(one)], shard)
 
 
 def ui(

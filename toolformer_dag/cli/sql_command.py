@@ -53,11 +53,11 @@ def sql(
         width = max(map(len, saved_queries()))
         typer.echo("\n".join(f"{name:<{width}}  {description(text)}" for name, text in saved_queries().items()))
         return
-    paths = settings_of(config, profile, set).paths
+    settings = settings_of(config, profile, set)
     from toolformer_dag.lake.warehouse import query as ask
     from toolformer_dag.lake.warehouse import received
 
-    database = received(paths)
+    database = received(settings)
     if (query, file, output) == (None, None, None) and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 

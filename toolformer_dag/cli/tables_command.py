@@ -25,7 +25,7 @@ def tables(
 
     Example: toolformer-dag tables 9; toolformer-dag tables figure_4 --format csv
     """
-    paths = settings_of(config, profile, set).paths
+    settings = settings_of(config, profile, set)
     from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, paper_table, tools_called
     from toolformer_dag.lake.warehouse import CLOSED, opened, received
 
@@ -36,7 +36,7 @@ def tables(
     if format != "table" and number is None:
         raise UserError(f"--format {format}: every table has columns of its own; name one, such as `tables 9`")
     chosen = PAPER_TABLES if number is None else (paper_table(number),)
-    with opened(received(paths), CLOSED) as warehouse:
+    with opened(received(settings), CLOSED) as warehouse:
         for table in chosen:
             rows = table.rows(warehouse)
             if format != "table":

@@ -15,13 +15,13 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
+from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.routing import offer_identity
 from toolformer_dag.tools.tool import Tool
-from toolformer_dag.training.training_report import checkpoint_folder
 
 NO_CALLS = 0
 """k of a disabled model."""
@@ -109,7 +109,7 @@ class Asking:
             **determining(self.settings.decoding, "calls", "depth"),
             **offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools),
             "max_call_tokens": self.settings.sampling.max_call_tokens,
-            "tools": {lane.key: result_settings(lane) for lane in self.lanes},
+            "tools": {lane.tool.key: result_settings(lane) for lane in self.lanes},
             "withheld": sorted(self._not_called),
         }
 
@@ -231,7 +231,7 @@ def benchmark_outcomes(
     """
     asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld, benchmark.function_calls)
     store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
-    lane_of = {lane.tool.name: lane.key for lane in lanes}
+    lane_of = {lane.tool.name: lane.tool.key for lane in lanes}
     written, fresh = generations(store, asking, benchmark.questions, advance)
     outcomes = [judge(benchmark, number, condition, text, lane_of) for number, text in enumerate(written, 1)]
     return AskedBenchmark(outcomes, store.name, int(fresh["tokens"].sum()), int(fresh["calls"].list.len().sum()))

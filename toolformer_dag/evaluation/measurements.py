@@ -33,7 +33,7 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, changes, record
 from toolformer_dag.lake.table import WHOLE, Lake
-from toolformer_dag.model.weights import folder_name, model_identity
+from toolformer_dag.model.weights import checkpoint_folder, folder_name, model_identity
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.heldout_texts import document_texts, heldout_documents, heldout_texts
 from toolformer_dag.pipeline.plan import Plan, start_thresholds
@@ -44,7 +44,7 @@ from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP
 from toolformer_dag.texts.shared_passages import MATCHING
 from toolformer_dag.tools.routing import offer_identity
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import checkpoint_folder, read_report
+from toolformer_dag.training.training_report import read_report
 
 if TYPE_CHECKING:
     from toolformer_dag.evaluation.asking import AskedBenchmark
@@ -105,7 +105,7 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
         **({"min_probability": least} if (least := start_thresholds(plan.lanes)) else {}),
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "model": dict(plan.model),
-        "lanes": {lane.key: result_settings(lane) for lane in plan.inference_lanes},
+        "lanes": {lane.tool.key: result_settings(lane) for lane in plan.inference_lanes},
     }
 
 
@@ -237,8 +237,8 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
 
 def _synthetic_kinds(plan: Plan) -> list[str]:
     """Return what the synthetic world is asked: the lanes' tools, and chains where question answering has them."""
-    chained = any(lane.key == "question_answering" and lane.depth > 1 for lane in plan.lanes)
-    return [lane.key for lane in plan.lanes if lane.key in TOOLS] + [TWO_HOP] * chained
+    chained = any(lane.tool.key == "question_answering" and lane.depth > 1 for lane in plan.lanes)
+    return [lane.tool.key for lane in plan.lanes if lane.tool.key in TOOLS] + [TWO_HOP] * chained
 
 
 def _ask(

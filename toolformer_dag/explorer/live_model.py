@@ -78,7 +78,7 @@ class LiveModel:
         `found_by_chance`: the tau_f that the filter found, for a tool whose threshold is chosen by chance; None where
         it found none. Nothing is stored. Raises UserError for a text that is empty, too long or does not fit the model.
         """
-        lane = next((lane for lane in self.plan.lanes if lane.key == tool), None)
+        lane = next((lane for lane in self.plan.lanes_so_far if lane.key == tool), None)
         if lane is None:
             raise UserError(f"there is no tool {tool!r} in the settings")
         _refuse(text)

@@ -36,6 +36,7 @@ from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.rounds import in_round, numbered
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
 from toolformer_dag.texts.chains import Link, read_chain
@@ -76,11 +77,11 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
     `folder` is not an export's, or nothing is there to export, WarehouseError, StorageError, WriteError.
     """
     made_from = corpus_record(plan, form)
-    names = {lane.key: lane.tool.name for lane in plan.lanes}
+    names = plan.lane_names
     counts: Counter[tuple[str, str]] = Counter()
 
     def rows() -> Iterator[Mapping[str, Any]]:
-        for text in corpus_texts(plan.settings.paths.warehouse, names, form.preferences):
+        for text in corpus_texts(plan.settings.warehouse, names, form.preferences):
             counts.update(("calls", call.tool) for call in text.calls)
             counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
             for row in form.rows(text):
@@ -111,7 +112,7 @@ def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
 
 def corpus_record(plan: Plan, form: Form) -> dict[str, Any]:
     """Return settings and inputs as a record holds them, and what the card tells. Raises WarehouseError."""
-    sources = query(plan.settings.paths.warehouse, "SELECT source, version FROM sources ORDER BY source").iter_rows()
+    sources = query(plan.settings.warehouse, "SELECT source, version FROM sources ORDER BY source").iter_rows()
     inputs = {source: version for source, version in sources if source.rpartition("/")[2] in READ}
     return {"settings": corpus_settings(plan, form), "inputs": inputs, "told": _told(plan)}
 
@@ -138,12 +139,12 @@ def tells_the_same(plan: Plan, folder: Path) -> bool:
 
 def asset_folder(plan: Plan) -> Path:
     """Return the folder of the data set that every run keeps up to date."""
-    return plan.settings.paths.local / "dataset"
+    return plan.settings.paths.local / numbered("dataset", plan.round)
 
 
 def asset_files(plan: Plan) -> LocalOutput:
     """Return the files of that data set, as the lake shares them among machines."""
-    return LocalOutput(plan.lake.storage, "warehouse/dataset", asset_folder(plan))
+    return LocalOutput(plan.lake.storage, in_round("warehouse/dataset", plan.round), asset_folder(plan))
 
 
 def applied_thresholds(plan: Plan) -> dict[str, float]:
@@ -151,16 +152,16 @@ def applied_thresholds(plan: Plan) -> dict[str, float]:
 
     Raises WarehouseError.
     """
-    database = plan.settings.paths.warehouse
+    database = plan.settings.warehouse
     return dict(query(database, "SELECT tool, coalesce(tau_f, 'infinity'::DOUBLE) FROM lanes").iter_rows())
 
 
 def _told(plan: Plan) -> dict[str, Any]:
     """The settings that the card shows; a model folder by its name alone."""
     settings = plan.settings
-    rules = {lane.key: lane.tau_f for lane in plan.lanes}
+    rules = {lane.key: lane.tau_f for lane in plan.lanes_so_far}
     thresholds = {key: tau_f if isinstance(tau_f, float) else tau_f.model_dump() for key, tau_f in rules.items()}
-    lanes = {lane.key: [lane.tool.name, lane.tau_s, lane.k, lane.m, thresholds[lane.key]] for lane in plan.lanes}
+    lanes = {lane.key: [lane.tool.name, lane.tau_s, lane.k, lane.m, thresholds[lane.key]] for lane in plan.lanes_so_far}
     return {
         "model": folder_name(settings.model.name),
         "model identity": fingerprint(dict(plan.model)),
@@ -175,7 +176,7 @@ def _told(plan: Plan) -> dict[str, Any]:
 
 
 def _card(plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
-    database, license = plan.settings.paths.warehouse, plan.settings.export.license
+    database, license = plan.settings.warehouse, plan.settings.export.license
     languages = [code for [code] in query(database, LANGUAGES).iter_rows() if re.fullmatch("[a-z]{2,3}", code)]
     told = [(f"`{name}`", value) for name, value in _told(plan).items() if name != "tools"]
     files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
@@ -207,9 +208,9 @@ def _sizes(splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
 
 def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
     """Return a line per tool: thresholds, its calls in C* and their texts, calls kept by the filter and by chance."""
-    figures = {tool: found for tool, *found in query(plan.settings.paths.warehouse, FIGURES).iter_rows()}
+    figures = {tool: found for tool, *found in query(plan.settings.warehouse, FIGURES).iter_rows()}
     lines = []
-    for lane in plan.lanes:
+    for lane in plan.lanes_so_far:
         tau_f, kept, by_chance = figures[lane.key]
         numbers = (counts["calls", lane.key], counts["texts", lane.key], kept or 0)
         told = "too few swaps to tell" if by_chance is None else f"{by_chance:,}"

@@ -12,13 +12,13 @@ from toolformer_dag.files import unsealed
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.markdown import rounded, table
-from toolformer_dag.model.weights import folder_name
+from toolformer_dag.model.weights import checkpoint_folder, folder_name
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.training.training_report import RECORD, TrainingReport, checkpoint_folder, read_card, write_card
+from toolformer_dag.training.training_report import RECORD, TrainingReport, read_card, write_card
 
 CARD_TEXT = Template(sql_text(__package__, "model_card.md"))
 EVALUATION = "\n## Evaluation\n"

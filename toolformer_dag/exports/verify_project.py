@@ -15,6 +15,7 @@ from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import CheckedFile
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.verification import checked_files, set_aside_damaged, set_aside_file
+from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
 from toolformer_dag.pipeline.shards import PINS, WEB_RECORD, ShardFile
@@ -22,12 +23,12 @@ from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.shard_reader import ShardError
 from toolformer_dag.tools.passage_search import MANIFEST, RetrievalOptions, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
-from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files, checkpoint_folder
+from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files
 
 NOT_WRITTEN = "is missing, or its content is not what was written"
 FOLDER_RECORDS = (dataset_folder.RECORD, RECORD, MANIFEST)
 """The sealed record of an export, a checkpoint and an index."""
-LAKE_RECORDS = (f"training/*/model/{RECORD}", f"dataset/{dataset_folder.RECORD}", f"small_web/*/{WEB_RECORD}")
+LAKE_RECORDS = (f"training*/*/model/{RECORD}", f"dataset*/{dataset_folder.RECORD}", f"small_web/*/{WEB_RECORD}")
 """The sealed records of what lies in the lake's folder and is opened by people and other programs."""
 
 
@@ -125,7 +126,7 @@ def _indexes(plan: Plan) -> list[Path]:
 
 
 def _warehouse(plan: Plan) -> Iterator[CheckedFile]:
-    database = warehouse.received(plan.settings.paths)
+    database = warehouse.received(plan.settings)
     if database.is_file():
         yield CheckedFile(database, database.stat().st_size, warehouse.damage(database))
 

@@ -52,7 +52,8 @@ from toolformer_dag.lake.warehouse_filling import (
     fill,
     views_sql,
 )
-from toolformer_dag.settings.sections import PathSettings
+from toolformer_dag.settings.rounds import in_round
+from toolformer_dag.settings.sections import Settings
 
 CHOSEN = "chosen"
 """The field of the record of filter_rule that holds a threshold by chance, as a row of chance_thresholds."""
@@ -201,14 +202,17 @@ def _last_content(database: Path) -> Content | None:
 def warehouse_files(lake: Lake, database: Path) -> LocalOutput:
     """Return the file and its seal, as the lake shares them among machines."""
     return LocalOutput(
-        lake.storage, "warehouse/toolformer_duckdb", database.parent, (database.name, _seal_path(database).name)
+        lake.storage,
+        in_round("warehouse/toolformer_duckdb", lake.round),
+        database.parent,
+        (database.name, _seal_path(database).name),
     )
 
 
-def received(paths: PathSettings) -> Path:
+def received(settings: Settings) -> Path:
     """Return the warehouse that the settings name, after bringing it up to what another machine has built."""
-    warehouse_files(Lake.of(paths), paths.warehouse).receive()
-    return paths.warehouse
+    warehouse_files(Lake.of(settings.paths, settings.rounds.count), settings.warehouse).receive()
+    return settings.warehouse
 
 
 def _reason(error: Exception) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from toolformer_dag.files import UserError, changed_unseen
 from toolformer_dag.identity import file_hash
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.rounds import in_round
+from toolformer_dag.settings.sections import ModelSettings, Settings
 from toolformer_dag.synthetic import MODEL
 
 
@@ -100,6 +101,11 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
 SHA_256 = re.compile("[0-9a-f]{64}")
 CHECKPOINT = "training.json"
 """The sealed record of a model that was finetuned here."""
+
+
+def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
+    """Return the folder of a checkpoint that a round publishes."""
+    return settings.paths.local / in_round(f"training/{name}", settings.rounds.count) / "model"
 
 
 def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:

@@ -242,7 +242,7 @@ def _by_tool(output: TableOutput, shard: str, level: int) -> list[tuple[TableOut
 
 def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the results: of every tool that may be called."""
-    return {one.key: tool_results.STAGE.settings(plan, one) for one in lane.behind.values()}
+    return {one.tool.key: tool_results.STAGE.settings(plan, one) for one in lane.behind.values()}
 
 
 @cache

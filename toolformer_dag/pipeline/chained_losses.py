@@ -78,8 +78,8 @@ def _others(chains: pl.Series) -> pl.Series:
 
 def _stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
     identity = losses_identity(worker.plan, lane)
-    losses = worker.rows(f"{lane.key}/chained_losses", identity, LOSS_KEY, LOSSES)
-    return losses, worker.rows(f"{lane.key}/chained_needs", identity, NEED_KEY, NEEDS)
+    losses = worker.rows(f"{lane.tool.key}/chained_losses", identity, LOSS_KEY, LOSSES)
+    return losses, worker.rows(f"{lane.tool.key}/chained_needs", identity, NEED_KEY, NEEDS)
 
 
 def planned_scores(
@@ -116,7 +116,7 @@ def compute_scores(worker: Worker, output: TableOutput, chunk: LossChunk | Chain
     """Compute and commit the losses of a chunk, and the needs of its chains; see `compute_losses`."""
     if isinstance(chunk, LossChunk):
         return compute_losses(worker, output, chunk)
-    engine, texts = worker.engine(), dict(chunk.texts.select("text_digest", "text").iter_rows())
+    engine, texts = worker.engine("judge"), dict(chunk.texts.select("text_digest", "text").iter_rows())
     before, (losses, needs) = Counter(engine.counts.as_dict()), _stores(worker, output.lane)
     wanted = list(chunk.losses.select(LOSS_KEY).iter_rows())
     requests = []

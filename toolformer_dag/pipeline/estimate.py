@@ -88,7 +88,7 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
         return LaneForecast(subset.lane.key, texts.height, shards=len(stale))
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]
-    worker.engine()  # loaded before anything is timed
+    worker.engine("proposer")  # loaded before anything is timed
     groups = [_annotated(worker, subset.lane, some, stages[:-1], progress) for some in sampled.iter_slices(size)]
     control = _annotated(worker, subset.lane, sampled, stages, progress)
     lane = LaneForecast(subset.lane.key, texts.height, sampled.height, shards=len(stale))
@@ -151,7 +151,7 @@ def _annotated(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence
     """Annotate texts up to the last of the stages, as the only shard of a lake of its own."""
     with TemporaryDirectory() as folder:
         lake = _SampleLake(Path(folder), worker.plan.lake)
-        plan = _SamplePlan(worker.plan.settings, (lane,), worker.plan.model, lake)
+        plan = _SamplePlan(worker.plan.settings, (lane,), worker.plan.model, lake, worker.plan.checkpoint)
         rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
         TableOutput(heuristic_subset.STAGE, plan, lane).publish(ALL, PartRows([rows]))
         own = copy(worker)  # with the same model and tools

@@ -29,7 +29,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results; an option may be there for `Tool.keeps` alone."""
     rule = look_ahead.VERSION if lane.look_ahead else None
     tool = {"version": lane.tool.version, "identity": lane.identity()}
-    behind = {one.key: {"version": one.tool.version, "identity": one.identity()} for one in lane.then}
+    behind = {one.tool.key: {"version": one.tool.version, "identity": one.identity()} for one in lane.then}
     chains = {"depth": lane.depth, "then": behind} if lane.depth > 1 else {}
     return {**losses_settings(plan, lane), **tool, "look_ahead": rule, **chains}
 

@@ -35,7 +35,12 @@ LOSSES = pl.Schema(
 def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return what determines a loss beside text, position, input and result."""
     weights = list(WINDOW_WEIGHTS)
-    return {"method": METHOD, "window_weights": weights, "model": dict(plan.model), "tool": lane.tool.name}
+    return {
+        "method": METHOD,
+        "window_weights": weights,
+        "model": plan.identity_of("judge"),
+        "tool": lane.tool.name,
+    }
 
 
 def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
@@ -48,8 +53,8 @@ def loss_stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
 
     Under a lower floor, or none, the second ones are computed again with it.
     """
-    identity = losses_identity(worker.plan, lane)
-    whole, bounds = (worker.rows(f"{lane.key}/{name}", identity, KEY, LOSSES) for name in ("losses", "loss_bounds"))
+    identity, key = losses_identity(worker.plan, lane), lane.tool.key
+    whole, bounds = (worker.rows(f"{key}/{name}", identity, KEY, LOSSES) for name in ("losses", "loss_bounds"))
     return whole, bounds
 
 
@@ -113,7 +118,7 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     Losses are null, with a reason, where call and text do not fit the context together (does_not_fit), and where the
     model's numbers are not finite (not_finite: a dtype that overflows).
     """
-    engine, name = worker.engine(), output.lane.tool.name
+    engine, name = worker.engine("judge"), output.lane.tool.name
     before, texts = Counter(engine.counts.as_dict()), dict(chunk.texts.iter_rows())
     wanted = list(chunk.keys.select(KEY).iter_rows())
     requests = [LossRequest(texts[digest], i, name, call, result) for digest, i, call, result in wanted]

@@ -70,8 +70,8 @@ def identity(lane: Lane) -> dict[str, str]:
 
 def _unreadable(lane: Lane, error: Exception) -> UserError:
     return UserError(
-        f"[tools.{lane.key}] candidates: {lane.candidates} cannot be read ({error}); name a Parquet file or JSON lines "
-        "with digest or text, char_offset and input"
+        f"[tools.{lane.tool.key}] candidates: {lane.candidates} cannot be read ({error}); name a Parquet file or JSON "
+        "lines with digest or text, char_offset and input"
     )
 
 
@@ -210,7 +210,11 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the texts; how calls are sampled only where they are."""
     sampled = scored_candidates.settings(plan, lane) if lane.sampling else {}
-    placing = {"model": dict(plan.model), "tool": lane.tool.name, "parsing": scored_candidates.PARSING}
+    placing = {
+        "model": plan.identity_of("proposer"),
+        "tool": lane.tool.name,
+        "parsing": scored_candidates.PARSING,
+    }
     return {**placing, **sampled, **identity(lane), "placing": PLACING}
 
 

@@ -4,14 +4,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
-from toolformer_dag.model.weights import IDENTIFYING, model_dtype, model_identity, model_name
+from toolformer_dag.model.weights import (
+    CHECKPOINT,
+    IDENTIFYING,
+    ModelError,
+    checkpoint_folder,
+    model_dtype,
+    model_identity,
+    model_name,
+)
 from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
-from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.rounds import FIRST, in_round, numbered
+from toolformer_dag.settings.sections import ModelSettings, Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
@@ -29,7 +38,7 @@ class Lane:
     rejected before they are scored. `candidates`: a file of calls; `sampling`: whether others are sampled too.
     `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
     whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `cost_weight`: nats
-    that a unit of cost takes off delta.
+    that a unit of cost takes off delta. `round`: in which it annotates.
     """
 
     tool: Tool
@@ -46,6 +55,7 @@ class Lane:
     then: tuple["Lane", ...] = ()
     chain_prompt: str = ""
     cost_weight: float = 0.0
+    round: int = FIRST
 
     def judged(self, stage: str) -> str:
         """Return the stage whose delta tau_f is held against: with a cost weight the priced one in place of `stage`."""
@@ -58,8 +68,12 @@ class Lane:
 
     @property
     def key(self) -> str:
-        """The lane's name in the asset graph and in every table."""
-        return self.tool.key
+        """The lane's name in the asset graph and in every table; in later rounds it tells the round."""
+        return numbered(self.tool.key, self.round)
+
+    def in_round(self, round: int) -> "Lane":
+        """Return the lane as it is in another round."""
+        return replace(self, round=round, then=tuple(lane.in_round(round) for lane in self.then))
 
     def identity(self) -> dict[str, object]:
         """Return `Tool.identity`. Raises ToolDown where the tool's code fails."""
@@ -88,12 +102,12 @@ def lanes(settings: Settings) -> list[Lane]:
         if isinstance(lane.tau_f, ChanceThreshold):
             raise SettingsError(
                 f"filtering.loss_floor = {floor} leaves out losses that a threshold by chance looks at, and "
-                f"tools.{lane.key}.tau_f is one; remove one of the two"
+                f"tools.{lane.tool.key}.tau_f is one; remove one of the two"
             )
         if lane.tau_f < floor:
             raise SettingsError(
-                f"filtering.loss_floor = {floor} is above tau_f = {lane.tau_f} of tools.{lane.key}, so calls between "
-                "them would not be judged exactly; lower loss_floor or raise tau_f"
+                f"filtering.loss_floor = {floor} is above tau_f = {lane.tau_f} of tools.{lane.tool.key}, so calls "
+                "between them would not be judged exactly; lower loss_floor or raise tau_f"
             )
     return found
 
@@ -102,11 +116,11 @@ def lane_named(settings: Settings, name: str) -> Lane:
     """Return the lane of that key (`calculator`) or of that name in the text (`Calculator`). Raises UserError."""
     known = lanes(settings)
     for lane in known:
-        if name in (lane.key, lane.tool.name):
+        if name in (lane.tool.key, lane.tool.name):
             return lane
     if name in settings.tools:
         raise UserError(f"[tools.{name}] is disabled, here or by the profile; write `enabled = true` under it")
-    names = ", ".join(f"{lane.key} ({lane.tool.name})" for lane in known)
+    names = ", ".join(f"{lane.tool.key} ({lane.tool.name})" for lane in known)
     raise UserError(f"there is no tool {name!r}; the settings have {names}")
 
 
@@ -116,10 +130,10 @@ def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
 
 
 def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> Lane:
-    section, named = settings.tools[lane.key], f"[tools.{lane.key}] then"
+    section, named = settings.tools[lane.tool.key], f"[tools.{lane.tool.key}] then"
     if section.depth == 1 and (section.then or section.chain_prompt is not None):
         raise SettingsError(f"{named} and chain_prompt are for chains; set depth = 2, or remove them")
-    others = {key: other for key, other in lanes.items() if key != lane.key}
+    others = {key: other for key, other in lanes.items() if key != lane.tool.key}
     if unknown := sorted({*section.then} - others.keys()):
         raise SettingsError(f"{named}: there is no other tool {unknown[0]!r}; the settings have {', '.join(others)}")
     if section.depth == 1:
@@ -142,27 +156,61 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         sampling=section.sampling or file is None,
         min_probability=settings.decoding.min_probability if least is None else least,
         cost_weight=settings.filtering.cost_weight if weight is None else weight,
+        round=settings.rounds.count,
     )
+
+
+Role = Literal["proposer", "judge"]
+"""What a model does for a round: it samples calls, or its loss judges them."""
+
+
+def _identity(model: ModelSettings) -> dict[str, object]:
+    weights = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
+    return {**weights, **determining(model, but=IDENTIFYING)}
+
+
+def _checkpoint_before(settings: Settings) -> ModelSettings:
+    folder = checkpoint_folder(settings.rounds_so_far[-2])
+    return settings.model.model_copy(update={"name": str(folder), "revision": None})
+
+
+def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, object]:
+    """Identify the model that proposes; nothing where the round before has not finetuned it yet.
+
+    Raises SettingsError where a server holds the weights, which would be those of the base model.
+    """
+    if settings.rounds.count == FIRST:
+        return base
+    if settings.model.url:
+        raise SettingsError(
+            "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
+            "remove model.url, or annotate once"
+        )
+    model = _checkpoint_before(settings)
+    return _identity(model) if Path(model.name, CHECKPOINT).is_file() else {}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`model`: everything of the model that determines values; its device and path are no part of it."""
+    """`model`: everything of the model that determines values; its device and path are no part of it.
+
+    `checkpoint`: the same of the one that the round before has finetuned; in the first round, the model's.
+    """
 
     settings: Settings
     lanes: tuple[Lane, ...]
     model: Mapping[str, object]
     lake: Lake
+    checkpoint: Mapping[str, object]
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
         """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake, WarehouseError."""
-        model = settings.model
-        weights = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
-        identity = {**weights, **determining(model, but=IDENTIFYING)}
-        plan = Plan(settings, tuple(lanes(settings)), identity, Lake.of(settings.paths))
+        identity = _identity(settings.model)
+        lake, known = Lake.of(settings.paths, settings.rounds.count), tuple(lanes(settings))
+        plan = Plan(settings, known, identity, lake, _proposing(settings, identity))
         plan.lake.refuse_old_layout()
-        refuse_other_file(settings.paths.warehouse)  # a run would find out at its end
+        refuse_other_file(settings.warehouse)  # a run would find out at its end
         return plan
 
     @staticmethod
@@ -172,13 +220,43 @@ class Plan:
         Tools that the settings name by module are left out. Raises ToolError, OldLake.
         """
         known = {key: tool for key, tool in settings.tools.items() if ":" not in str(tool.options().get("use", key))}
-        plan = Plan(settings, tuple(lanes(settings.model_copy(update={"tools": known}))), {}, Lake.of(settings.paths))
+        lake = Lake.of(settings.paths, settings.rounds.count)
+        plan = Plan(settings, tuple(lanes(settings.model_copy(update={"tools": known}))), {}, lake, {})
         plan.lake.refuse_old_layout()
         return plan
+
+    def rounds_so_far(self) -> list["Plan"]:
+        """Return the plans of the rounds before this one, and this one. Raises what `of` raises."""
+        return [*map(Plan.of, self.settings.rounds_so_far[:-1]), self]
 
     def fresh(self) -> "Plan":
         """Return the same plan with the shard files as they are now."""
         return replace(self)
+
+    @property
+    def round(self) -> int:
+        """The number of the round, from 1."""
+        return self.settings.rounds.count
+
+    def identity_of(self, role: Role) -> dict[str, object]:
+        """Return everything that determines the values of the model in this role."""
+        return dict(self.model if self._is_base(role) else self.checkpoint)
+
+    def model_of(self, role: Role) -> ModelSettings:
+        """Return the model in this role. Raises ModelError where the round before has finetuned none."""
+        if self._is_base(role):
+            return self.settings.model
+        if not self.checkpoint:
+            before = self.round - 1
+            raise ModelError(
+                f"round {self.round} annotates with the checkpoint of round {before}, and there is none; run "
+                f"`toolformer-dag run --round {self.round}`, or materialize "
+                f"{in_round('training/finetuned_checkpoint', before)}"
+            )
+        return _checkpoint_before(self.settings)
+
+    def _is_base(self, role: Role) -> bool:
+        return self.round == FIRST or (role == "judge" and self.settings.rounds.judge == "base")
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:
@@ -193,9 +271,15 @@ class Plan:
         return found if most and len(found) > most else ()
 
     @property
+    def lanes_so_far(self) -> tuple[Lane, ...]:
+        """The lanes of the rounds before, and those of this one; C* holds the calls of all."""
+        before = (lane.in_round(round) for round in range(FIRST, self.round) for lane in self.lanes)
+        return (*before, *self.lanes)
+
+    @property
     def lane_names(self) -> dict[str, str]:
-        """The key of each lane -> its tool's name in the text: {"calculator": "Calculator"}."""
-        return {lane.key: lane.tool.name for lane in self.lanes}
+        """The key of each lane so far -> its tool's name in the text: {"calculator": "Calculator"}."""
+        return {lane.key: lane.tool.name for lane in self.lanes_so_far}
 
     @property
     def stamps(self) -> dict[str, dict[str, Any]]:

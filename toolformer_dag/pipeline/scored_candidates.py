@@ -62,7 +62,7 @@ REFUSED = -1
 
 def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
     """Return what determines p_i."""
-    return {"method": METHOD, "model": dict(plan.model), "prompt": prompt}
+    return {"method": METHOD, "model": plan.identity_of("proposer"), "prompt": prompt}
 
 
 def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
@@ -114,8 +114,8 @@ class SampleStore:
     def __init__(self, worker: Worker, lane: Lane, prefix: str = "", prompt: str | None = None) -> None:
         plan, self._lane, self.prompt = worker.plan, lane, lane.tool.prompt if prompt is None else prompt
         of_positions, of_samples = positions_identity(plan, self.prompt), samples_identity(plan, self.prompt)
-        self.positions = worker.rows(f"{lane.key}/{prefix}positions", of_positions, ("text_digest",), POSITIONS)
-        self.samples = worker.rows(f"{lane.key}/{prefix}samples", of_samples, SAMPLE_KEY, SAMPLES)
+        self.positions = worker.rows(f"{lane.tool.key}/{prefix}positions", of_positions, ("text_digest",), POSITIONS)
+        self.samples = worker.rows(f"{lane.tool.key}/{prefix}samples", of_samples, SAMPLE_KEY, SAMPLES)
 
     def asked(self, texts: pl.DataFrame) -> Asked:
         """Return what the thresholds ask for, of `texts` (text_digest, text)."""
@@ -172,7 +172,7 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
     """Compute what the texts of a chunk lack, or its places behind calls, and commit it to a store."""
-    engine = worker.engine()
+    engine = worker.engine("proposer")
     known = dict(zip(chunk.known["text_digest"], chunk.known["probabilities"], strict=True))
     stored = chunk.stored.rows_by_key("text_digest")
     requests = [

@@ -21,6 +21,7 @@ from toolformer_dag.lake.table import WHOLE, Table, behind
 from toolformer_dag.lake.warehouse_filling import ROWS, WarehouseTable
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.rounds import in_round
 
 Rejected = Counter[tuple[str, str]]
 """(shard, reason) -> how many."""
@@ -206,7 +207,7 @@ class TableOutput:
     @property
     def name(self) -> str:
         """Name of the table and the asset: "calculator/loss_deltas"."""
-        return f"{self.group}/{self.stage.name}"
+        return in_round(f"{self.group}/{self.stage.name}", self.plan.round)
 
     @cached_property
     def table(self) -> Table:

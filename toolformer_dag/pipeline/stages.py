@@ -9,6 +9,7 @@ from toolformer_dag.pipeline import (
     filtered_calls,
     heldout_texts,
     heuristic_subset,
+    left_over_texts,
     loss_deltas,
     own_candidates,
     priced_calls,
@@ -20,6 +21,7 @@ from toolformer_dag.pipeline import (
 )
 from toolformer_dag.pipeline.plan import PRICED, Lane, Plan
 from toolformer_dag.pipeline.stage import Stage, TableOutput
+from toolformer_dag.settings.rounds import FIRST
 
 LANE_STAGES: tuple[Stage, ...] = (
     heuristic_subset.STAGE,
@@ -35,14 +37,14 @@ STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *
 
 
 def lane_stages(lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages of a lane: candidates are sampled, or a file's, or both; chains have two more per call.
+    """Return the stages of a lane: candidates are sampled, or a file's, or both.
 
-    With a cost weight there are two more too, before the filter.
+    Chains have two more per call. With a cost weight there are two more too, before the filter.
     """
-    found = LANE_STAGES
+    found = LANE_STAGES if lane.round == FIRST else (left_over_texts.STAGE, *LANE_STAGES[1:])
     if lane.candidates is not None:
         own = own_candidates.STAGE if lane.sampling else own_candidates.FILE_ALONE
-        found = tuple(own if stage is scored_candidates.STAGE else stage for stage in LANE_STAGES)
+        found = tuple(own if stage is scored_candidates.STAGE else stage for stage in found)
     chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
     behind = found.index(tool_results.STAGE) + 1
     priced = priced_calls.STAGES if lane.cost_weight else ()
@@ -55,6 +57,12 @@ def table_outputs(plan: Plan) -> list[TableOutput]:
     removing = REMOVING if removed_documents.chosen(plan) else ()
     corpus = [TableOutput(stage, plan) for stage in (raw_shards.STAGE, *removing, heldout_texts.STAGE)]
     return [*corpus, *lanes, TableOutput(augmented_corpus.STAGE, plan)]
+
+
+def shown_outputs(plan: Plan) -> list[TableOutput]:
+    """Return the tables that a plan's warehouse shows: its own, behind those that the lanes of earlier rounds have."""
+    earlier = plan.lanes_so_far[: -len(plan.lanes)]
+    return [*(TableOutput(stage, plan, lane) for lane in earlier for stage in lane_stages(lane)), *table_outputs(plan)]
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:

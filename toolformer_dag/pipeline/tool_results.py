@@ -126,7 +126,7 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
-    return worker.rows(f"{lane.key}/results", result_settings(lane), KEY, RESULTS)
+    return worker.rows(f"{lane.tool.key}/results", result_settings(lane), KEY, RESULTS)
 
 
 def _calls(output: TableOutput, shard: str) -> pl.DataFrame:

@@ -16,8 +16,9 @@ import polars as pl
 from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.plan import Lane, Plan, Role
 from toolformer_dag.pipeline.spending import Spent, token_count
+from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.tools.runner import Runner
 
 if TYPE_CHECKING:
@@ -39,26 +40,33 @@ class Worker:
         self.plan = plan
         self._released = 0
         self._engine: Engine | None = None
+        self._loaded: ModelSettings | None = None
         self._encoding: Encoding | None = None
         self._stores: dict[str, RowStore] = {}
         self._runners: dict[str, Runner] = {}
         self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self.has_small_web = False
 
-    def engine(self) -> "Engine":
-        """Return positions, samples and losses; the first call loads the weights. Raises ModelError."""
-        if self._engine is None:
+    def engine(self, role: Role) -> "Engine":
+        """Return positions, samples and losses; the first call loads the weights. Raises ModelError.
+
+        A process holds one model: asked for another, it lets go of the first.
+        """
+        model = self.plan.model_of(role)
+        if self._engine is None or model != self._loaded:
             import torch
 
             from toolformer_dag.model.engine import load_engine
 
-            model, visible = self.plan.settings.model, visible_gpus(torch.cuda.device_count())
+            self.release()
+            visible = visible_gpus(torch.cuda.device_count())
             taken, _ = own_gpus(visible, model.gpus)
             if taken and model.engine == "transformers":
                 torch.cuda.set_device(visible.index(taken[0]))
             elif taken and parent_process() is not None:  # vLLM takes the first that are visible
                 os.environ[VISIBLE] = ",".join(taken)
-            self._engine = load_engine(self.plan.settings)
+            self._engine = load_engine(self.plan.settings.model_copy(update={"model": model}))
+            self._loaded = model
         return self._engine
 
     def encoding(self) -> "Encoding":
@@ -80,9 +88,9 @@ class Worker:
 
     def runner(self, lane: Lane) -> Runner:
         """Return the lane's tool under its limits, which count over the whole run."""
-        if lane.key not in self._runners:
-            self._runners[lane.key] = Runner(lane.tool, lane.limits)
-        return self._runners[lane.key]
+        if lane.tool.key not in self._runners:
+            self._runners[lane.tool.key] = Runner(lane.tool, lane.limits)
+        return self._runners[lane.tool.key]
 
     def close_rows(self) -> tuple[str, ...]:
         """Forget what one step knows: return what was set aside as damaged while its rows were open."""

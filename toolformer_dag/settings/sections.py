@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from toolformer_dag.settings.corpus_settings import CorpusSettings
+from toolformer_dag.settings.rounds import numbered
 from toolformer_dag.settings.setting_types import (
     AsBefore,
     LakePlace,
@@ -471,6 +472,22 @@ class ExecutionSettings(SettingsTable):
     )
 
 
+class RoundSettings(SettingsTable):
+    """Annotate again what a round kept nothing of, with the checkpoint that was finetuned on its calls."""
+
+    count: Unfingerprinted[int] = Field(
+        1,
+        ge=1,
+        description="Rounds of annotation. With more than 1, commands that show or export something take the last one; "
+        "`run --round N` for short.",
+    )
+    judge: Literal["base", "checkpoint"] = Field(
+        "base",
+        description="Whose loss judges the calls of later rounds: the base model's, under which losses of all rounds "
+        "can be compared, or that of the checkpoint which proposes them.",
+    )
+
+
 class SettingsTables(SettingsTable):
     """Hold all tables; a profile gives any of them."""
 
@@ -493,6 +510,7 @@ class SettingsTables(SettingsTable):
     )
     control: ControlSettings = Field(ControlSettings(), description="How the count by chance is measured.")
     execution: ExecutionSettings = Field(ExecutionSettings(), description="How work is spread.")
+    rounds: RoundSettings = Field(RoundSettings(), description="How often texts are annotated, and whose loss judges.")
 
 
 class Settings(SettingsTables):
@@ -503,6 +521,17 @@ class Settings(SettingsTables):
     )
     root: Path = Field(description="Folder of toolformer.toml; relative paths count from it.")
     profile: str = Field("embedded", description="Name of the profile that the values below the file's come from.")
+
+    @property
+    def rounds_so_far(self) -> list["Settings"]:
+        """The settings of every round, this one last."""
+        before = [self.rounds.model_copy(update={"count": number}) for number in range(1, self.rounds.count)]
+        return [*(self.model_copy(update={"rounds": rounds}) for rounds in before), self]
+
+    @property
+    def warehouse(self) -> Path:
+        """The DuckDB file of this round."""
+        return self.paths.warehouse.with_stem(numbered(self.paths.warehouse.stem, self.rounds.count))
 
     @field_validator("tools")
     @classmethod

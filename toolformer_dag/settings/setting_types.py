@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.rounds import NUMBERED
 
 
 class SettingsError(UserError, ValueError):
@@ -117,9 +118,12 @@ def _local(value: object) -> object:
 
 def _lane_name(name: str) -> str:
     """Check a name that becomes part of the lane's asset keys."""
-    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS or NUMBERED.fullmatch(name):
         groups = ", ".join(ASSET_GROUPS)
-        raise ValueError(f"a lane's name has letters, digits and _, and is none of {groups}; rename the section")
+        raise ValueError(
+            f"a lane's name has letters, digits and _, does not end in _round_N and is none of {groups}; rename the "
+            "section"
+        )
     return name
 
 

@@ -8,6 +8,7 @@ import polars as pl
 
 from toolformer_dag.files import StorageError, unsealed
 from toolformer_dag.lake.record import changes, record
+from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
@@ -19,7 +20,6 @@ from toolformer_dag.training.training_report import (
     RECORD,
     TrainingReport,
     card_is_lost,
-    checkpoint_folder,
     read_report,
     run_identity,
 )

@@ -22,7 +22,8 @@ from toolformer_dag.files import (
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, model_identity, model_name
+from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, checkpoint_folder, model_identity, model_name
+from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import ModelSettings, Settings, TrainingSettings
 
 
@@ -220,14 +221,10 @@ def publish(folder: Path, out: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
-    """Return the folder of a published checkpoint."""
-    return settings.paths.local / "training" / name / "model"
-
-
 def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> LocalOutput:
     """Return the files of a published checkpoint, as the lake shares them among machines."""
-    return LocalOutput(Lake.of(settings.paths).storage, f"training/{name}", checkpoint_folder(settings, name))
+    owner = in_round(f"training/{name}", settings.rounds.count)
+    return LocalOutput(Lake.of(settings.paths).storage, owner, checkpoint_folder(settings, name))
 
 
 def finetuned_or_base(settings: Settings) -> str:

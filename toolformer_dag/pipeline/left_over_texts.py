@@ -1,0 +1,65 @@
+"""heuristic_subset of later rounds: the texts of the round before in which it kept no call of the lane's tool."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.lake.table import WHOLE, Table
+from toolformer_dag.pipeline import heuristic_subset
+from toolformer_dag.pipeline.filtered_calls import FILTER_RULE, REPEATED
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import TEXT_KEY, InputsOf, PartRows, Rejected, TableOutput, counted, versions
+from toolformer_dag.pipeline.worker import Worker
+
+
+def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the tables that are read: texts and kept calls of the round before."""
+    before = lane.in_round(lane.round - 1)
+    return tuple(f"{before.key}/{name}" for name in ("heuristic_subset", "filtered_calls"))
+
+
+def _rule(output: TableOutput) -> Table:
+    return output.plan.lake.table(f"{output.lane.in_round(output.lane.round - 1).key}/{FILTER_RULE}")
+
+
+def inputs(output: TableOutput) -> InputsOf:
+    """Return what tells the versions of a shard's texts and kept calls, and which documents counted elsewhere."""
+    before = versions({name: output.plan.lake.table(name) for name in output.depends_on})
+    pointer = _rule(output).whole_pointer(WHOLE)
+    repeated = pointer.record[REPEATED] if pointer else {}
+
+    def of(shard: str) -> Mapping[str, Any]:
+        return {**before(shard), REPEATED: repeated.get(shard)}
+
+    return of
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Leave out the texts with kept calls, and documents that counted in another shard.
+
+    Rejected: kept_before, duplicate_document.
+    """
+    texts, kept = (output.plan.lake.table(name).read(shard) for name in output.depends_on)
+    repeated = _rule(output).scan([WHOLE]).filter(pl.col("shard") == shard).select("digest").collect()
+    has_call = pl.struct(TEXT_KEY).is_in(kept.select(pl.struct(TEXT_KEY)).to_series().implode())
+    reason = (
+        pl.when(has_call)
+        .then(pl.lit("kept_before"))
+        .when(pl.col("digest").is_in(repeated["digest"].implode()))
+        .then(pl.lit("duplicate_document"))
+    )
+    told = texts.with_columns(reason=reason, tool=pl.lit(output.lane.key))
+    return PartRows([told.filter(pl.col("reason").is_null()).drop("reason")], Rejected(counted(told)))
+
+
+STAGE = replace(
+    heuristic_subset.STAGE,
+    description="The texts that a tool wants and in which the rounds before kept no call of it.",
+    settings=lambda plan, lane: {},
+    reads=reads,
+    inputs=inputs,
+    kinds=frozenset({"polars", "parquet"}),
+    shard_rows=rows,
+)
