@@ -72,11 +72,14 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {name: getattr(context.resources, key) for name, key in needs.items()}
-        if context.job_def.executor_def.name == dg.multiprocess_executor.name:  # this process runs this step alone
+        alone = context.job_def.executor_def.name == dg.multiprocess_executor.name  # in this process
+        if alone:
             end_with_parent()
         with step(context, output.name) as made, _claimed(made, output.pool, resources.get("lake")), session():
             try:
                 result: dg.MaterializeResult = output.make(context, **resources)
+                if alone and "lake" in resources:
+                    resources["lake"].storage.settle()
             except BaseException as error:
                 if "lake" in resources:
                     note_failure(context, resources["lake"], made)

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -137,18 +137,34 @@ def progress(
 
 
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
-    """Add a row to the lake's table of costs, and tell the run what the step spent. Raises WriteError."""
+    """Add a row to the lake's table of costs, and tell the run what the step spent.
+
+    Over an object store the row is written beside the next step, and a warning in the log says where that failed. A
+    folder raises WriteError.
+    """
     _current.get().spent = lambda: Spent(cost.tokens, cost.calls)
-    add_cost(lake, context.run.run_id, context.asset_key.to_user_string(), cost)
+    asset, remote = context.asset_key.to_user_string(), lake.storage.first_wins
+
+    def write() -> None:
+        with _warned(context, asset) if remote else nullcontext():
+            add_cost(lake, context.run.run_id, asset, cost)
+
+    lake.storage.beside(write)
 
 
 def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:
     """Add what a step cost that failed or was interrupted; a warning in the log where that cannot be written."""
     failed.write()  # what was spent since it told
-    try:
+    with _warned(context, failed.name):
         note_cost(context, lake, StepCost(failed.seconds, failed.tokens, failed.calls, failed=True))
-    except UserError as error:  # the disk may be what failed
-        context.log.warning(f"the cost of this step is not in `costs`: {error}")
+
+
+@contextmanager
+def _warned(context: dg.AssetExecutionContext, asset: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:  # the disk or the store may be what failed
+        context.log.warning(f"the cost of {asset} is not in `costs`: {error}")
 
 
 def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> None:

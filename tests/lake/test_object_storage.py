@@ -1,5 +1,6 @@
 """A lake in an object store: what is published is read on every machine, one of two writers wins, damage heals."""
 
+import logging
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import dagster as dg
 import httpx
 import polars as pl
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.lake.earlier_release import turn_back
 from tests.object_store import S3, s3, s3_running
+from toolformer_dag.assets.running import note_cost, step
 from toolformer_dag.files import StorageError, file_name
 from toolformer_dag.lake import object_storage
 from toolformer_dag.lake.cleaning import clean
@@ -143,6 +146,50 @@ def test_writers_of_one_table_of_costs_keep_the_rows_of_each(machine):
         thread.join()
     runs = lakes[0].table(COSTS).read("calculator/loss_deltas")["run"].to_list()
     assert sorted(runs) == sorted(f"{name} {number}" for name in ("one", "two", "three") for number in range(5))
+
+
+ENDING = """
+import sys
+from pathlib import Path
+from toolformer_dag.lake.table import Lake
+from toolformer_dag.pipeline.spending import StepCost, add_cost
+lake = Lake.at(sys.argv[1], Path(sys.argv[2]))
+for number in range(3):
+    lake.storage.beside(lambda run=str(number): add_cost(lake, run, "calculator/loss_deltas", StepCost(1.0)))
+raise SystemExit(int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_what_is_written_beside_is_there_when_the_process_has_ended(s3, machine, tmp_path, status):
+    lake = machine("one")
+    done = subprocess.run([sys.executable, "-c", ENDING, lake.storage.url, str(tmp_path / "other"), str(status)])
+    assert done.returncode == status
+    assert lake.table(COSTS).read("calculator/loss_deltas")["run"].to_list() == ["0", "1", "2"]
+
+
+def test_a_cost_that_cannot_be_written_is_a_warning_of_the_run(machine, monkeypatch):
+    lake, before = machine("one"), ObjectStorage.replace_manifest
+
+    def replace(storage: ObjectStorage, path: Path, content: bytes, version: Version) -> Version:
+        if path.name == "costs.jsonl":
+            raise ObjectStoreError("cannot write it: the object store refuses access; correct the keys")
+        return before(storage, path, content, version)
+
+    @dg.asset
+    def spending(context: dg.AssetExecutionContext) -> None:
+        with step(context, "spending"):
+            note_cost(context, lake, StepCost(1.0))
+
+    monkeypatch.setattr(ObjectStorage, "replace_manifest", replace)
+    with dg.instance_for_test() as instance:
+        run = dg.materialize([spending], instance=instance)
+        lake.storage.settle()
+        told = [one.user_message for one in instance.all_logs(run.run_id) if one.level == logging.WARNING]
+    assert run.success
+    assert told == [
+        "the cost of spending is not in `costs`: cannot write it: the object store refuses access; correct the keys"
+    ]
 
 
 def test_rows_that_one_machine_computed_are_found_and_merged_on_another(machine, s3):

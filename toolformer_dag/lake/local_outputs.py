@@ -10,6 +10,7 @@ up to date is told by the record inside it, whoever made it.
 """
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from toolformer_dag.lake.storage import Storage
 log = logging.getLogger(__name__)
 LOCAL_OUTPUTS, MANIFEST = "local-outputs", "manifest.json"
 """The hyphen keeps the first apart from the lanes, whose folders lie beside it."""
+UPLOADS_AT_ONCE = 4
+"""Each of a large file holds some 60 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,10 @@ class LocalOutput:
         """Put the files into the object store, where they are not there yet. Raises ObjectStoreError, WriteError."""
         if not isinstance(self.storage, ObjectStorage):
             return
-        with self.storage.alone(self._object(".lock")):
+        upload = self.storage.upload
+        with self.storage.alone(self._object(".lock")), ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
             found = self._files()
-            for name, digest in found.items():
-                self.storage.upload(self._object(digest), self.folder / name)
+            list(pool.map(lambda name: upload(self._object(found[name]), self.folder / name), found))
             manifest = sealed(self.name, {FILES: found})
             self.storage.mark(self._object(MANIFEST), manifest)
             write_whole(self._object(MANIFEST), manifest)

@@ -15,8 +15,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from errno import ENOENT
 from functools import lru_cache
@@ -95,6 +95,11 @@ def _claim_of_this_process() -> bytes:
     return f"{this_process()}\n{uuid4().hex}".encode()  # other bytes each time, so that the store tells them apart
 
 
+def _leave(renewing: threading.Thread, here: ExitStack) -> None:
+    renewing.join()
+    here.close()
+
+
 class ObjectStoreError(StorageError):
     """The object store cannot be used: not reached, access refused, no such bucket. What was committed stays."""
 
@@ -151,6 +156,9 @@ class ObjectStorage(Storage):
         super().__init__(root)
         self.url, self._store, self._patient = url, first, patient
         self._left: dict[Path, Version] = {}
+        self._leaving: dict[Path, Future[None]] = {}
+        self._leavers, self._writer = ThreadPoolExecutor(), ThreadPoolExecutor(1)  # Python waits for both at its end
+        self._written: Future[None] | None = None
 
     def shown(self, path: Path) -> str:
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
@@ -234,7 +242,10 @@ class ObjectStorage(Storage):
             raise Overtaken(self.shown(path)) from error
         return Version(made["e_tag"], made["version"])
 
-    def mark(self, path: Path, content: bytes) -> None:
+    def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
+        if later:
+            later(lambda: self.mark(path, content))
+            return
         with self._errors("write", path):
             self._store.put(self._key(path), content)
 
@@ -298,11 +309,15 @@ class ObjectStorage(Storage):
     def claimed(self, name: str, told: Callable[[str], None]) -> Iterator[None]:
         """Hold an object, replaced every few seconds where it is the one that this process put.
 
+        It is released beside what follows, which waits for that where it claims the same.
         One that did not change for LEASE_SECONDS was left by a process that died or lost the store, and is taken. Two
         may then work at once: rows are stored twice, and of two writers of a part the first wins.
         """
         path = self.root / CLAIMS / file_name(name)
-        with super().claimed(name, told):  # among the processes of this machine, without a request
+        if leaving := self._leaving.pop(path, None):
+            leaving.result()
+        with ExitStack() as here:
+            here.enter_context(super().claimed(name, told))  # among the processes of this machine, without a request
             held, over = self._claim(path, told), threading.Event()
             renewing = threading.Thread(target=self._renew, args=(path, held, over), daemon=True)
             renewing.start()
@@ -310,7 +325,7 @@ class ObjectStorage(Storage):
                 yield
             finally:
                 over.set()
-                renewing.join()
+                self._leaving[path] = self._leavers.submit(_leave, renewing, here.pop_all())
 
     def _claim(self, path: Path, told: Callable[[str], None]) -> Version:
         """Put this process into the object where nobody else is in it any more; the store decides who was first."""
@@ -341,6 +356,15 @@ class ObjectStorage(Storage):
                     held = self.replace(path, _claim_of_this_process(), held)
             with suppress(ObjectStoreError):  # it expires
                 self._left[path] = self.replace(path, b"", held)
+
+    def beside(self, write: Callable[[], None]) -> None:
+        self.settle()  # so that a kill costs one of them
+        self._written = self._writer.submit(write)
+
+    def settle(self) -> None:
+        written, self._written = self._written, None
+        if written:
+            written.result()
 
     def seconds_per_request(self) -> float:
         self.exists(self.root / NOBODYS)  # a connection is there by now

@@ -204,7 +204,7 @@ class RowStore:
     def _settle(self) -> None:
         """Wait for the files that the session has not uploaded yet."""
         if around := current():
-            around.settle()
+            around.settle(in_order=True)
 
     @property
     def _place(self) -> str:

@@ -49,10 +49,14 @@ class Session:
             waiting[0].result()
             del waiting[0]
 
-    def settle(self) -> None:
-        """Wait for what is written beside. Raises what it raised, each time: a manifest must not name such a file."""
-        wait([*self._uploads, *self._ordered])
-        for waiting in (self._uploads, self._ordered):
+    def settle(self, in_order: bool = False) -> None:
+        """Wait for what is written beside, or for what is so in order. Raises what it raised, each time.
+
+        A manifest must not name such a file.
+        """
+        queues = [self._ordered] if in_order else [self._uploads, self._ordered]
+        wait([upload for waiting in queues for upload in waiting])
+        for waiting in queues:
             for upload in waiting:
                 upload.result()
             waiting.clear()

@@ -113,8 +113,8 @@ class Storage:
             write_whole(path, content)
         return _first_line(content)
 
-    def mark(self, path: Path, content: bytes) -> None:
-        """Write a small file that always has this content, and note that it is in use now."""
+    def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
+        """Write a small file that always has this content, and note that it is in use now; `later` as for `add`."""
         try:
             os.utime(path)
         except FileNotFoundError:
@@ -197,6 +197,13 @@ class Storage:
             with suppress(OSError):
                 path.write_text(this_process(), "utf-8")
             yield
+
+    def beside(self, write: Callable[[], None]) -> None:
+        """Do what writes a little; over an object store, beside what goes on, once the one before has ended."""
+        write()
+
+    def settle(self) -> None:
+        """Wait for what is written beside. Raises what it raised."""
 
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
         """Hold the lock `path` inside the block, as `files.locked` does.

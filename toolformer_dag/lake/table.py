@@ -453,8 +453,9 @@ class Lake:
         as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an identity that cannot be
         written down or has no fingerprint.
         """
-        path = f"{name}/{fingerprint(identity)}"
-        self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True))
+        path, around = f"{name}/{fingerprint(identity)}", current()
+        beside = around.later if around and around.batching else None
+        self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True), beside)
         return RowStore(self.storage, path, key, pl.Schema(schema))
 
     def refuse_old_layout(self) -> None:

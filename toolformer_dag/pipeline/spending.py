@@ -77,7 +77,8 @@ class StepCost:
 def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     """Add a row to the costs of an asset, such as "calculator/loss_deltas". Raises WriteError.
 
-    Not covered: what a killed step spent, which the next report of `run` tells.
+    Not covered: what a killed step spent, and over an object store the one that ended before it, which the next report
+    of `run` tells.
     """
     group, _, stage = asset.rpartition("/")
     tool = None if plain(group) in ASSET_GROUPS else group
