@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.running import Running, note_failure, step
+from toolformer_dag.assets.running import Running, note_failure, runs_alone, step
 from toolformer_dag.files import UserError, limit_met
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
@@ -72,14 +72,11 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {name: getattr(context.resources, key) for name, key in needs.items()}
-        alone = context.job_def.executor_def.name == dg.multiprocess_executor.name  # in this process
-        if alone:
+        if runs_alone(context):
             end_with_parent()
         with step(context, output.name) as made, _claimed(made, output.pool, resources.get("lake")), session():
             try:
                 result: dg.MaterializeResult = output.make(context, **resources)
-                if alone and "lake" in resources:
-                    resources["lake"].storage.settle()
             except BaseException as error:
                 if "lake" in resources:
                     note_failure(context, resources["lake"], made)

@@ -136,6 +136,11 @@ def progress(
     return advance
 
 
+def runs_alone(context: dg.AssetExecutionContext) -> bool:
+    """Return whether this process runs a single step of a run."""
+    return context.job_def.executor_def.name == dg.multiprocess_executor.name
+
+
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
     """Add a row to the lake's table of costs, and tell the run what the step spent.
 
@@ -150,6 +155,8 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
             add_cost(lake, context.run.run_id, asset, cost)
 
     lake.storage.beside(write)
+    if runs_alone(context):  # the next step will not wait for it
+        lake.storage.settle()
 
 
 def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:
