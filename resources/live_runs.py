@@ -82,10 +82,14 @@ def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
 
 
 def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
-    """Free the slots of pools that ended runs hold: a step interrupted in its own process leaves its slot taken."""
+    """Free the slots of pools that ended runs hold: a step interrupted in its own process leaves its slot taken.
+
+    A run that was killed while it freed one leaves a step that waits, to which Dagster would keep the slot.
+    """
     storage = instance.event_log_storage
     for pool in storage.get_concurrency_keys():
-        for run_id in {slot.run_id for slot in storage.get_concurrency_info(pool).claimed_slots}:
+        info = storage.get_concurrency_info(pool)
+        for run_id in {one.run_id for one in (*info.claimed_slots, *info.pending_steps)}:
             run = instance.get_run_by_id(run_id)
             if run is None or run.is_finished:
                 storage.free_concurrency_slots_for_run(run_id)

@@ -94,6 +94,20 @@ def test_a_run_that_was_killed_before_it_began_is_ended(instance):
     assert status(instance, living) is dg.DagsterRunStatus.NOT_STARTED
 
 
+def test_a_run_that_was_killed_when_a_slot_was_meant_for_it_does_not_keep_the_slot(instance):
+    first, waiting = started(instance), started(instance)
+    slots = instance.event_log_storage
+    slots.initialize_concurrency_limit_to_default("gpu")
+    assert slots.claim_concurrency_slot("gpu", first.run_id, "scored").is_claimed
+    assert not slots.claim_concurrency_slot("gpu", waiting.run_id, "scored").is_claimed
+    for run in (first, waiting):
+        instance.report_run_failed(run, "killed")
+    slots.free_concurrency_slots_for_run(first.run_id)
+    assert slots.get_concurrency_info("gpu").assigned_step_count == 1, "of the run that waited"
+    assert end_dead_runs(instance) == []
+    assert dg.materialize([scored], instance=instance).success
+
+
 def test_a_killed_run_is_ended_and_the_next_one_gets_its_slot_while_its_retry_lives(instance, tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPOSITORY, capture_output=True)
     assert done.returncode == -9

@@ -1,6 +1,7 @@
 """The small world with its lake in an object store: every command, two machines, two runs at once, a killed run."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -109,20 +110,36 @@ def test_a_step_that_waited_while_another_machine_trained_finds_the_checkpoint(m
     assert made.materialization.metadata[UNCHANGED].value is True
 
 
+def killed(machine: Machine, ready: Callable[[], bool]) -> None:
+    """Start a run and kill it at once when `ready`."""
+    with machine.start("run") as run:
+        while run.poll() is None and not ready():
+            time.sleep(0.01)
+        os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("begun", ["samples", "losses", "filtered_calls"])
 def test_a_run_that_is_killed_leaves_a_lake_that_the_next_run_finishes(machine, made, s3, monkeypatch, begun):
     one, other = machine("one"), machine("other")
     lake = one.world.project().plan.lake
-    with one.start("run") as run:
-        while run.poll() is None and not any(f"sums/{begun}/" in name for name in s3.objects(lake)):
-            time.sleep(0.05)
-        os.killpg(run.pid, signal.SIGKILL)
-    assert run.returncode == -signal.SIGKILL
+    killed(one, lambda: any(f"sums/{begun}/" in name for name in s3.objects(lake)))
     assert "sums/" in other.told("stale")
     assert "assets ran" in other.told("run")
     monkeypatch.setenv("DAGSTER_HOME", other.variables["DAGSTER_HOME"])
     assert_same(other.world.tables(), made.tables())
     assert FRESH in one.told("run")
+
+
+def test_a_run_that_is_killed_after_any_request_again_and_again_ends_in_equal_tables(machine, made, s3, monkeypatch):
+    one, draw = machine("one"), random.Random(41)
+    monkeypatch.setenv("DAGSTER_HOME", one.variables["DAGSTER_HOME"])
+    for _ in range(5):
+        last = len(s3.requests) + draw.randrange(20, 120)
+        killed(one, lambda last=last: len(s3.requests) >= last)
+    assert "assets ran" in one.told("run")
+    assert_same(one.world.tables(), made.tables())
+    assert FRESH in one.told("run") and one.told("verify") == ""
 
 
 @pytest.mark.parametrize(
