@@ -25,8 +25,8 @@ ENTRY = {
 
 
 def main(folder: Path) -> None:
-    [file] = folder.joinpath("chat", "data").glob("*.parquet")
-    folder.joinpath("dataset_info.json").write_text(json.dumps({"calls": {"file_name": str(file), **ENTRY}}))
+    entry = {"file_name": str(folder / "chat.jsonl"), **ENTRY}
+    folder.joinpath("dataset_info.json").write_text(json.dumps({"calls": entry}))
     options = {
         "stage": "sft",
         "do_train": True,

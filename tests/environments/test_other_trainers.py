@@ -76,6 +76,9 @@ def exported(tmp_path: Path, model: LanguageModel) -> dict[str, list[dict[str, A
         rows[form.name] = [dict(row) for text in TEXTS for row in form.rows(text)]
         tmp_path.joinpath(form.name).mkdir()
         write_splits(tmp_path / form.name, form.schema, rows[form.name])
+    for row in rows["chat"]:
+        row.update({name: json.loads(row[name]) for name in ("messages", "tools")})
+    tmp_path.joinpath("chat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows["chat"]))
     return rows
 
 

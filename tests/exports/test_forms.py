@@ -64,7 +64,7 @@ def test_no_form_loses_a_character(text: CorpusText) -> None:
     messages = list(conversation(text))
     spoken = [message["content"] for message in messages if message["role"] != "tool"]
     assert "".join(spoken) == INSTRUCTION + text.plain
-    asked = [message["tool_calls"][0]["function"]["arguments"] for message in messages if "tool_calls" in message]
+    asked = [one["function"]["arguments"] for message in messages for one in message.get("tool_calls", ())]
     assert asked == [{"input": call.input} for call in text.calls]
     assert [message["content"] for message in messages if message["role"] == "tool"] == [c.result for c in text.calls]
 
@@ -169,9 +169,8 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
     texts = {(text.digest, text.segment): text for text in corpus_texts(plan.settings.paths.warehouse, names)}
     longest = 0
     for row in (row for split in load_dataset(str(tmp_path / "chat")).values() for row in split):
-        told = [{name: value for name, value in one.items() if value is not None} for one in row["messages"]]
         messages = list(conversation(texts[row["digest"], row["segment"]]))
-        assert told == messages
+        assert row["messages"] == messages
         assert [tool["function"]["name"] for tool in row["tools"]] == ["Calculator", "Search"]
         described = [tool["function"]["description"] for tool in row["tools"]]
         assert described == ["Computes an arithmetic expression, such as 400 / 1400.", "Call."]

@@ -3,6 +3,7 @@
 import copy
 import re
 import shutil
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from tests.command_line import cli
+from tests.exports.named_calls import FAMILIES, TEMPLATES, chat_rows
 from tests.runs.conftest import World
+from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.forms import Form, masked_form
 from toolformer_dag.exports.structured_forms import chat_form
@@ -24,6 +27,12 @@ from toolformer_dag.training.sequences import IGNORED
 pytestmark = pytest.mark.long
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
 FENCED_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TURNS = {
+    "llama3": r"assistant<\|end_header_id\|>\n\n(.*?<\|eot_id\|>)",
+    "qwen": r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n)",
+    "mistral": r"\[/(?:INST|TOOL_RESULTS)\]((?!\[TOOL_RESULTS\]).*?<\|end\|>)",
+}
+"""What the assistant writes, by the family of the chat template."""
 TEMPLATE = """\
 {%- for tool in tools or [] %}{{ tool.function.name }}({{ tool.function.parameters.properties | list | first }})
 {% endfor %}
@@ -67,6 +76,35 @@ def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path
         assert "Calculator(input)" in told and "tool: " in told
     trainer.train()
     assert changed(loaded, before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_and_words_of_the_assistant_alone_are_learned_token_by_token(family: str, tmp_path: Path) -> None:
+    model = tiny_model("Llama", tokenizer_of("merged"))
+    tokenizer = model.tokenizer
+    tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, (TEMPLATES / f"{family}.jinja").read_text()
+    rows = chat_rows(tmp_path, model.encoding)
+    if family == "llama3":  # as the page says
+        rows = rows.filter(lambda row: all(len(one.get("tool_calls", ())) < 2 for one in row["messages"]))
+    before = copy.deepcopy(model.model.state_dict())
+    arguments = SFTConfig(str(tmp_path / "out"), max_length=4096, assistant_only_loss=True, **ONE_STEP)
+    trainer = SFTTrainer(model.model, arguments, train_dataset=rows, processing_class=tokenizer)
+    seen: dict[str, list[str]] = {}
+    for batch in trainer.get_train_dataloader():
+        for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+            pairs = [(int(token), int(label)) for token, label, kept in zip(ids, labels, mask, strict=True) if kept]
+            assert all(label in (token, IGNORED) for token, label in pairs)
+            runs = [list(run) for learned, run in groupby(pairs, lambda pair: pair[1] != IGNORED) if learned]
+            text = tokenizer.decode([token for token, _ in pairs])
+            seen[text] = [tokenizer.decode([token for token, _ in run]) for run in runs]
+    assert len(seen) == rows.num_rows
+    for text, learned in seen.items():
+        assert learned == re.findall(TURNS[family], text, re.DOTALL)
+    calls = sum(len(one.get("tool_calls", ())) for row in rows for one in row["messages"])
+    told = "".join(turn for learned in seen.values() for turn in learned)
+    assert len(re.findall(r'"name": "(?:Book|People|Difference)"', told)) == calls > 4
+    trainer.train()
+    assert changed(model, before)
 
 
 def test_the_page_s_examples_run(exported_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,19 +18,8 @@ if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
 TEXT = pa.string()
-INPUT = pa.struct({"input": pa.struct({"type": TEXT})})
-PARAMETERS = pa.struct({"type": TEXT, "properties": INPUT, "required": pa.list_(TEXT)})
-TOOL = pa.struct({"type": TEXT, "function": pa.struct({"name": TEXT, "description": TEXT, "parameters": PARAMETERS})})
-
-
-def _message(arguments: pa.DataType) -> pa.DataType:
-    """The type of a message; plain, since `datasets` reads JSON as an extension type from 4.7 on alone."""
-    called = pa.struct({"id": TEXT, "type": TEXT, "function": pa.struct({"name": TEXT, "arguments": arguments})})
-    return pa.struct(
-        {"role": TEXT, "content": TEXT, "tool_calls": pa.list_(called), "tool_call_id": TEXT, "name": TEXT}
-    )
-
-
+OBJECTS = pa.json_()
+"""`datasets` reads it as objects from 4.7 on: in structs each field that others have would be None, not absent."""
 INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"
 
 
@@ -41,33 +30,26 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
     was measured on the text with inline calls and says nothing of this form. `encoding` counts tokens of messages and
     tools written as JSON, in place of a chat template.
 
-    Arguments are objects; where a tool has named ones, whose types a column cannot hold, they and `tools` are JSON
-    text, as in OpenAI's protocol.
+    Both columns are JSON: templates look for keys that are absent, and arguments have any type.
     """
     tools = [_function(lane) for lane in lanes]
-    schemas = _schemas(lanes)
+    schemas, listed = _schemas(lanes), _json(tools)
 
     def tokens(parts: Sequence[Mapping[str, Any]]) -> int:
-        return sum(encoding.lengths([json.dumps(part, ensure_ascii=False) for part in parts]))
+        return sum(encoding.lengths(list(map(_json, parts))))
 
-    before, listed = tokens(tools), _json(tools) if schemas else tools
+    before = tokens(tools)
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        messages = list(conversation(text, schemas))
-        yield {"messages": _as_text(messages) if schemas else messages, "tools": listed, **own(text)}
+        yield {"messages": _json(list(conversation(text, schemas))), "tools": listed, **own(text)}
 
     def length(row: Mapping[str, Any]) -> int:
-        return before + tokens(row["messages"])
+        return before + tokens(json.loads(row["messages"]))
 
-    message = _message(TEXT if schemas else pa.struct({"input": TEXT}))
     schema = pa.schema(
         [
-            column("messages", pa.list_(message), "user, assistant with tool_calls, tool, ..., assistant"),
-            column(
-                "tools",
-                TEXT if schemas else pa.list_(TOOL),
-                "the tools in the form of a JSON schema",
-            ),
+            column("messages", OBJECTS, "user, assistant with tool_calls, tool, ..., assistant"),
+            column("tools", OBJECTS, "the tools in the form of a JSON schema"),
             CALLS,
             *ORIGIN,
         ]
@@ -117,13 +99,6 @@ def _schemas(lanes: Sequence[Lane]) -> dict[str, Schema]:
     return schemas_of({lane.tool.name: lane.tool for lane in lanes})
 
 
-def _as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write the arguments of calls as JSON."""
-    for asked in (asked["function"] for message in messages for asked in message.get("tool_calls", ())):
-        asked["arguments"] = _json(asked["arguments"])
-    return messages
-
-
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -134,16 +109,43 @@ def _arguments(call: ScoredCall, schemas: Mapping[str, Schema]) -> dict[str, Any
 
 
 def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a text; arguments are objects. A text without calls is parted at a space in its middle."""
+    """Yield the messages of a text; arguments are objects. A text without calls is parted at a space in its middle.
+
+    Calls of one place stand in one message, in parallel, where no word of a result is in the input of a later one.
+    """
     at = text.calls[0].offset if text.calls else max(text.plain.rfind(" ", 0, len(text.plain) // 2), 0)
     yield {"role": "user", "content": INSTRUCTION + text.plain[:at]}
-    for number, call in enumerate(text.calls):
-        function = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
-        asked = {"id": f"call_{number}", "type": "function", "function": function}
-        yield {"role": "assistant", "content": text.plain[at : call.offset], "tool_calls": [asked]}
-        yield {"role": "tool", "tool_call_id": asked["id"], "name": function["name"], "content": call.result}
-        at = call.offset
+    number = 0
+    for calls in _together(text.calls):
+        asked = [_asked(call, schemas, each) for each, call in enumerate(calls, number)]
+        yield {"role": "assistant", "content": text.plain[at : calls[0].offset], "tool_calls": asked}
+        for call, one in zip(calls, asked, strict=True):
+            name = one["function"]["name"]
+            yield {"role": "tool", "tool_call_id": one["id"], "name": name, "content": call.result}
+        at, number = calls[0].offset, number + len(calls)
     yield {"role": "assistant", "content": text.plain[at:]}
+
+
+def _asked(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:
+    """Return a call of a message; templates in the manner of Mistral's take ids of nine letters and digits."""
+    function = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
+    return {"id": f"call{number:05}", "type": "function", "function": function}
+
+
+def _together(calls: Sequence[ScoredCall]) -> list[list[ScoredCall]]:
+    """Part calls into those that may be asked at once."""
+    parts: list[list[ScoredCall]] = []
+    for call in calls:
+        here = parts[-1] if parts and parts[-1][0].offset == call.offset else []
+        if here and not any(_words(one.result) & _words(call.input) for one in here):
+            here.append(call)
+        else:
+            parts.append([call])
+    return parts
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold()))
 
 
 def _function(lane: Lane) -> dict[str, Any]:
