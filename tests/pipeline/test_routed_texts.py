@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -31,8 +33,8 @@ TEXTS = {
 }
 
 
-def sections() -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = {}
+def sections() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
     for key, (description, argument) in TOOLS.items():
         name = key.title().replace("_", "")
         call = f"[{name}({argument}=1)]"
@@ -52,6 +54,17 @@ def test_a_text_fits_the_tool_whose_words_it_has(text: str, key: str) -> None:
     assert next(iter(scores)) == key
     assert list(scores.values()) == sorted(scores.values(), reverse=True) and len(scores) <= 3
     assert Router(list(reversed(load_tools(sections()).values()))).top(text, 3) == pytest.approx(scores)
+
+
+def test_a_number_says_no_more_than_any_other_and_the_end_of_a_long_text_counts() -> None:
+    made = sections()
+    for year, one in enumerate(made.values(), 2010):
+        one["examples"] = [str(example).replace("So", f"In {year}") for example in one["examples"]]
+    router = Router(list(load_tools(made).values()))
+    for number in (2010, 2012, 7):
+        assert router.top(f"In {number} they counted each star of the sky.", 1).keys() == {"stars"}
+    other = " ".join("".join(letters) for letters in product("qxz", repeat=5))
+    assert router.top(other, 1) == {} and router.top(f"{other} a seat on a flight", 1).keys() == {"book_flight"}
 
 
 @pytest.mark.parametrize("text", ["", "?!", "zzz qqq"])

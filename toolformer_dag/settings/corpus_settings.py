@@ -93,8 +93,8 @@ class CorpusSettings(SettingsTable):
     tools_per_text: Annotated[int, AsBefore(0)] = Field(
         3,
         ge=0,
-        description="A text goes to so many of the tools of MCP servers without `wants`: those whose descriptions, "
-        "arguments and examples it fits best (BM25). 0: to all of them.",
+        description="A text goes to so many of the tools of MCP servers without `wants`: those whose descriptions "
+        "and examples it fits best (BM25). 0: to all of them.",
     )
     documents_per_shard: Annotated[int | None, AsBefore(None)] = Field(
         None,

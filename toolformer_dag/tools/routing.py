@@ -1,5 +1,6 @@
 """Which of many tools a text is for: the few whose descriptions it fits best, by BM25."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -7,25 +8,28 @@ from typing import Any
 import tantivy
 
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.texts.arguments import argument_names
 from toolformer_dag.texts.calls import take_out
 from toolformer_dag.tools.passage_search import analyzer, query_terms
 from toolformer_dag.tools.tool import Tool
 
+_NUMBER = re.compile(r"\d+")
 HEAP_BYTES = 15_000_000
 """The least that tantivy takes."""
+MAX_TERMS = 1_000
+"""Distinct words of a text that count: of any that fits a model, all."""
 NEAR = 64
-"""Words before a call that decide which tools are offered there: as many as a query has terms."""
+"""Words before a call that decide which tools are offered there."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> those of them that are offered behind the text."""
 
 
 def told(tool: Tool) -> str:
-    """Return what texts are compared with: the names, the description, the arguments and the examples of a tool."""
-    properties = (tool.schema or {}).get("properties", {})
-    arguments = [str(one.get("description", "")) for one in properties.values() if isinstance(one, Mapping)]
-    words = [tool.key.replace("_", " "), tool.about, *argument_names(tool.schema or {}), *arguments]
-    return "\n".join([*words, tool.prompt.partition("Input:")[2]])
+    """Return what texts are compared with: the name, the description and the examples of a tool.
+
+    Its schema is not: a change there would route the texts of all lanes anew, and examples name arguments. All numbers
+    are alike.
+    """
+    return _NUMBER.sub("0", "\n".join([tool.key.replace("_", " "), tool.about, tool.prompt.partition("Input:")[2]]))
 
 
 class Router:
@@ -52,7 +56,10 @@ class Router:
 
     def top(self, text: str, most: int) -> dict[str, float]:
         """Return the scores of at most `most` tools that share words with the text, the best first, by key."""
-        terms = [tantivy.Query.term_query(self._schema, "told", term, "freq") for term in query_terms(text)]
+        terms = [
+            tantivy.Query.term_query(self._schema, "told", term, "freq")
+            for term in query_terms(_NUMBER.sub("0", text), MAX_TERMS)
+        ]
         query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
         hits = self._searcher.search(query, len(self._keys)).hits if terms else []
         found = [(self._keys[self._searcher.doc(at)["number"][0]], float(score)) for score, at in hits]
