@@ -157,3 +157,33 @@ def test_every_call_with_named_arguments_that_ends_validates(kind: str) -> None:
     assert [call for call in ended if call.result is None] == []
     for each in made:
         assert take_out(each.text, tools) == each.plain
+
+
+class Note(BaseModel):
+    """A digit, behind which the call may end, and a string that random models do not close."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    count: int = Field(ge=0, le=9)
+    text: str = ""
+
+
+class Notes(Flights):
+    """Tells what it was asked."""
+
+    name = "Notes"
+    Arguments = Note
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        assert all(isinstance(call.arguments, Note) for call in calls)
+        return [ToolResult("noted") for _ in calls]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_bracket_within_an_open_string_ends_no_call_at_the_limit_of_tokens(kind: str) -> None:
+    tools: dict[str, Tool] = {"Notes": Notes("notes", ToolOptions(), "")}
+    prompts = [f"Ada had {at} apples" + " and more" * (at % 3) for at in range(24)]
+    made = generate(model_with(kind), prompts, tools, k=300, max_new_tokens=5, max_call_tokens=24)
+    calls = [call for each in made for call in each.calls]
+    assert calls and not [call for call in calls if call.input.startswith("count=") and "text" in call.input]
+    assert {call.result for call in calls if call.input[6:].isdigit()} == {"noted"}

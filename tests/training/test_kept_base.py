@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from tests.tiny_models import TOKENIZERS, tokenizer_of
 from tests.training.test_finetune import HELDOUT, SETTINGS, TEXTS, base, perplexity_by_hand
+from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_identified
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.kept_base import LEARNED_AFTER, KeptBase, in_or_after_calls
 from toolformer_dag.training.sequences import IGNORED, collate
+from toolformer_dag.training.training_report import run_identity
 
 __all__ = ["base"]
 
@@ -22,8 +26,29 @@ OTHER = ["Nobody knew where the river went.", "Seven ships lay in the harbour, a
 def test_calls_and_five_tokens_behind_them_are_learned() -> None:
     start, end = [7, 8], 9
     row = [1, 7, 1, 7, 8, 2, 2, 9, *[3] * (LEARNED_AFTER + 2), 7, 8, 2]
-    found = in_or_after_calls(row, start, [token == end for token in row])
+    found = in_or_after_calls(row, start, [token == end for token in row], lambda sampled: True)
     assert found == [(token in (7, 8, 2, 9) and at > 2) or 8 <= at < 8 + LEARNED_AFTER for at, token in enumerate(row)]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_named_call_is_learned_to_the_bracket_that_closes_it(kind: str) -> None:
+    encoding = Encoding(tokenizer_of(kind))
+    call = ' [Add(note="x] -> (y [Add(", b=[1, 2]) -> 3]'
+    [tokens] = encoding.with_calls([f"one two{call} three four, and more pens than 61 since 2001"])
+    row = [*encoding.bos, *tokens.ids]
+    may_end = encoding.may_end(np.array(row)).tolist()
+    found = in_or_after_calls(row, encoding.start, may_end, encoding.has_ended)
+    first, last = found.index(True), len(found) - found[::-1].index(True)
+    assert all(found[first:last])
+    learned = encoding.tokenizer.decode(row[first : last - LEARNED_AFTER])
+    assert learned.strip() == call.strip()
+
+
+def test_checkpoints_of_named_calls_alone_are_trained_anew(base: ModelSettings) -> None:
+    """Since the rule for the end of a call changed no other weights."""
+    named = [*TEXTS, 'So [Add(note="x]") -> 3] three.']
+    for texts, settings, expected in ((TEXTS, KEPT, False), (named, SETTINGS, False), (named, KEPT, True)):
+        assert ("calls_end" in run_identity(base, texts, HELDOUT, settings)) is expected
 
 
 def divergence(base: ModelSettings, folder: Path) -> float:
@@ -61,11 +86,8 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
     for ids, targets, ours, theirs in zip(
         rows["input_ids"].tolist(), labels.tolist(), outputs.logits, base_model.model(**rows).logits, strict=True
     ):
-        learned = in_or_after_calls(
-            ids,
-            encoding.start,
-            [token in ids and bool(encoding.may_end(torch.tensor([token]).numpy())[0]) for token in ids],
-        )
+        may_end = [token in ids and bool(encoding.may_end(torch.tensor([token]).numpy())[0]) for token in ids]
+        learned = in_or_after_calls(ids, encoding.start, may_end, encoding.has_ended)
         for at in range(1, len(ids)):
             if targets[at] == IGNORED:
                 continue

@@ -374,11 +374,12 @@ class DecodingRow:
         return np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0
 
     def measure_closing(self, log_probability: float, text: str) -> None:
-        """Keep `text` as the end of the input here, where it is likelier than every end before."""
+        """Keep `text` as the end of the input here, where it ends it and is likelier than every end before."""
         written = self.body_text()
+        closed = f"{written}{text} {RESULT_ARROW}"
         likelier = self._closing is None or log_probability > self._closing[0]
-        if likelier and not written.endswith(INCOMPLETE):
-            self._closing = log_probability, f"{written}{text} {RESULT_ARROW}"
+        if likelier and not written.endswith(INCOMPLETE) and find_behind_input(RESULT_ARROW, closed) >= 0:
+            self._closing = log_probability, closed
 
     def stop_before(self, token: int) -> None:
         """Stop where the sentence ends before `token`, the most likely next one."""

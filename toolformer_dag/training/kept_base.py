@@ -5,7 +5,7 @@ outside calls is `share` times the base model's prediction plus `1 - share` time
 no such term; its C* has a hundred thousand texts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +18,23 @@ LEARNED_AFTER = 5
 """Tokens behind a call that are learned as it is: as many as the filter weighs (paper, section 4.1)."""
 
 
-def in_or_after_calls(row: Sequence[int], start: Sequence[int], ended: Sequence[bool]) -> list[bool]:
+def in_or_after_calls(
+    row: Sequence[int], start: Sequence[int], may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
+) -> list[bool]:
     """Return for each token whether it stands in a call or up to LEARNED_AFTER tokens behind one.
 
-    A call is what stands between ` [` (the tokens `start`) and the first token with `]` (`ended`); any text in brackets
-    counts.
+    A call is what stands between ` [` (the tokens `start`) and the `]` that closes it; any text in brackets counts.
+    `may_end`: which tokens hold a `]`; `has_ended`: whether the tokens behind ` [`, up to such a one, are a whole call.
     """
-    found, inside, left = [False] * len(row), False, 0
+    found, begin, left = [False] * len(row), None, 0
     for at in range(len(row)):
-        if list(row[at - len(start) + 1 : at + 1]) == list(start):
+        if begin is None and list(row[at - len(start) + 1 : at + 1]) == list(start):
             found[at - len(start) + 1 : at] = [True] * (len(start) - 1)
-            inside = True
-        found[at] = inside or left > 0
-        left = LEARNED_AFTER if inside and ended[at] else left - 1
-        inside = inside and not ended[at]
+            begin = at + 1
+        found[at] = begin is not None or left > 0
+        left -= 1
+        if begin is not None and begin <= at and may_end[at] and has_ended(row[begin : at + 1]):
+            begin, left = None, LEARNED_AFTER
     return found
 
 
@@ -59,7 +62,6 @@ class KeptBase:
 
     def _learned(self, ids: Tensor) -> Tensor:
         rows = ids.cpu().numpy()
-        ended = self._encoding.may_end(rows)
-        pairs = zip(rows.tolist(), ended.tolist(), strict=True)
-        found = [in_or_after_calls(row, self._encoding.start, ends) for row, ends in pairs]
+        pairs = zip(rows.tolist(), self._encoding.may_end(rows).tolist(), strict=True)
+        found = [in_or_after_calls(row, self._encoding.start, ends, self._encoding.has_ended) for row, ends in pairs]
         return torch.tensor(found, device=ids.device)

@@ -25,6 +25,7 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, checkpoint_folder, model_identity, model_name
 from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import ModelSettings, Settings, TrainingSettings
+from toolformer_dag.texts.calls import NAMED
 
 
 class TrainingError(UserError):
@@ -35,11 +36,13 @@ def run_identity(
     base: ModelSettings, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
 ) -> Mapping[str, object]:
     """Return what determines the weights: base model, settings, fingerprints of texts. Raises ModelError."""
+    named = settings.keep_base and any(map(NAMED.search, texts))
     return {
         "base": dict(model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
         "texts": fingerprint(list(texts)),
         "heldout": fingerprint(list(heldout)),
+        **({"calls_end": "by quotes"} if named else {}),  # once they ended at the first bracket
     }
 
 
