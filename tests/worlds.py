@@ -111,19 +111,27 @@ def followers(tokenizer: PreTrainedTokenizerFast, texts: list[str], size: int) -
     return (counts / counts.sum(1, keepdim=True)).log()
 
 
-def make_model(folder: Path, seed: int = 0, heads: int = 2, width: int = 0) -> Path:
+def make_model(
+    folder: Path,
+    seed: int = 0,
+    heads: int = 2,
+    width: int = 0,
+    texts: list[str] | None = None,
+    vocabulary: int = 310,
+    context: int = CONTEXT,
+) -> Path:
     """Save model and tokenizer in `folder` and return it; another seed is another model.
 
-    The width is that of the vocabulary; a larger one adds dimensions that hold nothing.
+    The width is that of the vocabulary; a larger one adds dimensions that hold nothing. `texts`: what it writes.
     """
     torch.manual_seed(seed)
-    texts = lines(random.Random(seed))
-    tokenizer = byte_level(texts, 310)
+    texts = texts or lines(random.Random(seed))
+    tokenizer = byte_level(texts, vocabulary)
     size = len(tokenizer) + len(tokenizer) % 2
     width = width or size
     config = GPT2Config(
         vocab_size=size,
-        n_positions=CONTEXT,
+        n_positions=context,
         n_embd=width,
         n_layer=1,
         n_head=heads,
