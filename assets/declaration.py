@@ -36,6 +36,7 @@ class Output:
       None where nothing is.
     - `make`: takes the context and, by name, the resources that it needs: `lake`, `compute`.
     - `checks`: names of its blocking checks.
+    - `group`: what it stands under in the graph, collapsed; by default its lane.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Output:
     version: Callable[[], str | None]
     make: Callable[..., Any]
     checks: Sequence[str] = ()
+    group: str = ""
 
     @property
     def code_version(self) -> str:
@@ -89,7 +91,7 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
     key = asset_key(output.name)
     return dg.asset(
         key=key,
-        group_name=output.name.partition("/")[0],
+        group_name=output.group or output.name.partition("/")[0],
         deps=[asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
         kinds=set(output.kinds),

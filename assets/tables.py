@@ -24,7 +24,8 @@ from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
 from toolformer_dag.resources import Compute
-from toolformer_dag.settings.rounds import FIRST, in_round
+from toolformer_dag.settings.rounds import FIRST, in_round, numbered
+from toolformer_dag.settings.servers import lane_key
 from toolformer_dag.tools.tool import Tool
 
 
@@ -66,6 +67,12 @@ def _checkpoint_of(made: TableOutput) -> list[str]:
     return [in_round("training/finetuned_checkpoint", made.plan.round - 1)] if asked else []
 
 
+def _group(made: TableOutput) -> str:
+    """Return one group for all lanes of a server, which may be dozens."""
+    server = made.lane.tool.server if made.lane_or_none else ""
+    return numbered(f"server_{lane_key(server)}", made.plan.round) if server else ""
+
+
 def table(made: TableOutput) -> Output:
     """Return the asset of a stage: a whole table, whose missing rows are computed in chunks."""
     stage, checks = made.stage, ("unique_keys", *made.stage.checks)
@@ -98,6 +105,7 @@ def table(made: TableOutput) -> Output:
         version=made.table.version,
         make=rows,
         checks=checks,
+        group=_group(made),
     )
 
 

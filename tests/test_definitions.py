@@ -177,16 +177,28 @@ def test_setting_changes_the_code_version_of_the_stage_that_applies_it(override,
     assert changed(override) == stale
 
 
-def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(tmp_path):
+@pytest.fixture
+def served(tmp_path):
+    """Settings with two lanes of a server, which nothing asks."""
     schema = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
     listing = {"office": [{"name": name, "description": "", "input_schema": schema} for name in ("sky", "sea")]}
     (tmp_path / "mcp_tools.json").write_text(json.dumps(listing))
     lanes = "".join(
         f"[tools.{key}]\nexamples = ['[{key.title()}(city=\"Rome\")] Sun.', 'Sun.']\n" for key in ("sky", "sea")
     )
-    (tmp_path / "toolformer.toml").write_text(f"[servers.office]\nurl = 'http://localhost/mcp'\n{lanes}")
-    stale = changed("tools.sky.wants='rain|sun'", file=tmp_path / "toolformer.toml")
-    assert stale == {"sky/heuristic_subset"}
+    own = "[tools.calculator]\n"
+    (tmp_path / "toolformer.toml").write_text(f"[servers.office]\nurl = 'http://localhost/mcp'\n{lanes}{own}")
+    return tmp_path / "toolformer.toml"
+
+
+def test_another_rule_for_wanted_texts_chooses_them_anew_and_asks_no_server(served):
+    assert changed("tools.sky.wants='rain|sun'", file=served) == {"sky/heuristic_subset"}
+
+
+def test_the_lanes_of_a_server_are_one_group(served):
+    graph = picture(definitions_of(Plan.of(load_settings(served, environment={}))))
+    groups = {name.partition("/")[0]: one["group"] for name, one in graph.items()}
+    assert (groups["sky"], groups["sea"], groups["calculator"]) == ("server_office", "server_office", "calculator")
 
 
 @pytest.mark.parametrize(

@@ -166,16 +166,23 @@ def schema_fault(schema: Schema) -> str | None:
     Refused: what is no schema, schemas of more than MAX_SCHEMA_CHARACTERS, more than MAX_PROPERTIES names, names that
     are no words, `patternProperties`, and what llguidance cannot compile, in its own words.
     """
+    try:
+        return _fault(json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"its schema is no JSON ({type(error).__name__})"
+
+
+@cache
+def _fault(text: str) -> str | None:
+    """Check a schema once: each command loads its tools twice."""
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
+    if len(text) > MAX_SCHEMA_CHARACTERS:
+        return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
+    schema = json.loads(text)
     try:
-        text = json.dumps(schema)
-        if len(text) > MAX_SCHEMA_CHARACTERS:
-            return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
         validator_for(schema, Draft202012Validator).check_schema(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"its schema is no JSON ({type(error).__name__})"
     except SchemaError as error:
         return f"its schema is none: {'.'.join(map(str, error.absolute_path))[:100]}: {error.message}"[:300]
     if '"patternProperties":' in text:

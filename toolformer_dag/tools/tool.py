@@ -137,6 +137,8 @@ class Tool(ABC):
     """Whether a text of the lane is one paragraph: `wants` is then asked about each of a segment's paragraphs."""
     routed: bool = False
     """Whether a text is the tool's only where it fits it better than most other routed tools (`Router`)."""
+    server: str = ""
+    """The server of `[servers.NAME]` that has the tool; its lanes are one group of the graph."""
     batch_size: int = 32
     """The most calls that `run` gets; 1 for a backend without batches."""
 

@@ -87,7 +87,7 @@ class McpTool(Tool):
         self.name = options.name or "".join(word.capitalize() for word in lane_key(options.tool).split("_"))
         self.description = options.description or lane_key(options.tool).replace("_", " ")
         self.version = options.version
-        self.routed = options.wants is None
+        self.routed, self.server = options.wants is None, options.server
         self._session: Session | None = None
         self._lock = threading.Lock()
 
