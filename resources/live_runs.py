@@ -89,7 +89,8 @@ def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
     storage = instance.event_log_storage
     for pool in storage.get_concurrency_keys():
         info = storage.get_concurrency_info(pool)
-        for run_id in {one.run_id for one in (*info.claimed_slots, *info.pending_steps)}:
+        waiting = {step.run_id for step in info.pending_steps}
+        for run_id in {slot.run_id for slot in info.claimed_slots} | waiting:
             run = instance.get_run_by_id(run_id)
             if run is None or run.is_finished:
                 storage.free_concurrency_slots_for_run(run_id)
