@@ -115,4 +115,5 @@ def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
         return masked_form(encoding, plan.settings.training.sequence_length, folder_name(named.name))
     if name == "functions":
         return functions_form(plan.lanes)
-    return preference_form(applied_thresholds(plan)) if name == "preference" else text_form()
+    markers = plan.settings.model.markers
+    return preference_form(applied_thresholds(plan), markers) if name == "preference" else text_form()

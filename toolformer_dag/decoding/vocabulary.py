@@ -16,15 +16,24 @@ from toolformer_dag.texts.calls import call_grammar
 
 
 class Vocabulary:
-    """A tokenizer for decoding. `start`: the tokens of ` [`; `ends`: the tokens that end a text."""
+    """A tokenizer for decoding. `start`: the tokens of ` [`; `ends`: the tokens that end a text.
+
+    Special tokens have no text, but for the markers of calls. `signs`: what is written in calls alone; brackets that
+    close a call may close others too.
+    """
 
     def __init__(self, language_model: LanguageModel) -> None:
         self._tokenizer = language_model.tokenizer
         self.encoding = language_model.encoding
         self.start = self.encoding.start
         self.ends = _ends(language_model)
+        markers = {token for ids in self.encoding.added.values() for token in ids}
+        special = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
+        self._hidden = special - markers if special & markers else None
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
         self._matchers: dict[str, LLMatcher] = {}
+        arrow, end = self.encoding.markers.arrow.strip(), self.encoding.markers.end
+        self.signs = (arrow, end) if end.strip("])}>") else (arrow,)
 
     def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
         """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
@@ -32,7 +41,9 @@ class Vocabulary:
 
     def matcher(self, names: Collection[str], schemas: Mapping[str, Schema] = MappingProxyType({})) -> LLMatcher:
         """Return what tells, token by token, which may follow ` [` in a call to one of `names`."""
-        grammar = call_grammar(names, schemas)
+        markers = self.encoding.markers
+        arrow = self._tokenizer.get_added_vocab().get(markers.arrow.strip())
+        grammar = call_grammar(names, schemas, markers, arrow)
         if grammar not in self._matchers:
             self._matchers[grammar] = LLMatcher(self._table, grammar)
         return self._matchers[grammar].deep_copy()
@@ -44,8 +55,10 @@ class Vocabulary:
 
     @cached_property
     def with_brackets(self) -> frozenset[int]:
-        """The tokens that write an opening or a closing bracket; the end of `->` is one."""
-        return frozenset(token for token, text in enumerate(self._texts) if re.search(r"[]()[{}<>]", text))
+        """The tokens that write an opening or a closing bracket, or the end of a marker, as that of `->` is one."""
+        signs = "[](){}<>" + "".join(marker.strip()[-1] for _, marker in self.encoding.markers)
+        pattern = re.compile(f"[{re.escape(signs)}]")
+        return frozenset(token for token, text in enumerate(self._texts) if pattern.search(text))
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -54,7 +67,10 @@ class Vocabulary:
         return [self._decode([*self.start, token])[before:] for token in range(len(self._tokenizer))]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        kept = list(ids) if self._hidden is None else [token for token in ids if token not in self._hidden]
+        text: str = self._tokenizer.decode(
+            kept, skip_special_tokens=self._hidden is None, clean_up_tokenization_spaces=False
+        )
         return text
 
 

@@ -22,7 +22,7 @@ from toolformer_dag.decoding.generation import (
 from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.texts.arguments import Schema
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input
+from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input, in_paper_form
 from toolformer_dag.tools.routing import Offer
 
 INCOMPLETE = "\ufffd"
@@ -288,7 +288,8 @@ class DecodingRow:
 
     def body_text(self) -> str:
         """Return the text written after ` [`; of a call that ended without `->`, the likeliest end of its input."""
-        text = self.rules.vocabulary.text(self.body, self.rules.vocabulary.start)
+        vocabulary = self.rules.vocabulary
+        text = in_paper_form(vocabulary.text(self.body, vocabulary.start), vocabulary.encoding.markers)
         if self.stopped and self._closing is not None and find_behind_input(RESULT_ARROW, text) < 0:
             return self._closing[1]
         return text
@@ -354,7 +355,10 @@ class DecodingRow:
 
     def _ends_call(self, new: str) -> bool:
         so_far = self.rules.vocabulary.text([*self.prefix, *self.written], [])
-        return RESULT_ARROW in so_far[-1:] + new or closes_nothing(so_far, new)
+        places = (
+            (so_far + new).find(sign, max(len(so_far) - len(sign) + 1, 0)) for sign in self.rules.vocabulary.signs
+        )
+        return max(places) >= 0 or closes_nothing(so_far, new)
 
     def _bars_start(self) -> bool:
         """Return whether all tokens of ` [` but the last are written, and no call may start."""
@@ -458,7 +462,8 @@ class DecodingRow:
                 return
             body = self.body_text()
             arrow = find_behind_input(RESULT_ARROW, body)
-            text = API_START + (body if arrow < 0 else body[:arrow]).rstrip(f" -{INCOMPLETE}")
+            begun = self.rules.vocabulary.encoding.markers.arrow.strip()[:-1]
+            text = API_START + (body if arrow < 0 else body[:arrow]).rstrip(f" {begun}{INCOMPLETE}")
         else:
             text = self.written_text()
             if not (whole or self.stopped):

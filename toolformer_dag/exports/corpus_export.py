@@ -36,6 +36,7 @@ from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.rounds import in_round, numbered
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
@@ -81,7 +82,8 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
     counts: Counter[tuple[str, str]] = Counter()
 
     def rows() -> Iterator[Mapping[str, Any]]:
-        for text in corpus_texts(plan.settings.warehouse, names, form.preferences):
+        markers = plan.settings.model.markers
+        for text in corpus_texts(plan.settings.warehouse, names, form.preferences, markers):
             counts.update(("calls", call.tool) for call in text.calls)
             counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
             for row in form.rows(text):
@@ -165,6 +167,7 @@ def _told(plan: Plan) -> dict[str, Any]:
     return {
         "model": folder_name(settings.model.name),
         "model identity": fingerprint(dict(plan.model)),
+        **{f"model.{name}": value for name, value in determining(settings.model, "markers").items()},
         "corpus.segment_tokens": settings.corpus.segment_tokens,
         "sampling.temperature": settings.sampling.temperature,
         "sampling.top_p": settings.sampling.top_p,
@@ -219,25 +222,27 @@ def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
 
 
-def corpus_texts(database: Path, names: Mapping[str, str], preferences: bool = False) -> Iterator[CorpusText]:
+def corpus_texts(
+    database: Path, names: Mapping[str, str], preferences: bool = False, markers: CallMarkers = PAPER
+) -> Iterator[CorpusText]:
     """Yield the texts of C* by digest and segment; memory holds a batch, and DuckDB what its sorting takes.
 
-    `names`: lane -> the tool's name in the text. `preferences`: also read what preference pairs need. Raises
-    WarehouseError, and StorageError where the texts and the kept calls do not belong together.
+    `names`: lane -> the tool's name in the text; `markers`: those of C*. `preferences`: also read what preference pairs
+    need. Raises WarehouseError, and StorageError where the texts and the kept calls do not belong together.
     """
     with opened(database) as connection:
         run_sql(connection, SQL, {"preferences": preferences})
         for batch in connection.sql(TEXTS).to_arrow_reader(GROUP_ROWS):
-            yield from (_text(row, names) for row in batch.to_pylist())
+            yield from (_text(row, names, markers) for row in batch.to_pylist())
 
 
-def _text(row: Mapping[str, Any], names: Mapping[str, str]) -> CorpusText:
+def _text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
     scored = _calls(row["kept"], row["offset"], names)
     kept = {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in scored}
     text = row["text_with_calls"]
     try:
-        calls = tuple(kept[placed] for placed in placed_calls(text, names.values()))
-        if len(calls) != row["calls"] or take_out(text, names.values()) != row["text"]:
+        calls = tuple(kept[placed] for placed in placed_calls(text, names.values(), markers))
+        if len(calls) != row["calls"] or take_out(text, names.values(), markers) != row["text"]:
             raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
     except (KeyError, ValueError) as error:
         raise StorageError(

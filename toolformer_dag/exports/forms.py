@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.sections import FormName
-from toolformer_dag.texts.calls import API_END, Call, format_call
+from toolformer_dag.texts.calls import Call, format_call
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
@@ -38,9 +39,9 @@ class ScoredCall:
     loss_call: float
     loss_result: float
 
-    def written(self) -> str:
+    def written(self, markers: CallMarkers) -> str:
         """Return e(c, r)."""
-        return format_call(Call(self.name, self.input), self.result)
+        return format_call(Call(self.name, self.input), self.result, markers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,9 @@ def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> F
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
         [tokens] = encoding.with_calls([text.text])
-        labels = np.where(_within(tokens.offsets, len(text.text), result_spans(text)), IGNORED, tokens.ids)
+        labels = np.where(
+            _within(tokens.offsets, len(text.text), result_spans(text, encoding.markers)), IGNORED, tokens.ids
+        )
         ids = windows([*encoding.bos, *tokens.ids, *encoding.eos], sequence_length)
         targets = windows([*encoding.bos, *labels.tolist(), *encoding.eos], sequence_length)
         for number, (window, target) in enumerate(zip(ids, targets, strict=True)):
@@ -187,12 +190,12 @@ def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> F
     return Form("masked", schema, rows, told, {"tokenizer": identity, "sequence_length": sequence_length})
 
 
-def result_spans(text: CorpusText) -> list[tuple[int, int]]:
+def result_spans(text: CorpusText, markers: CallMarkers = PAPER) -> list[tuple[int, int]]:
     """Return where the results of the calls begin and end in x*, in characters."""
     spans, inserted = [], 0
     for call in text.calls:
-        inserted += len(call.written())
-        end = call.offset + inserted - len(API_END)
+        inserted += len(call.written(markers))
+        end = call.offset + inserted - len(markers.end)
         spans.append((end - len(call.result), end))
     return spans
 
@@ -227,7 +230,7 @@ PREFERENCES_TOLD = (
 )
 
 
-def preference_form(tau_f: Mapping[str, float]) -> Form:
+def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER) -> Form:
     """Return pairs for DPO and its like: the same text goes on in two ways, of which one was measured to be better.
 
     - rejected_call: a kept call of x* against the scored call of the same tool at the same position that helps least,
@@ -246,7 +249,7 @@ def preference_form(tau_f: Mapping[str, float]) -> Form:
         for rival in text.least_helpful:
             chosen = kept.get(rival.offset)
             if rival.offset not in chains and _is_worse(rival, chosen, tau_f[rival.tool]):
-                yield _pair(text, rival, chosen)
+                yield _pair(text, rival, chosen, markers)
 
     join = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")
     return Form("preference", PREFERENCES, rows, PREFERENCES_TOLD, {"tau_f": dict(tau_f)}, join, preferences=True)
@@ -261,15 +264,15 @@ def _is_worse(rival: ScoredCall, chosen: ScoredCall | None, tau_f: float) -> boo
     return rival.tool == chosen.tool and rival.delta < tau_f and not same_call
 
 
-def _pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None) -> Mapping[str, Any]:
+def _pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None, markers: CallMarkers) -> Mapping[str, Any]:
     rest = text.plain[rival.offset :]
     pair = {"kind": "no_call", "chosen": rest, "margin": rival.loss_result - rival.loss_empty, "chosen_call": None}
     if chosen is not None:
         pair = {
             "kind": "rejected_call",
-            "chosen": chosen.written() + rest,
+            "chosen": chosen.written(markers) + rest,
             "margin": rival.loss_result - chosen.loss_result,
             "chosen_call": asdict(chosen),
         }
-    prompt, rejected = text.plain[: rival.offset], rival.written() + rest
+    prompt, rejected = text.plain[: rival.offset], rival.written(markers) + rest
     return {"prompt": prompt, "rejected": rejected, "rejected_call": asdict(rival), **pair, **own(text)}

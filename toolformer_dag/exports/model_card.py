@@ -76,13 +76,15 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
     """Write the card of a trained checkpoint. `choosing`: how many texts chose its step. Raises WriteError."""
     folder = checkpoint_folder(plan.settings, name)
     title, about, use = ABOUT[name]
+    markers = plan.settings.model.markers
+    about = about.replace("` [Tool(input) ->`", f"`{markers.begin}Tool(input){markers.arrow.rstrip()}`")
     record = unsealed((folder / RECORD).read_bytes())
     base = folder_name(plan.settings.model.name)
     warning = too_few(choosing, "choose the checkpoint")
     license = plan.settings.export.model_license
     text = CARD_TEXT.substitute(
         title=f"{base} {title}",
-        about=about,
+        about=about.replace("`]`", f"`{markers.end}`"),
         use=use,
         data=_data(plan, record, report),
         tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),

@@ -1,8 +1,7 @@
 """Encode texts and calls as the method's token sequences; decode sampled tokens to the text of a call."""
 
-import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,11 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolformer_dag.model.weights import OffsetError
-from toolformer_dag.texts.calls import API_END, API_START, NAME, find_behind_input
+from toolformer_dag.settings.call_markers import CallMarkers
+from toolformer_dag.texts.calls import (
+    API_START,
+    call_opening,
+    find_behind_input,
+    in_markers,
+    in_paper_form,
+    marker_places,
+)
 
+MARKERS = "call_markers"
+"""The key of tokenizer_config.json that holds a model's markers where they are not the paper's."""
 ANCHOR = "a"  # any text that does not merge with the text after it
 NAME_ANCHORS = ("a", ".", "0", "\n", "]")  # the same before the name of a tool, with which a letter may merge
-CALL_START = re.compile(rf"{re.escape(API_START)}(?={NAME}\()")
 OUTPUT = "\nOutput: "
 
 
@@ -47,23 +55,37 @@ class Encoding:
     """A fast tokenizer that encodes the method's pieces separately, without special tokens.
 
     - The string of a special token in a text is encoded as the tokens of its characters.
-    - The tokens of ` [` before a name are always `start`, in prompts, calls and C* as in sampling and decoding. A
-      tokenizer that merges ` [` with a name, or with the word before it, is applied to the pieces apart.
+    - Calls that are given and read have the paper's form; here, and only here, they get the model's `markers`, by
+      default those that the tokenizer tells. Texts of C* have them already.
+    - The tokens of ` [`, or of another marker that opens a call, are always `start` before a name, in prompts, calls
+      and C* as in sampling and decoding. A tokenizer that merges ` [` with a name, or with the word before it, is
+      applied to the pieces apart. `added`: the tokens of markers that the tokenizer was given as tokens; only in calls
+      do texts hold these.
     - `start`, `output` and calls stand inside a sequence. Some tokenizers (Llama-2) add a space before the first word.
       For these, the pieces are tokenized behind `anchor`, and its tokens are cut off. `anchor` is "" for all others.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, markers: CallMarkers | None = None) -> None:
         self.tokenizer = tokenizer
+        self.markers = markers or CallMarkers(**tokenizer.init_kwargs.get(MARKERS, {}))
+        self._begun = call_opening(None, self.markers.begin)
+        tokens = tokenizer.get_added_vocab()
+        self.added: dict[str, list[int]] = {
+            marker: tokenizer(marker, add_special_tokens=False, split_special_tokens=False).input_ids
+            for _, marker in self.markers
+            if marker.strip() in tokens
+        }
         self.bos = _leading_special_tokens(tokenizer)
         self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.anchor = "" if self._appends_start(self._ids(ANCHOR), self._ids(API_START)) else ANCHOR
         self._cut = self._ids(ANCHOR) if self.anchor else []
-        self.start, self.output = self._inside([API_START, OUTPUT])
+        self.start, self.output = self._inside([self.markers.begin, OUTPUT])
+        self.start = self.added.get(self.markers.begin, self.start)
+        self._apart_tokens = {self.markers.begin: self.start, **self.added}
 
     def head(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: ", with BOS first where the tokenizer adds it."""
-        return self.bos + self.with_calls([f"{prompt}Input: "])[0].ids
+        return self.bos + self.with_calls([in_markers(f"{prompt}Input: ", self.markers)])[0].ids
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize texts unchanged and return their offsets.
@@ -87,19 +109,20 @@ class Encoding:
         """Tokenize e(c) or e(c, r) with the leading space."""
         if not calls:
             return []
-        pairs = zip(calls, self._inside(calls), strict=True)
+        written = [in_markers(call, self.markers) for call in calls]
+        pairs = zip(written, self._inside(written), strict=True)
         return [
             apart.ids if self._is_merged(call, ids) and (apart := self._apart(call, ids)) else ids
             for call, ids in pairs
         ]
 
     def with_calls(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize texts that may hold calls: prompts, texts of C* in training and exports, held-out texts.
+        """Tokenize texts that may hold calls, in the model's markers: texts of C*, held-out texts.
 
         Without a call the tokens are those of `texts`.
         """
         return [
-            tokens if _are_apart(text, tokens) else self._apart(text, tokens.ids) or tokens
+            tokens if self._are_apart(text, tokens) else self._apart(text, tokens.ids) or tokens
             for text, tokens in zip(texts, self.texts(texts), strict=True)
         ]
 
@@ -107,16 +130,17 @@ class Encoding:
         """Return whether appending ` [` to a text leaves the text's own tokens unchanged."""
         if not self.anchor:
             return True
-        pieces = (API_START, self.start), (OUTPUT, self.output)
+        [start] = self._inside([API_START])
+        pieces = (API_START, start), (OUTPUT, self.output)
         kept = all(self._ids(self.anchor + piece) == self._cut + ids for piece, ids in pieces)
-        return kept and self._appends_start(self._cut, self.start)
+        return kept and self._appends_start(self._cut, start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
         """Return the text between " [" and the "]" that closes the call, of tokens sampled after " ["; else None."""
-        text = self._text([*self.start, *sampled])
-        written = text[text.index(API_START.strip()) + 1 :]
-        end = find_behind_input(API_END, written)
-        return None if end < 0 else written[:end]
+        text, begin = self._text([*self.start, *sampled]), self.markers.begin.strip()
+        written = text[text.index(begin) + len(begin) :]
+        end = find_behind_input(self.markers.end, written)
+        return None if end < 0 else in_paper_form(written[:end], self.markers)
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
         """Return whether a sample whose last token may end it is whole: a "]" in a string or a list ends none."""
@@ -128,9 +152,12 @@ class Encoding:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The tokens whose text holds "]" (`)]` may be one token), and EOS."""
-        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
-        ends = [token for token, text in enumerate(texts) if API_END in text]
+        """The tokens whose text holds "]" (`)]` may be one token) or the end of a longer marker, and EOS."""
+        texts, end = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))]), self.markers.end
+        tails = tuple(end[at:] for at in range(1, len(end)))
+        ends = self.added.get(end) or [
+            token for token, text in enumerate(texts) if end in text or text.startswith(tails)
+        ]
         return ends if self.tokenizer.eos_token_id is None else [*ends, self.tokenizer.eos_token_id]
 
     def _inside(self, pieces: Sequence[str]) -> list[list[int]]:
@@ -138,26 +165,39 @@ class Encoding:
         return [list(ids[len(self._cut) :]) for ids in encoded.input_ids]
 
     def _is_merged(self, call: str, ids: list[int]) -> bool:
-        return CALL_START.match(call) is not None and ids[: len(self.start)] != self.start
+        return self._begun.match(call) is not None and (bool(self.added) or ids[: len(self.start)] != self.start)
+
+    def _are_apart(self, text: str, tokens: TextTokens) -> bool:
+        """Return whether tokens begin at both ends of ` [` in each beginning of a call, and texts can write them."""
+        if not (ends := {end for found in self._begun.finditer(text) for end in found.span()}):
+            return True
+        return not self.added and ends <= set(tokens.offsets[~tokens.inside].tolist())
 
     def _apart(self, text: str, whole: list[int]) -> TextTokens | None:
         """Tokenize the pieces between the beginnings of calls apart; None where that gives another text than `whole`.
 
-        All tokens of ` [` begin where it begins.
+        All tokens of ` [` begin where it begins. Where markers are `added` tokens, so do theirs.
         """
-        first, *bodies = CALL_START.split(text)
-        start = np.zeros(len(self.start), np.int32)
-        [before] = self.texts([first])
-        parts = [before]
-        for found, body in zip(CALL_START.finditer(text), bodies, strict=True):
-            after = self._after_start(body)
-            parts.append(TextTokens(self.start, start + found.start(), start > 0))
-            parts.append(TextTokens(after.ids, after.offsets + found.end(), after.inside))
+        parts, at = [], 0
+        for mark, begin in self._marks(text):
+            piece = self._after_start(text[at:begin]) if at else self.texts([text[:begin]])[0]
+            ids = self._apart_tokens.get(mark, [])
+            parts.append(TextTokens(piece.ids, piece.offsets + at, piece.inside))
+            parts.append(TextTokens(ids, np.full(len(ids), begin, np.int32), np.zeros(len(ids), np.bool_)))
+            at = begin + len(mark)
         ids = [token for part in parts for token in part.ids]
-        if self._text(ids) != self._text(whole):
+        if not self.added and self._text(ids) != self._text(whole):
             return None
         offsets, inside = ([getattr(part, name) for part in parts] for name in ("offsets", "inside"))
         return TextTokens(ids, np.concatenate(offsets), np.concatenate(inside))
+
+    def _marks(self, text: str) -> Iterator[tuple[str, int]]:
+        """Yield what has tokens of its own, with the character at which it begins, and the end of the text."""
+        if self.added:
+            yield from (place for place in marker_places(text, self.markers) if place[0] in self._apart_tokens)
+        else:
+            yield from ((found[0], found.start()) for found in self._begun.finditer(text))
+        yield "", len(text)
 
     def _after_start(self, body: str) -> TextTokens:
         [found] = self.texts([body])
@@ -188,13 +228,6 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
     full = tokenizer("a").input_ids
     starts = (i for i in range(len(full)) if full[i : i + len(plain)] == plain)
     return list(full[: next(starts, 0)])
-
-
-def _are_apart(text: str, tokens: TextTokens) -> bool:
-    """Return whether tokens begin at both ends of ` [` in each beginning of a call."""
-    if not (ends := {end for found in CALL_START.finditer(text) for end in found.span()}):
-        return True
-    return ends <= set(tokens.offsets[~tokens.inside].tolist())
 
 
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:

@@ -59,8 +59,8 @@ Row = tuple[int, str, int, str, int, str, str, list[str], int, str]
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return what determines the rows beside the kept calls and the documents."""
-    plain = determining(plan.settings.training, "plain_texts")
-    return {**cutting(plan), "tools": plan.lane_names, "merging": MERGING, "heldout_share": HELDOUT_SHARE, **plain}
+    written = {**determining(plan.settings.training, "plain_texts"), **determining(plan.settings.model, "markers")}
+    return {**cutting(plan), "tools": plan.lane_names, "merging": MERGING, "heldout_share": HELDOUT_SHARE, **written}
 
 
 def reads(plan: Plan, lane: None) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     plain = plain_texts(plan, part, calls)
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
-    found = list(_rows(documents, calls, plain, plan.lane_names, cuts, rejected))
+    found = list(_rows(documents, calls, plain, plan, cuts, rejected))
     table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
     return PartRows([table], rejected, [cuts.name])
 
@@ -172,7 +172,8 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
 def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     """Count texts that taking the calls out of x* does not give back, byte for byte."""
     pairs, names = rows.select("text_with_calls", "text").iter_rows(), output.plan.lane_names.values()
-    return sum(take_out(augmented, names) != text for augmented, text in pairs)
+    markers = output.plan.settings.model.markers
+    return sum(take_out(augmented, names, markers) != text for augmented, text in pairs)
 
 
 def copies(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -225,20 +226,21 @@ def _rows(
     documents: Iterator[tuple[str, str, str, str]],
     calls: pl.DataFrame,
     plain: pl.DataFrame,
-    names: Mapping[str, str],
+    plan: Plan,
     cuts: DocumentCuts,
     rejected: Rejected,
 ) -> Iterator[Row]:
     """Rows of the corpus; counts in `rejected` the calls that are not used."""
+    called, markers = list(plan.lane_names.values()), plan.settings.model.markers
     columns = ("tool", "char_offset", "delta", "input", "result", "chain")
     by_document = {key: kept.select(columns).rows() for key, kept in calls.partition_by(DOCUMENT, as_dict=True).items()}
     places = {key: set(found["offset"]) for key, found in plain.partition_by(DOCUMENT, as_dict=True).items()}
     while some := list(islice(documents, raw_shards.BATCH)):
         cut = cuts.of([(place, text) for _, _, place, text in some])
         for (shard, digest, _, text), (pieces, _) in zip(some, cut, strict=True):
-            found = [_kept_call(call, names) for call in by_document.get((shard, digest), ())]
-            as_they_are = plain_examples(pieces, places.get((shard, digest), ()), found, list(names.values()))
-            for example in chain(examples(pieces, found, list(names.values())), as_they_are):
+            found = [_kept_call(call, plan.lane_names) for call in by_document.get((shard, digest), ())]
+            as_they_are = plain_examples(pieces, places.get((shard, digest), ()), found, called, markers)
+            for example in chain(examples(pieces, found, called, markers), as_they_are):
                 if isinstance(example, Dropped):
                     rejected[shard, example.reason] += example.calls
                 else:
@@ -283,7 +285,7 @@ STAGE = Stage(
         "shard": SHARD,
         "offset": Column(pl.Int64(), "character of the document at which the text begins"),
         "text": Column(pl.String(), "x: the text without calls (the baseline's corpus C)"),
-        "text_with_calls": Column(pl.String(), "x*: the text with its calls (C*)"),
+        "text_with_calls": Column(pl.String(), "x*: the text with its calls (C*), in the model's markers"),
         "tools": Column(pl.List(pl.String()), "lanes whose calls it holds; none in a text that stands as it is"),
         "calls": Column(
             pl.Int32(),

@@ -31,7 +31,12 @@ CUTS = pl.Schema(
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
     """Return what determines how a document is cut, beside prompt and call of a lane."""
-    return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": dict(plan.model)}
+    return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": tokenizing(plan)}
+
+
+def tokenizing(plan: Plan) -> dict[str, object]:
+    """Return what determines the tokens of a text: the model, however calls are written for it."""
+    return {name: value for name, value in plan.model.items() if name != "markers"}
 
 
 class DocumentCuts:
@@ -41,7 +46,7 @@ class DocumentCuts:
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
-        identity = {"cutting": CUTTING, "model": dict(worker.plan.model), "key": KEY}
+        identity = {"cutting": CUTTING, "model": tokenizing(worker.plan), "key": KEY}
         self._store = worker.rows("ccnet/cuts", identity, KEY, CUTS)
         self._max_tokens, self._count = max_tokens, count
         self.name = self._store.name

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
 from toolformer_dag.texts.chains import Link
 from toolformer_dag.texts.segments import Segment
@@ -54,7 +55,9 @@ class Dropped:
     calls: int
 
 
-def examples(pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str]) -> Iterator[Example | Dropped]:
+def examples(
+    pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER
+) -> Iterator[Example | Dropped]:
     """The texts among `pieces` that get calls, in order. `names`: the tools' names in the text.
 
     A call belongs to the text that holds the character before which it stands. Where two tools call at the same
@@ -69,17 +72,21 @@ def examples(pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequen
     if outside:
         yield Dropped("outside_every_text", outside)
     for number, found in sorted(placed.items()):
-        yield _example(pieces[number], found, names)
+        yield _example(pieces[number], found, names, markers)
 
 
 def plain_examples(
-    pieces: Sequence[Segment], offsets: Collection[int], calls: Sequence[KeptCall], names: Sequence[str]
+    pieces: Sequence[Segment],
+    offsets: Collection[int],
+    calls: Sequence[KeptCall],
+    names: Sequence[str],
+    markers: CallMarkers = PAPER,
 ) -> Iterator[Example]:
     """The texts among `pieces` that hold a character of `offsets`, no place of a call and nothing like a call."""
     starts = [piece.offset for piece in pieces]
     taken = {bisect_right(starts, call.char_offset) - 1 for call in calls}
     for number in sorted({bisect_right(starts, offset) - 1 for offset in offsets} - taken - {-1}):
-        if not holds_call(pieces[number].text, names):
+        if not holds_call(pieces[number].text, names, markers):
             yield Example(pieces[number], pieces[number].text, ())
 
 
@@ -93,8 +100,10 @@ def _by_piece(pieces: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int,
     return placed
 
 
-def _example(piece: Segment, calls: Sequence[KeptCall], names: Sequence[str]) -> Example | Dropped:
-    if holds_call(piece.text, names):
+def _example(
+    piece: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
+) -> Example | Dropped:
+    if holds_call(piece.text, names, markers):
         return Dropped("holds_call", len(calls))
     placed = [
         PlacedCall(one.char_offset - piece.offset, Call(link.tool, link.input), link.result)
@@ -102,9 +111,9 @@ def _example(piece: Segment, calls: Sequence[KeptCall], names: Sequence[str]) ->
         for link in one.links
     ]
     try:
-        with_calls = splice(piece.text, placed)
+        with_calls = splice(piece.text, placed, markers)
     except SpliceError:
         return Dropped("cannot_be_spliced", len(calls))
-    if take_out(with_calls, names) != piece.text:
+    if take_out(with_calls, names, markers) != piece.text:
         return Dropped("cannot_be_taken_out", len(calls))
     return Example(piece, with_calls, tuple(calls))

@@ -18,6 +18,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline import raw_shards, scored_candidates
+from toolformer_dag.pipeline.document_cuts import tokenizing
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     BY_SHARD,
@@ -210,11 +211,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the texts; how calls are sampled only where they are."""
     sampled = scored_candidates.settings(plan, lane) if lane.sampling else {}
-    placing = {
-        "model": plan.identity_of("proposer"),
-        "tool": lane.tool.name,
-        "parsing": scored_candidates.PARSING,
-    }
+    placing = {"model": tokenizing(plan), "tool": lane.tool.name, "parsing": scored_candidates.PARSING}
     return {**placing, **sampled, **identity(lane), "placing": PLACING}
 
 

@@ -18,6 +18,7 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.pipeline.plan import Lane, Plan, Role
 from toolformer_dag.pipeline.spending import Spent, token_count
+from toolformer_dag.settings.call_markers import PAPER
 from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.tools.runner import Runner
 
@@ -70,11 +71,12 @@ class Worker:
         return self._engine
 
     def encoding(self) -> "Encoding":
-        """Return the tokenizer alone; no weights are loaded. Raises ModelError."""
+        """Return the tokenizer alone, which cuts texts whatever the markers of calls are. Raises ModelError."""
         if self._encoding is None:
+            from toolformer_dag.model.encoding import Encoding
             from toolformer_dag.model.loading import load_encoding
 
-            self._encoding = load_encoding(self.plan.settings.model)
+            self._encoding = Encoding(load_encoding(self.plan.settings.model).tokenizer, PAPER)
         return self._encoding
 
     def rows(

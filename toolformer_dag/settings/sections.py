@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.rounds import numbered
 from toolformer_dag.settings.setting_types import (
@@ -97,6 +98,11 @@ class ModelSettings(SettingsTable):
     )
     quantization: Annotated[str | None, AsBefore(None)] = Field(
         None, description="How vLLM quantizes the weights, such as `fp8`: another model, whose rows are its own."
+    )
+    markers: Annotated[CallMarkers, AsBefore(PAPER)] = Field(
+        PAPER,
+        description="How calls are written for the model and by it: in prompts, losses, C*, training and decoding. One "
+        "may be a token of the tokenizer, such as `<tool_call>`.",
     )
     device: Unfingerprinted[str] = Field(
         "auto", description="Device for the model, such as `cpu` or `cuda`; `auto` takes the GPU where there is one."

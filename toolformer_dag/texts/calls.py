@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from unicodedata import category
 
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.texts.arguments import Schema, argument_rules
 
-API_START = " ["
-RESULT_ARROW = "->"
-API_END = "]"
-ARROW_BEHIND_INPUT = f") {RESULT_ARROW} "
+API_START, RESULT_ARROW, API_END = PAPER.begin, PAPER.arrow.strip(), PAPER.end
 
 NAME = r"[^\s\[\]()]+"
 OPENING = re.compile(rf"\[\s*{NAME}\(")
@@ -49,13 +47,13 @@ class MalformedCall(ValueError):
         self.reason = reason
 
 
-def format_call(call: Call, result: str | None = None) -> str:
+def format_call(call: Call, result: str | None = None, markers: CallMarkers = PAPER) -> str:
     """Format e(c) = " [Calculator(400 / 1400)]" or e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
 
     Values are inserted verbatim. `parse_call` and `clean_result` return values that are safe.
     """
-    answer = "" if result is None else f" {RESULT_ARROW} {result}"
-    return f"{API_START}{call.tool}({call.input}){answer}{API_END}"
+    answer = "" if result is None else f"{markers.arrow}{result}"
+    return f"{markers.begin}{call.tool}({call.input}){answer}{markers.end}"
 
 
 def parse_call(body: str) -> Call:
@@ -75,7 +73,7 @@ def parse_call(body: str) -> Call:
     return call
 
 
-def fault(call: Call) -> str | None:
+def fault(call: Call, markers: CallMarkers = PAPER) -> str | None:
     """Return why a call cannot be spliced into a text and removed or parsed again; None where it can."""
     written = f"{call.tool}({call.input})"
     end = input_end(written)
@@ -83,14 +81,14 @@ def fault(call: Call) -> str | None:
         return "bad_name"
     if end is None:
         return "open_quote"
-    return None if end == len(written) else _text_fault(call.input)
+    return None if end == len(written) else _text_fault(call.input, markers)
 
 
-def _text_fault(text: str) -> str | None:
+def _text_fault(text: str, markers: CallMarkers) -> str | None:
     """Return why a text without quotes, an input or a result, cannot stand in a call."""
-    if API_END in text:
+    if markers.end in text:
         return "bracket_in_input"
-    if RESULT_ARROW in text:
+    if markers.arrow.strip() in text:
         return "arrow_in_input"
     return None if text.splitlines() in ([], [text]) else "newline_in_input"
 
@@ -131,26 +129,40 @@ def find_behind_input(sign: str, text: str, start: int = 0) -> int:
     return -1 if end is None else text.find(sign, end)
 
 
-def call_grammar(tools: Collection[str], schemas: Mapping[str, Schema] = MappingProxyType({})) -> str:
+def call_grammar(
+    tools: Collection[str],
+    schemas: Mapping[str, Schema] = MappingProxyType({}),
+    markers: CallMarkers = PAPER,
+    arrow_token: int | None = None,
+) -> str:
     """Return llguidance's grammar of what may stand after " [": `Name(input) ->` with a name in `tools`, and anything.
 
     `parse_call` accepts every text before `->` that it admits. `schemas`: those of tools with named arguments.
+    `arrow_token`: that of an arrow that the tokenizer was given as a token, which no text writes.
     """
-    named = sorted(set(tools) & set(schemas))
-    paper = "|".join(re.escape(name).replace("/", "\\/") for name in sorted(set(tools) - set(named)))
-    begun = [f"t{number}" for number in range(len(named))] + (["CALL"] if paper else [])
-    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(begun)}"]
+    named, others = sorted(set(tools) & set(schemas)), sorted(set(tools) - set(schemas))
+    begun = [f"t{number}" for number in range(len(named))] + (["call"] if others else [])
+    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(begun)}", "BEHIND: /(?s:.*)/"]
+    arrow, sign = markers.arrow.rstrip(), markers.arrow.strip()
+    closed, signs, answered = json.dumps(f"){arrow}"), f"{_in_pattern(sign)}(?s:.*)", ""
+    if arrow_token is not None:
+        closed, signs, answered = json.dumps(f"){arrow.removesuffix(sign)}"), "", f"<[{arrow_token}]> BEHIND"
     for number, name in enumerate(named):
-        lines.append(f't{number}: {json.dumps(f"{name}(")} a{number} ") ->" BEHIND')
+        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {closed} {answered or 'BEHIND'}")
         lines += argument_rules(schemas[name], f"a{number}")
-    if named:
-        lines.append("BEHIND: /(?s:.*)/")
-    if paper:
+    if others:
+        held = {RESULT_ARROW, *(marker.strip() for _, marker in markers)} - {"[", "]"}
+        barred = "|".join(map(_in_pattern, sorted(held)))  # one pattern: llguidance limits how much it is to exclude
         lines += [
-            rf"CALL: /({paper})\(/ INPUT /\)[^\S{LINE_ENDS}]*->(?s:.*)/",
-            rf"INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)->(?s:.*)/ & ~/(?s:.*)\[\s*{NAME}\((?s:.*)/ & ~/{QUOTED}/",
+            f"call: CALL {answered}",
+            rf"CALL: /({'|'.join(map(_in_pattern, others))})\(/ INPUT /\)[^\S{LINE_ENDS}]*{signs}/",
+            rf"INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)({barred}|\[\s*{NAME}\()(?s:.*)/ & ~/{QUOTED}/",
         ]
     return "\n".join(lines)
+
+
+def _in_pattern(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
 
 
 def clean_result(result: str, max_characters: int) -> str:
@@ -174,18 +186,18 @@ def one_line(text: str) -> str:
     return " ".join(visible.split())
 
 
-def call_opening(tools: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern for " [Name(" with the names in `tools`; without names it matches nothing."""
-    names = "|".join(map(re.escape, sorted(tools)))
-    return re.compile(rf"{re.escape(API_START)}(?:{names})\(" if names else r"(?!)")
+def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
+    """Return a pattern for " [" before a name in `tools`, or any name, and "("; without names it matches nothing."""
+    names = NAME if tools is None else "|".join(map(re.escape, sorted(tools)))
+    return re.compile(rf"{re.escape(begin)}(?=(?:{names})\()" if names else r"(?!)")
 
 
-def holds_call(text: str, tools: Collection[str]) -> bool:
+def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER) -> bool:
     """Return whether a call to one of `tools` begins in `text`, closed or not.
 
     Such a text is rejected as input: `take_out` would remove the call after splicing.
     """
-    return call_opening(tools).search(text) is not None
+    return call_opening(tools, markers.begin).search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,63 +213,106 @@ class SpliceError(ValueError):
     """The calls cannot be spliced into the text so that `take_out` restores it."""
 
 
-def splice(text: str, calls: Sequence[PlacedCall]) -> str:
+def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER) -> str:
     """Return x*: the text with e(c, r) inserted at each call's offset; calls may come in any order.
 
     Those of the same offset, a chain, stand behind each other in the order in which they come.
 
     `take_out(splice(x, calls), tools) == x` byte for byte for every x for which `holds_call(x, tools)` is false. Raises
     SpliceError for an offset outside the text, and for a call or result that holds `]`, `->` or a newline (see `fault`,
-    `clean_result`).
+    `clean_result`). With other `markers` all of this goes for these.
     """
     pieces: list[str] = []
     at = 0
     for each in sorted(calls, key=lambda call: call.offset):
         if not 0 <= each.offset <= len(text):
             raise SpliceError(f"offset {each.offset} is outside the text of {len(text)} characters")
-        if reason := fault(each.call) or _text_fault(each.result):
+        if reason := fault(each.call, markers) or _text_fault(each.result, markers):
             raise SpliceError(f"{each.call} at {each.offset} cannot be spliced: {reason}; clean the result first")
-        pieces += [text[at : each.offset], format_call(each.call, each.result)]
+        pieces += [text[at : each.offset], format_call(each.call, each.result, markers)]
         at = each.offset
     return "".join(pieces) + text[at:]
 
 
-def take_out(text: str, tools: Collection[str]) -> str:
+def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER) -> str:
     """Remove all closed calls to `tools` from a text, with and without results."""
     kept, at = [], 0
-    for start, end in _closed_calls(text, tools):
+    for start, _, end in _closed_calls(text, call_opening(tools, markers.begin), markers.end):
         kept.append(text[at:start])
         at = end
     return "".join(kept) + text[at:]
 
 
-def placed_calls(text: str, tools: Collection[str]) -> list[PlacedCall]:
+def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER) -> list[PlacedCall]:
     """Return the calls with results that `splice` put into a text: `splice(take_out(text), found) == text`.
 
     Raises MalformedCall for a closed call to one of `tools` that has no result.
     """
     found, inserted = [], 0
-    for start, end in _closed_calls(text, tools):
-        body = text[start + len(API_START) : end - len(API_END)]
-        arrow = body.find(ARROW_BEHIND_INPUT, max((input_end(body) or 0) - 1, 0))
+    for start, inner, end in _closed_calls(text, call_opening(tools, markers.begin), markers.end):
+        arrow, last = _arrow(text, inner, end, markers.arrow), end - len(markers.end)
         if arrow < 0:
-            raise MalformedCall("no_result", body)
-        (name, _, given), result = body[:arrow].partition("("), body[arrow + len(ARROW_BEHIND_INPUT) :]
+            raise MalformedCall("no_result", text[inner:last])
+        (name, _, given), result = text[inner : arrow - 1].partition("("), text[arrow + len(markers.arrow) : last]
         found.append(PlacedCall(start - inserted, Call(name, given), result))
         inserted += end - start
     return found
 
 
-def _closed_calls(text: str, tools: Collection[str]) -> Iterator[tuple[int, int]]:
-    """Where calls begin, with the leading space, and end."""
+def in_markers(text: str, markers: CallMarkers) -> str:
+    """Write the calls in a prompt, or in e(c) or e(c, r), to whichever tools, with other markers than the paper's.
+
+    A call without the space before it, as in an instruction, begins without that of `markers.begin`.
+    """
+    pieces, at = [], 0
+    for start, inner, end in _closed_calls(text, re.compile(rf" ?\[(?={NAME}\()"), API_END):
+        arrow, last = _arrow(text, inner, end, PAPER.arrow), end - len(API_END)
+        begin = markers.begin if text[start] == " " else markers.begin.lstrip()
+        pieces += [text[at:start], begin, text[inner : last if arrow < 0 else arrow]]
+        pieces += [] if arrow < 0 else [markers.arrow, text[arrow + len(PAPER.arrow) : last]]
+        pieces.append(markers.end)
+        at = end
+    return "".join(pieces) + text[at:]
+
+
+def in_paper_form(body: str, markers: CallMarkers) -> str:
+    """Return what stands behind the marker that opens a call with the paper's signs in place of the other markers.
+
+    The strings of named arguments stay as they are.
+    """
+    at = input_end(body)
+    if at is None:
+        return body
+    read = body[at:].replace(markers.arrow.strip(), RESULT_ARROW).replace(markers.begin.strip(), API_START.strip())
+    return body[:at] + read
+
+
+def marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
+    """Yield each marker of the closed calls in a text, to whichever tools, with the character at which it begins."""
+    for start, inner, end in _closed_calls(text, call_opening(None, markers.begin), markers.end):
+        arrow = _arrow(text, inner, end, markers.arrow)
+        yield markers.begin, start
+        if arrow >= 0:
+            yield markers.arrow, arrow
+        yield markers.end, end - len(markers.end)
+
+
+def _arrow(text: str, inner: int, end: int, arrow: str) -> int:
+    """Return where the arrow of the call begins whose name begins at `inner`; -1 where it has none."""
+    found = text.find(f"){arrow}", max((input_end(text, inner) or 0) - 1, inner), end)
+    return found + 1 if found >= 0 else -1
+
+
+def _closed_calls(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[int, int, int]]:
+    """Where calls begin, with the leading space, where their names do, and where they end."""
     at = 0
-    for opening in call_opening(tools).finditer(text):
-        if opening.start() < at:  # inside the input or result of the previous call
+    for found in opening.finditer(text):
+        if found.start() < at:  # inside the input or result of the previous call
             continue
-        end = find_behind_input(API_END, text, opening.start() + len(API_START))
-        if end < 0 and text.find(API_END, opening.end()) < 0:
+        last = find_behind_input(end, text, found.end())
+        if last < 0 and text.find(end, found.end()) < 0:
             return
-        if end < 0:
+        if last < 0:
             continue
-        at = end + len(API_END)
-        yield opening.start(), at
+        at = last + len(end)
+        yield found.start(), found.end(), at

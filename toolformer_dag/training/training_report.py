@@ -25,6 +25,7 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, checkpoint_folder, model_identity, model_name
 from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import ModelSettings, Settings, TrainingSettings
+from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import NAMED
 
 
@@ -35,9 +36,13 @@ class TrainingError(UserError):
 def run_identity(
     base: ModelSettings, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
 ) -> Mapping[str, object]:
-    """Return what determines the weights: base model, settings, fingerprints of texts. Raises ModelError."""
+    """Return what determines the weights: base model, settings, fingerprints of texts. Raises ModelError.
+
+    The markers of calls are written into the checkpoint's tokenizer.
+    """
     named = settings.keep_base and any(map(NAMED.search, texts))
     return {
+        **determining(base, "markers"),
         "base": dict(model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
         "texts": fingerprint(list(texts)),

@@ -1,0 +1,39 @@
+"""Declare the markers of a call: how e(c, r) is written for the model and by it."""
+
+import re
+from itertools import permutations
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from toolformer_dag.settings.setting_types import SettingsTable
+
+BARRED = re.compile(r'["()\x00-\x1f\x7f\x85\u2028\u2029]')
+"""A string or a bracket of the input would end where a marker holds its sign; a call stands in one line."""
+
+
+class CallMarkers(SettingsTable):
+    """Write a call for the model: `begin`, Name(input), `arrow`, result, `end`; the defaults are the paper's."""
+
+    begin: str = Field(
+        " [",
+        description="What opens a call. p of its tokens is what `tau_s`, `decoding.k` and `min_probability` look at.",
+    )
+    arrow: str = Field(" -> ", description="What stands between the call and its result.")
+    end: str = Field("]", description="What closes a call.")
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        for name, marker in self:
+            if not marker.strip() or BARRED.search(marker):
+                raise ValueError(f"{name} = {marker!r} must be visible, in one line, without quotes and parentheses")
+        if self.begin != self.begin.rstrip() or self.end != self.end.strip():
+            raise ValueError("white space may only stand before `begin` and around `arrow`; remove it elsewhere")
+        for (name, marker), (other, longer) in permutations(self, 2):
+            if marker.strip() in longer:
+                raise ValueError(f"{name} = {marker!r} stands in {other} = {longer!r}; take markers that hold no other")
+        return self
+
+
+PAPER = CallMarkers()
+"""Those of the paper, in which tables and people read calls, whatever the model's are."""
