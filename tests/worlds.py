@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tokenizers import AddedToken
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tests.tokenizers import byte_level
@@ -119,14 +120,19 @@ def make_model(
     texts: list[str] | None = None,
     vocabulary: int = 310,
     context: int = CONTEXT,
+    brackets: tuple[str, str] | None = None,
 ) -> Path:
     """Save model and tokenizer in `folder` and return it; another seed is another model.
 
     The width is that of the vocabulary; a larger one adds dimensions that hold nothing. `texts`: what it writes.
+    `brackets`: tokens that calls begin and end with in place of " [" and "]".
     """
     torch.manual_seed(seed)
     texts = texts or lines(random.Random(seed))
     tokenizer = byte_level(texts, vocabulary)
+    if brackets is not None:
+        tokenizer.add_tokens([AddedToken(bracket, special=True) for bracket in (*brackets, "<tool_response>")])
+        texts = [text.replace(" [", brackets[0]).replace("]", brackets[1]) for text in texts]
     size = len(tokenizer) + len(tokenizer) % 2
     width = width or size
     config = GPT2Config(

@@ -12,8 +12,8 @@ from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.decoding.generation import DecodedCall, WrittenPiece, call_text
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.decoding.vocabulary import Vocabulary
-from toolformer_dag.model.encoding import MARKERS
 from toolformer_dag.model.loading import LanguageModel, load_model
+from toolformer_dag.model.weights import MARKERS
 from toolformer_dag.settings.call_markers import CallMarkers
 from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
 from toolformer_dag.texts.calls import call_grammar, in_markers

@@ -15,11 +15,11 @@ from tokenizers import AddedToken
 
 from tests.language_model.conftest import PROMPT, TEXTS
 from tests.tiny_models import TOKENIZERS, save, tiny_model, tokenizer_of
-from toolformer_dag.model.encoding import MARKERS, Encoding
+from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import ModelError, load_encoding, load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest, uniforms
-from toolformer_dag.model.weights import CHECKPOINT
+from toolformer_dag.model.weights import CHECKPOINT, MARKERS, refuse_other_markers
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
 
@@ -171,7 +171,9 @@ def test_a_checkpoint_s_folder_tells_its_markers(tmp_path: Path) -> None:
     assert load_model(plain, told).encoding.markers == SPECIAL
     assert load_model(plain.model_copy(update={"markers": TEXTUAL}), told).encoding.markers == SPECIAL
     with pytest.raises(ModelError, match=r"was finetuned with other markers of calls; set \[model\] markers to"):
-        load_encoding(ModelSettings(name=told))
+        refuse_other_markers(ModelSettings(name=told))
+    refuse_other_markers(ModelSettings(name=told, markers=SPECIAL))
+    refuse_other_markers(base)
     assert load_encoding(ModelSettings(name=told, markers=SPECIAL)).start == load_encoding(base).start
 
 
@@ -181,6 +183,8 @@ def test_another_model_has_the_settings_markers_and_a_checkpoint_without_any_the
     base = ModelSettings(name=names[0], device="cpu", markers=TEXTUAL)
     found = [load_model(base, name).encoding.markers for name in names]
     assert found == [TEXTUAL, TEXTUAL, PAPER]
+    with pytest.raises(ModelError, match="was finetuned with other markers"):
+        refuse_other_markers(base.model_copy(update={"name": names[2]}))
 
 
 def test_markers_that_a_tokenizer_cannot_write_are_refused(tmp_path: Path) -> None:

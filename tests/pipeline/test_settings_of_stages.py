@@ -99,6 +99,7 @@ def test_a_constant_of_the_method_changes_the_stages_that_apply_it(
         ({"training__examples_per_tool": 9}, {"filtered_calls"}),
         ({"tools__calculator__limits__max_result_characters": 9}, {"tool_results"}),
         ({"model__dtype": "bfloat16"}, MODEL),
+        ({"model__markers__end": '"]]"'}, {*SAMPLES, *LOSSES, "augmented_corpus"}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -121,6 +122,7 @@ def test_a_setting_changes_the_stages_that_apply_it(
         {"corpus__first": 1},
         {"decoding__k": 1, "training__max_steps": 1},
         {"training__heldout_texts": 1, "evaluation__perplexity_texts": 1},
+        {"model__markers__begin": '" ["', "model__markers__arrow": '" -> "'},
     ],
 )
 def test_how_work_is_done_changes_no_stage(new_line: NewLine, values: dict[str, object]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolformer_dag.model.weights import OffsetError
+from toolformer_dag.model.weights import MARKERS, OffsetError
 from toolformer_dag.settings.call_markers import CallMarkers
 from toolformer_dag.texts.calls import (
     API_START,
@@ -20,8 +20,6 @@ from toolformer_dag.texts.calls import (
     marker_places,
 )
 
-MARKERS = "call_markers"
-"""The key of tokenizer_config.json that holds a model's markers where they are not the paper's."""
 ANCHOR = "a"  # any text that does not merge with the text after it
 NAME_ANCHORS = ("a", ".", "0", "\n", "]")  # the same before the name of a tool, with which a letter may merge
 OUTPUT = "\nOutput: "

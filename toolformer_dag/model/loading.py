@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.model.encoding import MARKERS, Encoding
+from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.memory import is_out_of_memory
 from toolformer_dag.model.sentencepieces import check_sentencepiece
 from toolformer_dag.model.weights import (
-    CHECKPOINT,
     IDENTIFYING,
+    MARKERS,
     SMALL,
     ModelError,
     check_model,
@@ -29,6 +29,7 @@ from toolformer_dag.model.weights import (
     model_name,
     parameters,
     require_whole,
+    told_markers,
 )
 from toolformer_dag.settings.call_markers import PAPER
 from toolformer_dag.settings.sections import ModelSettings
@@ -154,17 +155,15 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     """Load the settings' causal LM, or the model `name`, under the settings' device and dtype; safetensors only.
 
     Another model takes the data type of the settings' model for `auto`, so that a checkpoint, which is stored in
-    float32, is measured as its base model is. It has the markers that its folder tells; a checkpoint that tells none
-    has the paper's. On a GPU, products of float32 are computed in TF32, in the whole process. Raises ModelError where
-    a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
+    float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the whole process.
+    Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
     named = model if name is None else model.model_copy(update={"name": name, "revision": None})
-    own = name in (None, model_name(model))
     if model.engine == "vllm":
-        return _load_in_vllm(named, _wanted_dtype(model, name, dtype), model.url if name is None else (), own)
+        return _load_in_vllm(named, _wanted_dtype(model, name, dtype), model.url if name is None else ())
     target = _device(model.device)
     options = {**_source(named), "use_safetensors": True, "dtype": _wanted_dtype(model, name, dtype)}
-    tokenizer = load_encoding(named, own).tokenizer
+    tokenizer = load_encoding(named).tokenizer
     loaded = from_hub(AutoModelForCausalLM, model_name(named), options)
     stored = str(loaded.dtype).removeprefix("torch.")
     if stored not in DTYPES:
@@ -176,7 +175,7 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     return wrap_language_model(model_name(named), loaded.to(target), tokenizer)
 
 
-def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence[str], own: bool) -> LanguageModel:
+def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence[str]) -> LanguageModel:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process less that could outlive a killed worker
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the second one takes other logits processors
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -188,7 +187,7 @@ def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence
             f'model.engine = "vllm" needs the package vllm ({error}); install it as docs/howto/vllm.md says, or set '
             'model.engine = "transformers"'
         ) from error
-    name, encoding, config = model_name(model), load_encoding(model, own), load_config(model)
+    name, encoding, config = model_name(model), load_encoding(model), load_config(model)
     if config.model_type == "gptj" and config.tie_word_embeddings:
         raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
@@ -231,7 +230,9 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             "following ' [', so no call can be tokenized apart from its text; use a model with another tokenizer"
         )
     call = in_markers(" [a(1) -> 2]", encoding.markers).strip()
-    if call not in tokenizer.decode(encoding.calls([" [a(1) -> 2]"])[0], clean_up_tokenization_spaces=False):
+    if encoding.markers != PAPER and call not in tokenizer.decode(
+        encoding.calls([" [a(1) -> 2]"])[0], clean_up_tokenization_spaces=False
+    ):
         raise ModelError(f"the tokenizer of {name!r} cannot write {call!r}; set [model] markers to what it can write")
 
 
@@ -290,17 +291,18 @@ OF_THIS_MACHINE = ("is_local", "local_files_only")
 """What transformers notes about how a tokenizer was loaded, and would write into the files of a published one."""
 
 
-def load_encoding(model: ModelSettings, own: bool = True) -> Encoding:
-    """Load the tokenizer of the settings' model, or, not `own`, of another one. Raises ModelError."""
+def load_encoding(model: ModelSettings) -> Encoding:
+    """Load the tokenizer of the settings' model, with the markers that its files tell, else those of the settings.
+
+    Raises ModelError.
+    """
     name = model_name(model)
     check_model(name, model.revision)
     tokenizer = from_hub(AutoTokenizer, name, _source(model))
     check_sentencepiece(name, tokenizer, model.revision)
-    told, given = tokenizer.init_kwargs.get(MARKERS), model.markers.model_dump()
-    if own and told not in (None, given):
-        raise ModelError(f"{name!r} was finetuned with other markers of calls; set [model] markers to those: {told}")
-    if told is None and model.markers != PAPER and (own or not Path(name, CHECKPOINT).is_file()):
-        tokenizer.init_kwargs[MARKERS] = given
+    markers = told_markers(name, model.revision) or model.markers
+    if markers != PAPER:
+        tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
     check_tokenizer(name, tokenizer)
     for key in OF_THIS_MACHINE:
         tokenizer.init_kwargs.pop(key, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from toolformer_dag.files import UserError, changed_unseen
 from toolformer_dag.identity import file_hash
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import ModelSettings, Settings
 from toolformer_dag.synthetic import MODEL
@@ -142,6 +143,30 @@ def model_folder(name: str, revision: str | None = None) -> Path | None:
         return folder
     found = try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(found).parent if isinstance(found, str) else None
+
+
+MARKERS = "call_markers"
+"""The key of tokenizer_config.json that holds the markers of calls where they are not the paper's."""
+
+
+def told_markers(name: str, revision: str | None = None) -> CallMarkers | None:
+    """Return the markers that a model's files tell, the paper's of a checkpoint that tells none; None of any other."""
+    folder = model_folder(name, revision)
+    if folder is None:
+        return None
+    try:
+        told = json.loads((folder / "tokenizer_config.json").read_bytes()).get(MARKERS)
+        found = CallMarkers.model_validate(told) if told else None
+    except (OSError, ValueError, AttributeError):
+        found = None
+    return PAPER if found is None and (folder / CHECKPOINT).is_file() else found
+
+
+def refuse_other_markers(model: ModelSettings) -> None:
+    """Raise ModelError where M was finetuned with other markers than the settings name."""
+    told = told_markers(model_name(model), model.revision)
+    if told not in (None, model.markers):
+        raise ModelError(f"{model.name!r} was finetuned with other markers of calls; set [model] markers to {told}")
 
 
 def check_model(name: str, revision: str | None = None) -> None:

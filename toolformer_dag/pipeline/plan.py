@@ -17,6 +17,7 @@ from toolformer_dag.model.weights import (
     model_dtype,
     model_identity,
     model_name,
+    refuse_other_markers,
 )
 from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
 from toolformer_dag.settings.rounds import FIRST, in_round, numbered
@@ -206,6 +207,7 @@ class Plan:
     @staticmethod
     def of(settings: Settings) -> "Plan":
         """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake, WarehouseError."""
+        refuse_other_markers(settings.model)
         identity = _identity(settings.model)
         lake, known = Lake.of(settings.paths, settings.rounds.count), tuple(lanes(settings))
         plan = Plan(settings, known, identity, lake, _proposing(settings, identity))
