@@ -131,6 +131,8 @@ def test_markers_that_are_tokens_stand_in_calls_alone(kind: str, text: str, aske
     begun = [(found.ids.index(token), token) for token in tokens]
     assert [token for token in found.ids if token in tokens] == tokens and begun == sorted(begun)
     [alone] = encoding.calls([f' [QA(a="{asked}") -> {result}]'])
+    [chain] = encoding.calls([f' [QA(a="{asked}") -> {result}]' * 2])
+    assert chain == alone * 2
     first = begun[0][0]
     assert found.ids[first : first + len(alone)] == alone and found.ids[:first] == encoding.texts(["it is"])[0].ids
     places = [5, 5 + call.index('")<tool_response>') + 2, 5 + len(call) - len("</tool_call>")]
