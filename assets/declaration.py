@@ -55,6 +55,10 @@ class Output:
     def code_version(self) -> str:
         return fingerprint(self.settings)
 
+    @property
+    def group_name(self) -> str:
+        return self.group or self.name.partition("/")[0]
+
 
 def shared_reasons(files: LocalOutput, reasons: Callable[[], Sequence[str]]) -> Reasons:
     """Ask about what another machine may have made; what is only on this one has yet to be sent."""
@@ -91,7 +95,7 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
     key = asset_key(output.name)
     return dg.asset(
         key=key,
-        group_name=output.group or output.name.partition("/")[0],
+        group_name=output.group_name,
         deps=[asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
         kinds=set(output.kinds),
