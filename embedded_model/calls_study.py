@@ -3,11 +3,17 @@
 python -m embedded_model.calls_study chains FOLDER    # FOLDER: a project that ran, such as that of `make demo`
 python -m embedded_model.calls_study write FOLDER     # writes a project of two tools, to be run
 python -m embedded_model.calls_study named FOLDER     # asks it, when it ran
+python -m embedded_model.calls_study routing FOLDER   # annotates with 5, 20 and 50 tools, routed and not: an hour
+
+For `routing` every text goes to every lane, and then to the three and five that it fits best. Five lanes are tools of
+the world, without the rules that choose their texts; the others count things in towns, as those of a server would.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 
 import polars as pl
 import typer
@@ -18,12 +24,18 @@ from toolformer_dag.evaluation.catalogue import synthetic_benchmark
 from toolformer_dag.evaluation.scores import Condition, outcome_table
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.plan import lanes
+from toolformer_dag.pipeline.plan import Plan, lanes
+from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.update import update
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TWO_HOP
 from toolformer_dag.synthetic.web import write_shards
+from toolformer_dag.tools.options import ToolOptions
+from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
 
 QUESTIONS, SEED = 300, 11
 NAMED = f"""profile = "embedded"
@@ -86,10 +98,140 @@ def shares(outcomes: pl.DataFrame) -> pl.DataFrame:
     return groups.with_columns(right=pl.struct("hits", "n").map_elements(percent, return_dtype=pl.String)).drop("hits")
 
 
+OF_WORLD = ("calculator", "question_answering", "machine_translation", "distance", "price")
+THINGS = """bridge tower school garden church museum library theatre bakery market station harbour fountain statue farm
+hospital factory cinema stadium castle palace chapel temple mosque monastery windmill brewery vineyard orchard stable
+barn tavern hotel hostel shop bank office court prison barracks lighthouse observatory aquarium zoo playground"""
+TOWNS = ("Oslo", "Rome", "Lima", "Bergen", "Turin")
+MOST = (3, 5)
+"""Tools that a text goes to, where it is routed."""
+ROUTED_DOCUMENTS = 64
+MANY = f"""profile = "plain"
+[profiles.plain]
+[model]
+name = "embedded"
+dtype = "float32"
+[corpus]
+shards = ["web"]
+segment_tokens = 160
+[sampling]
+max_call_tokens = 32
+[tools.calculator]
+prompt = "embedded"
+tau_s = 0.02
+k = 3
+m = 5
+[tools.question_answering]
+prompt = "embedded"
+passages = "embedded"
+reader = "embedded"
+tau_f = 0.5
+k = 3
+m = 3
+[tools.machine_translation]
+prompt = "embedded"
+backend = "embedded"
+tau_s = 0.02
+k = 3
+m = 5
+[tools.distance]
+use = "embedded_model.named_tools:Distance"
+prompt = "{PROMPTS / "distance.txt"}"
+[tools.price]
+use = "embedded_model.named_tools:Price"
+prompt = "{PROMPTS / "price.txt"}"
+"""
+Kept = set[tuple[object, ...]]
+"""Calls by tool and place."""
+
+
+class Count(Tool):
+    """Counts each of one thing in a town."""
+
+    version = "1"
+    defaults = ToolDefaults(tau_s=0.05, k=3, m=3, tau_f=0.5)
+
+    def __init__(self, key: str, options: ToolOptions, prompt: str) -> None:
+        super().__init__(key, options, prompt)
+        self.name = "".join(map(str.capitalize, key.split("_")))
+
+    def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Answer by the length of the town's name."""
+        return [ToolResult(str(len(call.input))) for call in calls]
+
+
+def write_many(folder: Path, tools: int, documents: int) -> Path:
+    """Write pages and the settings of so many tools; return the settings file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_shards(folder / "web", 1, documents, 1, OF_WORLD)
+    lanes = ""
+    for at, thing in enumerate(THINGS.split()[: tools - len(OF_WORLD)]):
+        one, other = (TOWNS[(at + step) % len(TOWNS)] for step in (0, 1))
+        call = f"[Count{thing.capitalize()}({{}})]"
+        examples = [
+            f"In {1990 + at} each {thing} of {one} was counted: {call.format(one)} {at + 2}.",
+            f"The town of {other} has {call.format(other)} {at + 5} of them, each a {thing}.",
+        ]
+        told = f'description = "Counts each {thing} of a town."\nexamples = {examples}'
+        lanes += f'[tools.count_{thing}]\nuse = "embedded_model.calls_study:Count"\n{told}\n'
+    file = folder / "toolformer.toml"
+    file.write_text(MANY + lanes)
+    return file
+
+
+def annotated(file: Path, most: int) -> tuple[Kept, Counter[str]]:
+    """Annotate with every tool; return the kept calls, and tokens, texts and texts of all lanes together."""
+    lake = f"paths.lake={file.parent / f'lake_{most}'}"
+    plan = Plan.of(load_settings(file, environment={}, overrides=[lake, f"corpus.tools_per_text={most}"]))
+    for lane in plan.lanes:
+        lane.tool.routed = True
+        for rule in (Tool.wants_document, Tool.wants):  # as of an MCP tool
+            setattr(lane.tool, rule.__name__, MethodType(rule, lane.tool))
+    worker = Worker(plan)
+    outputs = {output.name: output for output in table_outputs(plan) if output.stage.name != "swapped_results"}
+    found, kept, texts = Counter[str](), Kept(), set[tuple[object, ...]]()
+    for name, output in outputs.items():
+        if name.partition("/")[0] not in ("training", "ccnet") or name == "ccnet/raw_shards":
+            work = update(worker, Workers(worker, outputs, in_process), output, lambda done, total: None).work
+            found["tokens"] += sum(work.tokens.values())
+        for part in output.table.parts() if output.stage.name in ("heuristic_subset", "filtered_calls") else ():
+            rows = output.table.read(part)
+            if output.stage.name == "heuristic_subset":
+                texts.update(rows.select("digest", "segment").iter_rows())
+                found["texts of lanes"] += rows.height
+            else:
+                kept.update(rows.select("tool", "digest", "segment", "position").iter_rows())
+    found["texts"] = len(texts)
+    return kept, found
+
+
+def routed_costs(folder: Path, tools: int, documents: int) -> Iterator[dict[str, object]]:
+    """Yield a row for every text to every lane, and one for texts that are routed."""
+    file = write_many(folder / str(tools), tools, documents)
+    every: Kept = set()
+    for most in (0, *(one for one in MOST if one < tools)):
+        kept, found = annotated(file, most)
+        every = every or kept
+        row = {
+            "tools": tools,
+            "lanes per text": str(most) if most else "all",
+            "texts": found["texts"],
+            "tokens per text": found["tokens"] / found["texts"],
+        }
+        for told, names in (("kept", OF_WORLD), ("kept, named arguments", NAMED_TOOLS)):
+            before, after = ({call for call in calls if call[0] in names} for calls in (every, kept))
+            row |= {told: len(after), f"{told}: lost %": 100 * len(before - after) / max(1, len(before))}
+        yield row
+
+
 def main(what: str, folder: Path) -> None:
     """Write the project, or ask one and print the table."""
     if what == "write":
         write_named_project(folder)
+        return
+    if what == "routing":
+        rows = [row for tools in (5, 20, 50) for row in routed_costs(folder, tools, ROUTED_DOCUMENTS)]
+        typer.echo(table(tuple(rows[0]), (tuple(row.values()) for row in rows), rounded))
         return
     settings = load_settings(folder / "toolformer.toml", environment={})
     if what == "named":

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from embedded_model.calls_study import shares
+from embedded_model.calls_study import routed_costs, shares
 from embedded_model.effect_study import study_tables
 from toolformer_dag.evaluation.scores import CALLS, wilson
 from toolformer_dag.synthetic import SMALL_MODEL
@@ -43,6 +43,15 @@ def test_the_table_of_calls_has_right_answers_and_calls_without_a_result() -> No
     low, high = wilson(1, 2)
     assert rows[0]["right"] == f"50.0 ({100 * low:.1f}-{100 * high:.1f})" and rows[0]["calls"] == 1.5
     assert round(rows[0]["unfit"], 1) == 33.3 and rows[1]["calls"] == 0 and rows[1]["unfit"] is None
+
+
+@pytest.mark.long
+def test_routing_costs_less_and_what_it_loses_is_counted(tmp_path: Path) -> None:
+    every, three, five = routed_costs(tmp_path, 6, 8)
+    assert [row["lanes per text"] for row in (every, three, five)] == ["all", "3", "5"]
+    costs = [float(str(row["tokens per text"])) for row in (three, five, every)]
+    assert costs == sorted(costs) and costs[0] < costs[-1]
+    assert every["kept: lost %"] == 0 and int(str(every["kept"])) >= int(str(three["kept"])) > 0
 
 
 @pytest.mark.long

@@ -60,7 +60,7 @@ def _routing(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     if not lane.tool.routed or not plan.routed:
         return {}
     others = {tool.key: told(tool) for tool in plan.routed}
-    return {"routed": fingerprint(others), **determining(plan.settings.corpus, "tools_per_text")}
+    return {"routed": fingerprint({"sentences": others}), **determining(plan.settings.corpus, "tools_per_text")}
 
 
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
@@ -157,7 +157,7 @@ class _Choice:
         """Return why the tool wants the text: its rule, or how well it fits (BM25); count those it does not want."""
         if self._router is None:
             return self._ruled("wants", document, "text_not_wanted", text, document)
-        score = self._router.top(text, self._most).get(self._tool.key)
+        score = self._router.fitting(text, self._most).get(self._tool.key)
         if score is None:
             self.rejected[document.shard, "fits_other_tools"] += 1
         return None if score is None else f"fits {score:.1f}"

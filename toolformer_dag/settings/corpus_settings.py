@@ -91,10 +91,10 @@ class CorpusSettings(SettingsTable):
         None, ge=1, description="Maximum texts that one tool annotates per shard, chosen by a hash of the text."
     )
     tools_per_text: Annotated[int, AsBefore(0)] = Field(
-        3,
+        5,
         ge=0,
-        description="A text goes to so many of the tools of MCP servers without `wants`: those whose descriptions "
-        "and examples it fits best (BM25). 0: to all of them.",
+        description="Most tools that a text goes to, of those of MCP servers without `wants`: those whose descriptions "
+        "and examples a sentence of it fits best (BM25). 0: to all of them.",
     )
     documents_per_shard: Annotated[int | None, AsBefore(None)] = Field(
         None,

@@ -62,13 +62,13 @@ def analyzer() -> tantivy.TextAnalyzer:
     return short.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.ascii_fold()).build()
 
 
-def query_terms(query: str, most: int = MAX_QUERY_TERMS) -> list[str]:
-    """Return at most `most` distinct terms in order, without stop words unless there is nothing else.
+def query_terms(query: str) -> list[str]:
+    """Return at most 64 distinct terms in order, without stop words unless there is nothing else.
 
     Stop words are indexed but not searched: they take most of the time and hardly change the ranking.
     """
     terms = list(dict.fromkeys(analyzer().analyze(query)))
-    return ([term for term in terms if term not in STOP_WORDS] or terms)[:most]
+    return ([term for term in terms if term not in STOP_WORDS] or terms)[:MAX_QUERY_TERMS]
 
 
 INDEX_VERSION = 1

@@ -9,16 +9,16 @@ import tantivy
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.calls import take_out
+from toolformer_dag.texts.segments import CUTS
 from toolformer_dag.tools.passage_search import analyzer, query_terms
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
+_SENTENCE_ENDS = re.compile("|".join(cut.pattern for cut in CUTS[:2]))
 HEAP_BYTES = 15_000_000
 """The least that tantivy takes."""
-MAX_TERMS = 1_000
-"""Distinct words of a text that count: of any that fits a model, all."""
 NEAR = 64
-"""Words before a call that decide which tools are offered there."""
+"""Words before a call that decide which tools are offered there: as many as a query has terms."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> those of them that are offered behind the text."""
 
@@ -56,14 +56,23 @@ class Router:
 
     def top(self, text: str, most: int) -> dict[str, float]:
         """Return the scores of at most `most` tools that share words with the text, the best first, by key."""
-        terms = [
-            tantivy.Query.term_query(self._schema, "told", term, "freq")
-            for term in query_terms(_NUMBER.sub("0", text), MAX_TERMS)
-        ]
+        words = query_terms(_NUMBER.sub("0", text))
+        terms = [tantivy.Query.term_query(self._schema, "told", word, "freq") for word in words]
         query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
         hits = self._searcher.search(query, len(self._keys)).hits if terms else []
         found = [(self._keys[self._searcher.doc(at)["number"][0]], float(score)) for score, at in hits]
         return dict(sorted(found, key=lambda one: (-one[1], one[0]))[:most])
+
+    def fitting(self, text: str, most: int) -> dict[str, float]:
+        """Return the scores of the tools that fit a sentence of the text best; of more than `most` the best ones.
+
+        Sentence by sentence, since a text is about several things: one that fits a tool is not outweighed by the rest.
+        """
+        found: dict[str, float] = {}
+        for sentence in _SENTENCE_ENDS.split(text):
+            for key, score in self.top(sentence, 1).items():
+                found[key] = max(score, found.get(key, 0.0))
+        return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:most])
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
