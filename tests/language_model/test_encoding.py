@@ -20,6 +20,7 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.settings.sections import ModelSettings
 from toolformer_dag.synthetic import MODEL
+from toolformer_dag.texts.calls import Call, parse_call
 
 
 def test_the_three_kinds_of_vocabulary(cases: Any) -> None:
@@ -140,6 +141,27 @@ def test_the_string_of_a_special_token_is_text(tokenizer: Any) -> None:
         assert not set(tokenizer.all_special_ids) & {*found.ids, *call, *head}
         assert tokenizer.decode(found.ids) == text
         assert found.position_at(text.index(special[1:])) > 0
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(
+    asked=st.sampled_from(["1 + 2", '(a) "b"', "é", ""]),
+    result=st.sampled_from(["3", "-> 4", "", "so on and on"]),
+    closed=st.booleans(),
+)
+def test_samples_of_a_finetuned_model_end_before_their_own_result(
+    kind: str, asked: str, result: str, closed: bool
+) -> None:
+    encoding = _encoding(kind)
+    call = f" [Calculator({asked}) -> {result}" + "]" * closed
+    sampled = encoding.calls([call])[0][len(encoding.start) :]
+    finetuned = encoding.before_results
+    ends = [at for at in range(1, len(sampled) + 1) if finetuned.may_end(np.array(sampled[:at]))[-1]]
+    first = next(at for at in ends if finetuned.has_ended(sampled[:at]))
+    body = finetuned.body(sampled[:first])
+    assert body is not None and parse_call(body) == Call("Calculator", parse_call(f"Calculator({asked})").input)
+    assert (encoding.body(sampled) is None) is not closed
+    assert encoding.before_results is finetuned and finetuned.start == encoding.start
 
 
 def test_a_body_ends_at_the_first_bracket_wherever_it_stands_in_a_token(gpt2: Any) -> None:

@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -80,6 +81,7 @@ class Encoding:
         self.start, self.output = self._inside([self.markers.begin, OUTPUT])
         self.start = self.added.get(self.markers.begin, self.start)
         self._apart_tokens = {self.markers.begin: self.start, **self.added}
+        self._closing: tuple[str, ...] = (self.markers.end,)
 
     def head(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: ", with BOS first where the tokenizer adds it."""
@@ -137,8 +139,19 @@ class Encoding:
         """Return the text between " [" and the "]" that closes the call, of tokens sampled after " ["; else None."""
         text, begin = self._text([*self.start, *sampled]), self.markers.begin.strip()
         written = text[text.index(begin) + len(begin) :]
-        end = find_behind_input(self.markers.end, written)
-        return None if end < 0 else in_paper_form(written[:end], self.markers)
+        ends = [end for sign in self._closing if (end := find_behind_input(sign.strip(), written)) >= 0]
+        return in_paper_form(written[: min(ends)], self.markers) if ends else None
+
+    @cached_property
+    def before_results(self) -> "Encoding":
+        """The same for a model that was finetuned on calls with results: its samples end at "->" too.
+
+        What it would write behind that is a result of its own.
+        """
+        found = copy(self)
+        found.__dict__.pop("_ends", None)
+        found._closing = (*self._closing, self.markers.arrow)
+        return found
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
         """Return whether a sample whose last token may end it is whole: a "]" in a string or a list ends none."""
@@ -151,12 +164,14 @@ class Encoding:
     @cached_property
     def _ends(self) -> list[int]:
         """The tokens whose text holds "]" (`)]` may be one token) or the end of a longer marker, and EOS."""
-        texts, end = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))]), self.markers.end
-        tails = tuple(end[at:] for at in range(1, len(end)))
-        ends = self.added.get(end) or [
-            token for token, text in enumerate(texts) if end in text or text.startswith(tails)
-        ]
-        return ends if self.tokenizer.eos_token_id is None else [*ends, self.tokenizer.eos_token_id]
+        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        ends = list(self.eos)
+        for marker in self._closing:
+            sign = marker.strip()
+            tails = tuple(sign[at:] for at in range(1, len(sign)))
+            written = (token for token, text in enumerate(texts) if sign in text or text.startswith(tails))
+            ends += self.added.get(marker) or written
+        return ends
 
     def _inside(self, pieces: Sequence[str]) -> list[list[int]]:
         encoded = self._encoded([self.anchor + piece for piece in pieces])

@@ -101,23 +101,25 @@ class Engine:
         k: int,
         m: int,
         sampling: SamplingSettings,
+        finetuned: bool = False,
     ) -> list[Proposal]:
         """Compute p_i before every token of each text and sample calls at the selected positions (paper, section 2).
 
-        Returns proposals in the order of `requests`. The proposal of a text that does not fit the context holds a
-        reason instead, and so does that of a text with a p_i that is not finite. Raises ModelError where a single text
-        does not fit into memory.
+        `finetuned`: whether the model learned calls with their results, so that samples end before these. Returns
+        proposals in the order of `requests`. The proposal of a text that does not fit the context holds a reason
+        instead, and so does that of a text with a p_i that is not finite. Raises ModelError where a single text does
+        not fit into memory.
         """
         selection = Selection(tau_s, k, m, sampling)
-        head = self.encoding.head(prompt)
+        head, ends = self.encoding.head(prompt), self.encoding.before_results if finetuned else self.encoding
         texts = self.encoding.texts([request.text for request in requests])
         items = [self._item(len(head), *asked, selection) for asked in zip(requests, texts, strict=True)]
         if running := [item for item in items if item.is_open]:
             asked = [self._token_text(item, selection) for item in running]
-            drawn = self.backend.propose(head, asked, self.encoding.start, self.encoding, sampling)
+            drawn = self.backend.propose(head, asked, self.encoding.start, ends, sampling)
             for item, samples in zip(running, drawn, strict=True):
                 item.samples = samples
-        return [self._proposal(item) for item in items]
+        return [_proposal(item, ends) for item in items]
 
     def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
         """Compute L(empty), L(c) and L(c, r) of each call, in the order of `requests` (paper, section 2).
@@ -193,14 +195,15 @@ class Engine:
             choose=partial(_choose, item, before, selection),
         )
 
-    def _proposal(self, item: Item) -> Proposal:
-        if item.reason is not None:
-            return Proposal(reason=item.reason)
-        if item.probabilities is None or not np.isfinite(item.probabilities).all():
-            return Proposal(reason="not_finite")
-        drawn = zip(item.missing, map(self.encoding.body, item.samples), strict=True)
-        calls = [SampledCall(i, j, body, "no_end" if body is None else None) for (i, j), body in drawn]
-        return Proposal(item.probabilities, item.text.offsets, tuple(calls))
+
+def _proposal(item: Item, encoding: Encoding) -> Proposal:
+    if item.reason is not None:
+        return Proposal(reason=item.reason)
+    if item.probabilities is None or not np.isfinite(item.probabilities).all():
+        return Proposal(reason="not_finite")
+    drawn = zip(item.missing, map(encoding.body, item.samples), strict=True)
+    calls = [SampledCall(i, j, body, "no_end" if body is None else None) for (i, j), body in drawn]
+    return Proposal(item.probabilities, item.text.offsets, tuple(calls))
 
 
 def _choose(item: Item, before: int, selection: Selection, found: NDArray[np.float32]) -> list[SamplePoint]:

@@ -32,6 +32,7 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.rounds import FIRST
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
@@ -67,7 +68,8 @@ def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
 
 def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
     """Return what determines a sample; k, m and tau_s only say which samples are asked for."""
-    return {**positions_identity(plan, prompt), "sampling": determining(plan.settings.sampling)}
+    ends = {} if plan.round == FIRST else {"ends": "before results"}
+    return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -187,8 +189,10 @@ def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -
         for row in chunk.texts.iter_rows(named=True)
     ]
     before = Counter(engine.counts.as_dict())
-    sampling = worker.plan.settings.sampling
-    proposals = engine.propose(store.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling)
+    sampling, later = worker.plan.settings.sampling, worker.plan.round != FIRST
+    proposals = engine.propose(
+        store.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling, finetuned=later
+    )
     answers = list(zip(requests, proposals, strict=True))
     samples = _sample_rows(answers)
     store.samples.append(samples)
