@@ -86,3 +86,10 @@ def test_a_text_holds_a_call_when_one_begins_in_it() -> None:
         assert not holds_call(text, ["MT"]) and not holds_call(text, [])
     for text in ("a[QA(b)]", "a [QA (b)]", "a [1] [QA]", "[QA(b)]", ""):
         assert not holds_call(text, ["QA"])
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
+def test_no_input_breaks_the_line_outside_of_a_string(line_end: str) -> None:
+    for asked in (f"1{line_end}2", f"¹={line_end}", f'days=3,{line_end}city="Rome"'):
+        assert fault(Call("Weather", asked)) == "newline_in_input"
+    assert fault(Call("Weather", 'city="Ro\u2028me"')) is None

@@ -25,6 +25,7 @@ _SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+"|["()\[\]]', re.DOTALL)
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
 QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
 """An input that would be read as named arguments with a string."""
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 # Of category Cf too, but Persian, Hindi and some emoji need them.
@@ -81,7 +82,9 @@ def fault(call: Call, markers: CallMarkers = PAPER) -> str | None:
         return "bad_name"
     if end is None:
         return "open_quote"
-    return None if end == len(written) else _text_fault(call.input, markers)
+    if end == len(written):
+        return _line_fault(STRING.sub('""', call.input))
+    return _text_fault(call.input, markers)
 
 
 def _text_fault(text: str, markers: CallMarkers) -> str | None:
@@ -90,6 +93,10 @@ def _text_fault(text: str, markers: CallMarkers) -> str | None:
         return "bracket_in_input"
     if markers.arrow.strip() in text:
         return "arrow_in_input"
+    return _line_fault(text)
+
+
+def _line_fault(text: str) -> str | None:
     return None if text.splitlines() in ([], [text]) else "newline_in_input"
 
 
