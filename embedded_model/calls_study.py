@@ -10,7 +10,6 @@ the world, without the rules that choose their texts; the others count things in
 """
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MethodType
@@ -25,6 +24,7 @@ from toolformer_dag.evaluation.scores import Condition, outcome_table
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.pipeline.plan import Plan, lanes
+from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
@@ -103,6 +103,7 @@ THINGS = """bridge tower school garden church museum library theatre bakery mark
 hospital factory cinema stadium castle palace chapel temple mosque monastery windmill brewery vineyard orchard stable
 barn tavern hotel hostel shop bank office court prison barracks lighthouse observatory aquarium zoo playground"""
 TOWNS = ("Oslo", "Rome", "Lima", "Bergen", "Turin")
+ANNOTATION = ("heuristic_subset", "scored_candidates", "tool_results", "loss_deltas", "filtered_calls")
 MOST = (3, 5)
 """Tools that a text goes to, where it is routed."""
 ROUTED_DOCUMENTS = 64
@@ -179,30 +180,30 @@ def write_many(folder: Path, tools: int, documents: int) -> Path:
     return file
 
 
-def annotated(file: Path, most: int) -> tuple[Kept, Counter[str]]:
-    """Annotate with every tool; return the kept calls, and tokens, texts and texts of all lanes together."""
+def annotated(file: Path, most: int) -> tuple[Kept, int, float]:
+    """Annotate with every tool; return the kept calls, the texts that went to a lane, and the tokens per text."""
     lake = f"paths.lake={file.parent / f'lake_{most}'}"
     plan = Plan.of(load_settings(file, environment={}, overrides=[lake, f"corpus.tools_per_text={most}"]))
     for lane in plan.lanes:
         lane.tool.routed = True
         for rule in (Tool.wants_document, Tool.wants):  # as of an MCP tool
             setattr(lane.tool, rule.__name__, MethodType(rule, lane.tool))
-    worker = Worker(plan)
-    outputs = {output.name: output for output in table_outputs(plan) if output.stage.name != "swapped_results"}
-    found, kept, texts = Counter[str](), Kept(), set[tuple[object, ...]]()
-    for name, output in outputs.items():
-        if name.partition("/")[0] not in ("training", "ccnet") or name == "ccnet/raw_shards":
-            work = update(worker, Workers(worker, outputs, in_process), output, lambda done, total: None).work
-            found["tokens"] += sum(work.tokens.values())
-        for part in output.table.parts() if output.stage.name in ("heuristic_subset", "filtered_calls") else ():
-            rows = output.table.read(part)
-            if output.stage.name == "heuristic_subset":
-                texts.update(rows.select("digest", "segment").iter_rows())
-                found["texts of lanes"] += rows.height
-            else:
-                kept.update(rows.select("tool", "digest", "segment", "position").iter_rows())
-    found["texts"] = len(texts)
-    return kept, found
+    worker, tokens = Worker(plan), 0
+    outputs = {output.name: output for output in table_outputs(plan)}
+    lanes = [f"{lane.key}/{stage}" for lane in plan.lanes for stage in ANNOTATION]
+    for name in ("ccnet/raw_shards", *lanes):
+        work = update(worker, Workers(worker, outputs, in_process), outputs[name], lambda done, total: None).work
+        tokens += sum(work.tokens.values())
+    found = {stage: _rows(outputs, stage) for stage in (ANNOTATION[0], ANNOTATION[-1])}
+    texts = found[ANNOTATION[0]].select("digest", "segment").n_unique()
+    kept = set(found[ANNOTATION[-1]].select("tool", "digest", "segment", "position").iter_rows())
+    return kept, texts, tokens / texts
+
+
+def _rows(outputs: Mapping[str, TableOutput], stage: str) -> pl.DataFrame:
+    """Return the rows of a stage in all lanes."""
+    tables = [output.table for output in outputs.values() if output.stage.name == stage]
+    return pl.concat([table.read(part) for table in tables for part in table.parts()])
 
 
 def routed_costs(folder: Path, tools: int, documents: int) -> Iterator[dict[str, object]]:
@@ -210,13 +211,13 @@ def routed_costs(folder: Path, tools: int, documents: int) -> Iterator[dict[str,
     file = write_many(folder / str(tools), tools, documents)
     every: Kept = set()
     for most in (0, *(one for one in MOST if one < tools)):
-        kept, found = annotated(file, most)
+        kept, texts, tokens = annotated(file, most)
         every = every or kept
-        row = {
+        row: dict[str, object] = {
             "tools": tools,
             "lanes per text": str(most) if most else "all",
-            "texts": found["texts"],
-            "tokens per text": found["tokens"] / found["texts"],
+            "texts": texts,
+            "tokens per text": tokens,
         }
         for told, names in (("kept", OF_WORLD), ("kept, named arguments", NAMED_TOOLS)):
             before, after = ({call for call in calls if call[0] in names} for calls in (every, kept))

@@ -35,7 +35,7 @@ def six(once: Once) -> World:
 
 @pytest.fixture(scope="module")
 def fifty(once: Once) -> World:
-    """A document per shard and tool, calls of a file alone. Not to be changed."""
+    """A document per shard and tool, calls of a file alone. Not to be changed. Fifty servers and 300 steps: minutes."""
     return World(once("served-fifty", lambda folder: run_once(folder, FIFTY, 1, sampled=False)))
 
 
@@ -151,6 +151,7 @@ def test_a_changed_schema_makes_its_lane_stale_and_no_other(
     assert world.sql("select * from loss_deltas where tool <> 'rounded' order by all") == before
 
 
+@pytest.mark.timeout(3600)
 def test_fifty_tools_of_a_server_each_have_a_lane_with_the_texts_that_fit_it(fifty: World) -> None:
     assert fifty.stale() == []
     assert fifty.sql("select count(*) from lanes") == [(len(FIFTY),)]
