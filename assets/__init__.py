@@ -40,14 +40,14 @@ def outputs(plan: Plan) -> list[Output]:
     ]
 
 
-def outputs_of_rounds(plans: Sequence[Plan]) -> list[Output]:
-    """Return every asset of the plans of some rounds, once each, in the order in which they are made."""
-    return list({output.name: output for plan in plans for output in outputs(plan)}.values())
+def outputs_so_far(plan: Plan) -> list[Output]:
+    """Return every asset of a plan and of the rounds before it, once each, in the order in which they are made."""
+    return list({output.name: output for one in plan.rounds_so_far() for output in outputs(one)}.values())
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     """Return every asset that a plan has beside those of the rounds before."""
-    declared = [one for one in outputs(plan) if plan.round == FIRST or round_of(one.name) == plan.round]
+    declared = [one for one in outputs(plan) if round_of(one.name) == plan.round]
     assets = [asset_of(output) for output in declared if plain(output.name) not in SHOWN]
     shown = paper_assets([one for one in declared if plain(one.name) in SHOWN], plan.settings.warehouse)
     return [*([shard_list(plan)] if plan.round == FIRST else []), *assets, shown]
@@ -122,4 +122,4 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
 
 def wanted_runs(stale: Mapping[str, Reasons]) -> dict[str, list[str]]:
     """Return for which assets automation starts the job, and why: not for training, nor to retry what was lost."""
-    return {name: list(why.lines) for name, why in stale.items() if plain(name) not in BY_HAND and not why.retry_only}
+    return {name: list(why.lines) for name, why in stale.items() if name not in BY_HAND and not why.retry_only}

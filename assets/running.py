@@ -154,9 +154,9 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
         with _warned(context, asset) if remote else nullcontext():
             add_cost(lake, context.run.run_id, asset, cost)
 
-    lake.storage.beside(write)
+    lake.storage.write_beside(write)
     if runs_alone(context):  # the next step will not wait for it
-        lake.storage.settle()
+        lake.storage.wait_for_writes()
 
 
 def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:

@@ -75,7 +75,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
         return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
 
     def file(context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        lake.storage.settle()  # the costs of the steps before
+        lake.storage.wait_for_writes()  # the costs of the steps before
         for name, damage in withdraw_damaged(lake).items():
             context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}

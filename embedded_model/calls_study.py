@@ -38,15 +38,17 @@ from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
 
 QUESTIONS, SEED = 300, 11
-NAMED = f"""profile = "embedded"
-[corpus]
-shards = ["web"]
-[tools.distance]
+NAMED_LANES = f"""[tools.distance]
 use = "embedded_model.named_tools:Distance"
 prompt = "{PROMPTS / "distance.txt"}"
 [tools.price]
 use = "embedded_model.named_tools:Price"
 prompt = "{PROMPTS / "price.txt"}"
+"""
+NAMED = f"""profile = "embedded"
+[corpus]
+shards = ["web"]
+{NAMED_LANES}
 [evaluation]
 benchmarks = {{ dateset = "made" }}
 benchmark_questions = 1
@@ -135,13 +137,7 @@ backend = "embedded"
 tau_s = 0.02
 k = 3
 m = 5
-[tools.distance]
-use = "embedded_model.named_tools:Distance"
-prompt = "{PROMPTS / "distance.txt"}"
-[tools.price]
-use = "embedded_model.named_tools:Price"
-prompt = "{PROMPTS / "price.txt"}"
-"""
+{NAMED_LANES}"""
 Kept = set[tuple[object, ...]]
 """Calls by tool and place."""
 

@@ -25,12 +25,14 @@ from tests.tokenizers import byte_level
 torch.set_num_threads(1)  # models this small only wait for each other on more
 CONTEXT = 192
 PROMPT = "Call.\nInput: 1 and 2 make 3 .\nOutput: 1 and 2 make [{}(1+2)] 3 .\n"
-BASE = """
+MODEL = """
 profile = "tests"
 [profiles.tests]
 [model]
 name = "model"
 device = "cpu"
+"""
+BASE = f"""{MODEL}
 [sampling]
 max_call_tokens = 12
 [corpus]

@@ -155,7 +155,7 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.spending import StepCost, add_cost
 lake = Lake.at(sys.argv[1], Path(sys.argv[2]))
 for number in range(3):
-    lake.storage.beside(lambda run=str(number): add_cost(lake, run, "calculator/loss_deltas", StepCost(1.0)))
+    lake.storage.write_beside(lambda run=str(number): add_cost(lake, run, "calculator/loss_deltas", StepCost(1.0)))
 raise SystemExit(int(sys.argv[3]))
 """
 
@@ -184,7 +184,7 @@ def test_a_cost_that_cannot_be_written_is_a_warning_of_the_run(machine, monkeypa
     monkeypatch.setattr(ObjectStorage, "replace_manifest", replace)
     with dg.instance_for_test() as instance:
         run = dg.materialize([spending], instance=instance)
-        lake.storage.settle()
+        lake.storage.wait_for_writes()
         told = [one.user_message for one in instance.all_logs(run.run_id) if one.level == logging.WARNING]
     assert run.success
     assert told == [

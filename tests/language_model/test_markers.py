@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,9 @@ def test_markers_that_are_tokens_stand_in_calls_alone(kind: str, text: str, aske
     assert [int(found.offsets[at]) for at, _ in begun] == places
 
 
-def _encoding(kind: str, made: dict[str, Encoding] = {}) -> Encoding:  # noqa: B006 - tokenizers are made once
-    return made.setdefault(kind, made.get(kind) or Encoding(with_markers(kind, SPECIAL)))
+@cache
+def _encoding(kind: str) -> Encoding:
+    return Encoding(with_markers(kind, SPECIAL))
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

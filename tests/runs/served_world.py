@@ -10,18 +10,13 @@ from typing import Any
 
 from tests.command_line import cli
 from tests.tools import typed_server
-from tests.worlds import make_model
+from tests.worlds import MODEL, make_model
 from toolformer_dag.settings.servers import LISTING
 
 HOSTILE = 'Ny "X"] -> (Y'
 """A town whose name holds what ends calls; JSON escapes its quotes."""
 TOWNS = ("Oslo", "Rome", "Bergen", "Lima", HOSTILE)
 SETTINGS = """
-profile = "tests"
-[profiles.tests]
-[model]
-name = "model"
-device = "cpu"
 [sampling]
 max_call_tokens = 40
 [corpus]
@@ -150,7 +145,7 @@ def lay_out_served(folder: Path, asks: Mapping[str, Ask], documents: int, sample
     folder.mkdir(parents=True)
     (folder / "web").mkdir()
     command = [sys.executable, typed_server.__file__, *(["fifty"] if asks is FIFTY else [])]
-    settings = SETTINGS.replace("{command}", json.dumps(command))
+    settings = (MODEL + SETTINGS).replace("{command}", json.dumps(command))
     for key, ask in asks.items():
         examples = [written(key, ask(draw)) for _ in range(2)]
         lane = {"key": key, "examples": json.dumps(examples), "sampling": json.dumps(sampled)}

@@ -53,7 +53,7 @@ def completed(
                 result: Result = definitions_of(plan).resolve_job_def(name).execute_in_process(**asked)
             else:
                 result = _in_processes(plan, name, asked)
-            plan.lake.storage.settle()
+            plan.lake.storage.wait_for_writes()
         yield result, folder
 
 

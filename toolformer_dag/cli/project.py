@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, outputs_of_rounds
+from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, outputs_so_far
 from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import UNCHANGED
@@ -119,7 +119,7 @@ class Project:
         nothing else. `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning
         cannot run or fit into memory.
         """
-        if training and self._untrained():
+        if training and _is_untrained(self.stale()):
             from toolformer_dag.training.launch import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
@@ -132,7 +132,7 @@ class Project:
             if report.failed or report.untrained:
                 break
         with session():
-            tell_dagster(outputs_of_rounds(self.plan.rounds_so_far()), self.instance)
+            tell_dagster(outputs_so_far(self.plan), self.instance)
         report.unfinished = take_unfinished(self.instance)
         return report
 
@@ -145,13 +145,10 @@ class Project:
             if not report.damaged:
                 break
 
-    def _untrained(self) -> bool:
-        return any(plain(name) in TRAINED for name in self.stale_in_round())
-
     def _train(self, report: RunReport, sink: Sink) -> None:
         """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
         try:
-            few = too_few_to_train(self.plan) if self._untrained() else None
+            few = too_few_to_train(self.plan) if _is_untrained(self.stale_in_round()) else None
         except (DamagedPart, MissingPart):  # C*: the first job makes it again
             report.damaged = True
             return
@@ -182,6 +179,10 @@ class Project:
         if was_interrupted(result):
             raise KeyboardInterrupt
         _add(report, chosen, result)
+
+
+def _is_untrained(stale: Mapping[str, Reasons]) -> bool:
+    return any(plain(name) in TRAINED for name in stale)
 
 
 def _lost(name: str, stale: Mapping[str, Reasons]) -> bool:

@@ -23,7 +23,8 @@ Round = Annotated[
     typer.Option(
         "--round",
         min=1,
-        help="After the rounds before, annotate the texts in which they kept nothing with the checkpoint of the last.",
+        help="Run the rounds up to this one; each after the first annotates the texts in which the one before kept no "
+        "call, with its checkpoint.",
     ),
 ]
 First = Annotated[int | None, typer.Option(min=1, help="Take only the first N shards through the line, for a look.")]

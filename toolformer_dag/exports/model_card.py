@@ -26,8 +26,8 @@ ABOUT = {
     "finetuned_checkpoint": (
         "finetuned on web text with calls to tools",
         "A language model that was finetuned on texts with calls to tools in them, which it had proposed itself and "
-        "which lowered its own loss on the text that follows. It writes ` [Tool(input) ->`; a program then runs the "
-        "tool, inserts the result and `]`, and lets it go on.",
+        "which lowered its own loss on the text that follows. It writes `{begin}Tool(input){arrow}`; a program then "
+        "runs the tool, inserts the result and `{end}`, and lets it go on.",
         "Without such a program, results are invented. `toolformer-dag generate TEXT --model FOLDER` runs the tools.",
     ),
     "baseline_checkpoint": (
@@ -76,15 +76,14 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
     """Write the card of a trained checkpoint. `choosing`: how many texts chose its step. Raises WriteError."""
     folder = checkpoint_folder(plan.settings, name)
     title, about, use = ABOUT[name]
-    markers = plan.settings.model.markers
-    about = about.replace("` [Tool(input) ->`", f"`{markers.begin}Tool(input){markers.arrow.rstrip()}`")
+    markers = {name: marker.rstrip() for name, marker in plan.settings.model.markers}
     record = unsealed((folder / RECORD).read_bytes())
     base = folder_name(plan.settings.model.name)
     warning = too_few(choosing, "choose the checkpoint")
     license = plan.settings.export.model_license
     text = CARD_TEXT.substitute(
         title=f"{base} {title}",
-        about=about.replace("`]`", f"`{markers.end}`"),
+        about=about.format(**markers),
         use=use,
         data=_data(plan, record, report),
         tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),

@@ -357,11 +357,11 @@ class ObjectStorage(Storage):
             with suppress(ObjectStoreError):  # it expires
                 self._left[path] = self.replace(path, b"", held)
 
-    def beside(self, write: Callable[[], None]) -> None:
-        self.settle()  # so that a kill costs one of them
+    def write_beside(self, write: Callable[[], None]) -> None:
+        self.wait_for_writes()  # so that a kill costs one of them
         self._written = self._writer.submit(write)
 
-    def settle(self) -> None:
+    def wait_for_writes(self) -> None:
         written, self._written = self._written, None
         if written:
             written.result()

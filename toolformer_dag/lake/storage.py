@@ -198,11 +198,11 @@ class Storage:
                 path.write_text(this_process(), "utf-8")
             yield
 
-    def beside(self, write: Callable[[], None]) -> None:
+    def write_beside(self, write: Callable[[], None]) -> None:
         """Do what writes a little; over an object store, beside what goes on, once the one before has ended."""
         write()
 
-    def settle(self) -> None:
+    def wait_for_writes(self) -> None:
         """Wait for what is written beside. Raises what it raised."""
 
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:

@@ -10,18 +10,21 @@ from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import heuristic_subset
 from toolformer_dag.pipeline.filtered_calls import FILTER_RULE, REPEATED
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import TEXT_KEY, InputsOf, PartRows, Rejected, TableOutput, counted, versions
+from toolformer_dag.pipeline.stage import TEXT_KEY, InputsOf, PartRows, TableOutput, counted, versions
 from toolformer_dag.pipeline.worker import Worker
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: texts and kept calls of the round before."""
-    before = lane.in_round(lane.round - 1)
-    return tuple(f"{before.key}/{name}" for name in ("heuristic_subset", "filtered_calls"))
+    return tuple(f"{_before(lane)}/{name}" for name in ("heuristic_subset", "filtered_calls"))
+
+
+def _before(lane: Lane) -> str:
+    return lane.in_round(lane.round - 1).key
 
 
 def _rule(output: TableOutput) -> Table:
-    return output.plan.lake.table(f"{output.lane.in_round(output.lane.round - 1).key}/{FILTER_RULE}")
+    return output.plan.lake.table(f"{_before(output.lane)}/{FILTER_RULE}")
 
 
 def inputs(output: TableOutput) -> InputsOf:
@@ -43,15 +46,18 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     texts, kept = (output.plan.lake.table(name).read(shard) for name in output.depends_on)
     repeated = _rule(output).scan([WHOLE]).filter(pl.col("shard") == shard).select("digest").collect()
-    has_call = pl.struct(TEXT_KEY).is_in(kept.select(pl.struct(TEXT_KEY)).to_series().implode())
+    marked = texts.join(
+        kept.select(TEXT_KEY).unique().with_columns(kept=True), on=TEXT_KEY, how="left", maintain_order="left"
+    )
     reason = (
-        pl.when(has_call)
+        pl.when("kept")
         .then(pl.lit("kept_before"))
         .when(pl.col("digest").is_in(repeated["digest"].implode()))
         .then(pl.lit("duplicate_document"))
     )
-    told = texts.with_columns(reason=reason, tool=pl.lit(output.lane.key))
-    return PartRows([told.filter(pl.col("reason").is_null()).drop("reason")], Rejected(counted(told)))
+    told = marked.with_columns(reason=reason, tool=pl.lit(output.lane.key))
+    left = told.filter(pl.col("reason").is_null()).select(output.stage.schema.names())
+    return PartRows([left], counted(told))
 
 
 STAGE = replace(

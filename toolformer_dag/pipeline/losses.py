@@ -34,13 +34,8 @@ LOSSES = pl.Schema(
 
 def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return what determines a loss beside text, position, input and result."""
-    weights = list(WINDOW_WEIGHTS)
-    return {
-        "method": METHOD,
-        "window_weights": weights,
-        "model": plan.identity_of("judge"),
-        "tool": lane.tool.name,
-    }
+    weights, model = list(WINDOW_WEIGHTS), plan.identity_of("judge")
+    return {"method": METHOD, "window_weights": weights, "model": model, "tool": lane.tool.name}
 
 
 def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:

@@ -479,7 +479,7 @@ class ExecutionSettings(SettingsTable):
 
 
 class RoundSettings(SettingsTable):
-    """Annotate again what a round kept nothing of, with the checkpoint that was finetuned on its calls."""
+    """Annotate the texts in which a round kept no call again, with the checkpoint that was finetuned on its calls."""
 
     count: Unfingerprinted[int] = Field(
         1,

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.rounds import NUMBERED
+from toolformer_dag.settings.rounds import NUMBERED, OF_A_ROUND
 
 
 class SettingsError(UserError, ValueError):
@@ -87,7 +87,7 @@ def _left_out(table: BaseModel) -> dict[str, Any]:
     return found
 
 
-ASSET_GROUPS = ("ccnet", "training", "evaluation", "warehouse", "tables")
+ASSET_GROUPS = ("ccnet", *OF_A_ROUND)
 """The groups of the asset graph that are not lanes."""
 
 

@@ -167,7 +167,10 @@ def schema_fault(schema: Schema) -> str | None:
     are no words, `patternProperties`, and what llguidance cannot compile, in its own words.
     """
     try:
-        return _fault(json.dumps(schema))
+        text = json.dumps(schema)
+        if len(text) > MAX_SCHEMA_CHARACTERS:
+            return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
+        return _fault(text)
     except (TypeError, ValueError, RecursionError) as error:
         return f"its schema is no JSON ({type(error).__name__})"
 
@@ -178,8 +181,6 @@ def _fault(text: str) -> str | None:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
-    if len(text) > MAX_SCHEMA_CHARACTERS:
-        return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
     schema = json.loads(text)
     try:
         validator_for(schema, Draft202012Validator).check_schema(schema)

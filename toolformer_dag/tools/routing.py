@@ -14,7 +14,7 @@ from toolformer_dag.tools.passage_search import analyzer, query_terms
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
-_SENTENCE_ENDS = re.compile("|".join(cut.pattern for cut in CUTS[:2]))
+_SENTENCE_ENDS = re.compile("|".join(cut.pattern for cut in CUTS[:2]))  # of paragraphs too
 HEAP_BYTES = 15_000_000
 """The least that tantivy takes."""
 NEAR = 64
@@ -60,8 +60,7 @@ class Router:
         terms = [tantivy.Query.term_query(self._schema, "told", word, "freq") for word in words]
         query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
         hits = self._searcher.search(query, len(self._keys)).hits if terms else []
-        found = [(self._keys[self._searcher.doc(at)["number"][0]], float(score)) for score, at in hits]
-        return dict(sorted(found, key=lambda one: (-one[1], one[0]))[:most])
+        return _best({self._keys[self._searcher.doc(at)["number"][0]]: float(score) for score, at in hits}, most)
 
     def fitting(self, text: str, most: int) -> dict[str, float]:
         """Return the scores of the tools that fit a sentence of the text best; of more than `most` the best ones.
@@ -72,7 +71,11 @@ class Router:
         for sentence in _SENTENCE_ENDS.split(text):
             for key, score in self.top(sentence, 1).items():
                 found[key] = max(score, found.get(key, 0.0))
-        return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:most])
+        return _best(found, most)
+
+
+def _best(scores: Mapping[str, float], most: int) -> dict[str, float]:
+    return dict(sorted(scores.items(), key=lambda one: (-one[1], one[0]))[:most])
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:

@@ -120,6 +120,6 @@ def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame
 def _record(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert the identity of a finetuning run to the form of a record."""
     return {
-        "settings": {**run["settings"], "base": run["base"], **{key: run[key] for key in run if key == "markers"}},
+        "settings": {**run["settings"], **{key: run[key] for key in ("base", "markers", "calls_end") if key in run}},
         "inputs": {"texts": run["texts"], "heldout": run["heldout"]},
     }
