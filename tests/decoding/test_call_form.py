@@ -59,8 +59,8 @@ def continues_call(body: str, names: tuple[str, ...]) -> bool:
 @given(CALLS)
 @example(Call("QA", "a) -"))
 def test_every_beginning_of_a_call_may_go_on(call: Call) -> None:
-    body = format_call(call, "r").removeprefix(" [")
-    assert continues_call(body, NAMES)
+    body = format_call(call).removeprefix(" [").removesuffix("]") + " ->"
+    assert continues_call(body, NAMES) and not continues_call(f"{body} r", NAMES)
     assert not continues_call(body, tuple(name for name in NAMES if name != call.tool))
 
 
@@ -92,7 +92,7 @@ def test_no_call_of_the_training_text_is_barred(kind: str, call: Call) -> None:
     if vocabulary.text(body, vocabulary.start) != text:
         return  # this tokenizer has no such character
     end = next(at for at in range(len(body) + 1) if "]" in vocabulary.text(body[:at], vocabulary.start))
-    matcher = vocabulary.matcher(NAMES)
+    matcher = vocabulary.form(NAMES, {}, 64).matcher
     assert all(matcher.consume_token(token) for token in body[: end - 1])
     assert not matcher.consume_token(body[end - 1])
 

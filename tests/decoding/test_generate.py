@@ -447,7 +447,7 @@ def test_a_name_whose_letters_are_several_tokens_is_written_to_its_end(
     tiny_model: Callable[..., LanguageModel], llama_tokenizer: Callable[[str], Any], kind: str
 ) -> None:
     vocabulary = Vocabulary(tiny_model("llama", tokenizer=llama_tokenizer(kind)))
-    matcher, body = vocabulary.matcher(["Übersetzer"]), list[int]()
+    matcher, body = vocabulary.form(["Übersetzer"], {}, 64).matcher, list[int]()
     while "(" not in vocabulary.text(body, vocabulary.start):
         token = int(np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))[0])
         assert matcher.consume_token(token)

@@ -96,18 +96,19 @@ def test_the_grammar_takes_calls_in_the_markers_and_no_other(form: str) -> None:
     vocabulary = Vocabulary(model)
 
     def taken(call: str) -> bool:
-        matcher: LLMatcher = vocabulary.matcher(["QA", "W"], {"W": SCHEMA})
+        matcher: LLMatcher = vocabulary.form(["QA", "W"], {"W": SCHEMA}, 64).matcher
         assert not matcher.get_error()
         body = model.encoding.calls([call])[0][len(vocabulary.start) :]
-        behind = next(at for at in range(len(body)) if "x" in vocabulary.text(body[: at + 1], vocabulary.start))
-        return all(matcher.consume_token(token) for token in body[:behind])
+        arrow = markers.arrow.strip()
+        ended = (at for at in range(len(body)) if arrow in vocabulary.text(body[: at + 1], vocabulary.start))
+        return all(matcher.consume_token(token) for token in body[: next(ended, len(body)) + 1])
 
     assert taken(" [QA(who? 5 é) -> x]") and taken(' [W(city="a") -> x]')
     if form != "added":  # as a token it cannot stand in a string
         assert taken(f' [W(city="{markers.end} -> {markers.begin.strip()}") -> x]')
     assert not taken(" [MT(a) -> x]") and not taken(" [W(a) -> x]") and not taken(" [QA(a]b) -> x]")
     for _, marker in markers:
-        matcher = vocabulary.matcher(["QA"])
+        matcher = vocabulary.form(["QA"], {}, 64).matcher
         asked = tokenizer(f"QA(a {marker.strip()}", add_special_tokens=False, split_special_tokens=True).input_ids
         assert not all(matcher.consume_token(token) for token in asked)
     assert call_grammar(["QA"]) == call_grammar(["QA"], {}, CallMarkers())

@@ -55,15 +55,16 @@ def test_a_text_fits_the_tool_whose_words_it_has(text: str, key: str) -> None:
     assert Router(list(reversed(load_tools(sections()).values()))).top(text, 3) == pytest.approx(scores)
 
 
-def test_a_text_goes_to_the_tool_that_each_of_its_sentences_fits_best() -> None:
-    router = Router(list(load_tools(sections()).values()))
-    text = (
-        "So it is! How many stars are in the sky?\nShe missed the flight, and the airport was shut. The sky was dark."
-    )
-    found = router.fitting(text, 3)
-    assert set(found) == {"stars", "book_flight"}
-    assert found["stars"] == router.top("How many stars are in the sky?", 1)["stars"]
-    assert router.fitting(text, 1).keys() == {max(found, key=found.__getitem__)}
+def test_a_tool_is_as_near_as_the_nearest_of_its_examples_and_neighbouring_words_count() -> None:
+    made = sections()
+    made["stars"]["examples"] += ["Above the barn hang [Stars(sky=1)] many.", "The barn door is [Stars(sky=2)] red."]
+    made["distance"]["examples"] += ["The red barn [Distance(start=1)] stands far off.", "So [Distance(start=2)] far."]
+    router = Router(list(load_tools(made).values()))
+    assert next(iter(router.top("Whose is the red barn?", 2))) == "distance"
+    assert next(iter(router.top("Who painted the barn door?", 2))) == "stars"
+    more = [*made["distance"]["examples"], "A bridge of wood [Distance(start=3)] is near."]
+    made["distance"]["examples"] = more
+    assert next(iter(Router(list(load_tools(made).values())).top("Whose is the red barn?", 2))) == "distance"
 
 
 def test_a_number_says_no_more_than_any_other() -> None:
@@ -114,7 +115,7 @@ def test_each_text_goes_to_so_many_tools_and_the_others_are_counted(new_line: Ne
     assert not left_out["fits_other_tools"]
     found, left_out = chosen(line, 1)
     router = Router([lane.tool for lane in Plan.of(load_settings(line.folder / "toolformer.toml")).lanes])
-    expected = {(text, key) for text in texts for key in router.fitting(text, 1)}
+    expected = {(text, key) for text in texts for key in router.top(text, 1)}
     assert set(found.select("text", "tool").iter_rows()) == expected and len({key for _, key in expected}) > 2
     assert left_out["fits_other_tools"] == every.height - found.height
     assert found["wanted"].str.contains(r"^fits \d+\.\d$").all()

@@ -21,11 +21,22 @@ import pytest
 import torch
 from openai import OpenAI
 from polars.testing import assert_frame_equal
-from transformers import GPT2Config, GPTJConfig, LlamaConfig, MixtralConfig, PretrainedConfig, Qwen3Config
+from transformers import (
+    GPT2Config,
+    GPTJConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+)
 
+from tests.decoding.test_call_form import Flights
+from tests.decoding.test_markers import FORMS, tokenizer_with
 from tests.runs.conftest import World
 from tests.tiny_models import PROMPT, TEXTS, tokenizer_of
 from tests.worlds import lay_out, make_model
+from toolformer_dag.decoding.generation import DecodedCall
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
@@ -36,8 +47,11 @@ from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Workers, local_processes
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.tool import Tool
 
 pytest.importorskip("vllm", reason="vLLM lies in an environment of its own: make test-vllm")
 from toolformer_dag.model.vllm_server import ServedLLM
@@ -63,21 +77,20 @@ SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, object]]] = {
 }
 
 
-def saved_model(folder: Path, shape: str, tokens: str) -> str:
+def saved_model(folder: Path, shape: str, tokenizer: PreTrainedTokenizerBase) -> str:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     config, sizes = SHAPES[shape]
-    tokenizer = tokenizer_of(tokens)
     AutoModelForCausalLM.from_config(config(vocab_size=len(tokenizer) + 6, **sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
-def both(name: str, **options: object) -> list[Engine]:
-    """Load a model in each engine."""
+def both(name: str, markers: CallMarkers = PAPER, **options: object) -> list[Engine]:
+    """Load a model in each engine; `options` are vLLM's."""
     torch.set_num_threads(1)
-    mine = ModelSettings(name=name, device="cpu", dtype="float32")
+    mine = ModelSettings(name=name, device="cpu", dtype="float32", markers=markers)
     theirs = mine.model_copy(update={"engine": "vllm", "vllm": OPTIONS, **options})
     return [Engine(load_model(mine)), Engine(load_model(theirs))]
 
@@ -87,11 +100,25 @@ def both(name: str, **options: object) -> list[Engine]:
     [("GPT-2", "merged"), ("Llama", "bytes"), ("Qwen 3", "prepended"), ("Mixtral", "bos"), ("GPT-J", "merged")],
 )
 def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape, tokens, tmp_path):
-    assert_same_numbers(both(saved_model(tmp_path, shape, tokens)))
+    assert_same_numbers(both(saved_model(tmp_path, shape, tokenizer_of(tokens))))
+
+
+@pytest.mark.parametrize("form", ["special", "text"])
+def test_calls_in_other_markers_and_with_named_arguments_are_those_of_transformers(form, tmp_path):
+    engines = both(saved_model(tmp_path, "Llama", tokenizer_with(form)), FORMS[form])
+    assert_same_numbers(engines)
+    tool = Flights("flights", ToolOptions(), "")
+    prompts = [f"Ada had {at} apples" + " and more" * (at % 3) for at in range(24)]
+    results: list[str | None] = []
+    for most in (16, 60):
+        one, other = (answers(engine, prompts, 40, tool, most) for engine in engines)
+        assert one == other
+        results += [call.result for _, calls in one for call in calls]
+    assert (None in results and any(results)) or form == "text"  # some are cut off, and some validate
 
 
 def test_a_server_gives_the_numbers_of_transformers_over_http(tmp_path):
-    name = saved_model(tmp_path, "Llama", "merged")
+    name = saved_model(tmp_path, "Llama", tokenizer_of("merged"))
     with served(
         name, "--logits-processors", "toolformer_dag.model.vllm_streams:Streams", "--max-logprobs", "65"
     ) as url:
@@ -165,9 +192,11 @@ def assert_same_numbers(engines: Sequence[Engine]) -> None:
         assert one == other
 
 
-def answers(engine: Engine, prompts: Sequence[str], k: int) -> list[tuple[str, object]]:
-    tool = load_tool("calculator", {})
-    limits = {"max_new_tokens": 20, "max_call_tokens": 10, "calls": 2}
+def answers(
+    engine: Engine, prompts: Sequence[str], k: int, tool: Tool | None = None, max_call_tokens: int = 10
+) -> list[tuple[str, tuple[DecodedCall, ...]]]:
+    tool = tool or load_tool("calculator", {})
+    limits = {"max_new_tokens": 20, "max_call_tokens": max_call_tokens, "calls": 2}
     return [(one.text, one.calls) for one in generate(engine.language_model, prompts, {tool.name: tool}, k=k, **limits)]
 
 
@@ -256,7 +285,7 @@ def test_two_clients_of_a_server_in_vllm_get_what_generate_writes_in_transformer
 
 
 def test_what_vllm_does_not_take_is_refused_in_a_sentence(tmp_path):
-    name = saved_model(tmp_path, "Llama", "merged")
+    name = saved_model(tmp_path, "Llama", tokenizer_of("merged"))
 
     def refused(**options: object) -> str:
         with pytest.raises(ModelError) as error:

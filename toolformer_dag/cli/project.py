@@ -3,7 +3,8 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,29 +84,28 @@ class RunReport:
 
 @dataclass(frozen=True)
 class Project:
-    """`instance`: that of $DAGSTER_HOME, or `.dagster` beside toolformer.toml."""
+    """`plan`: that of the last round."""
 
     plan: Plan
-    instance: dg.DagsterInstance
 
     @staticmethod
     def of(settings: Settings) -> "Project":
-        """Load tools and open the instance. Raises ToolError, ModelError, OldLake."""
-        return Project(Plan.of(settings), shared_instance(settings.root))
+        """Load tools. Raises ToolError, ModelError, OldLake."""
+        return Project(Plan.of(settings))
 
-    def rounds(self) -> Iterator["Project"]:
-        """Yield the project of each round; one that comes after a training knows its checkpoint."""
+    @cached_property
+    def instance(self) -> dg.DagsterInstance:
+        """The instance of $DAGSTER_HOME, or `.dagster` beside toolformer.toml; opening it takes a second."""
+        return shared_instance(self.plan.settings.root)
+
+    def rounds(self) -> Iterator[Plan]:
+        """Yield the plan of each round; one that comes after a training knows its checkpoint."""
         for settings in self.plan.settings.rounds_so_far:
-            yield self if self.plan.round == FIRST else replace(self, plan=Plan.of(settings))
+            yield self.plan if self.plan.round == FIRST else Plan.of(settings)
 
     def stale(self) -> dict[str, Reasons]:
         """Return missing and stale assets of all rounds, upstream first, and why."""
-        return {name: reasons for one in self.rounds() for name, reasons in one.stale_in_round().items()}
-
-    def stale_in_round(self) -> dict[str, Reasons]:
-        """Return those of this round, and of what all rounds share."""
-        with session():
-            return stale_assets(outputs(self.plan))
+        return {name: reasons for plan in self.rounds() for name, reasons in stale_in_round(plan).items()}
 
     def others(self) -> list[str]:
         """Return the names of other runs that are going on; steps that would compute the same rows wait for them."""
@@ -127,8 +127,8 @@ class Project:
         observe(self.instance, self.plan)
         with session():
             report = RunReport(set_aside=set_aside(self.plan))
-        for one in self.rounds():
-            one._run_round(training, report, sink)
+        for plan in self.rounds():
+            self._run_round(plan, training, report, sink)
             if report.failed or report.untrained:
                 break
         with session():
@@ -136,49 +136,55 @@ class Project:
         report.unfinished = take_unfinished(self.instance)
         return report
 
-    def _run_round(self, training: bool, report: RunReport, sink: Sink) -> None:
+    def _run_round(self, plan: Plan, training: bool, report: RunReport, sink: Sink) -> None:
         for _ in range(REPAIRS):
             report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made again
-            self._run_job(JOB, report, sink)
+            self._run_job(plan, JOB, report, sink)
             if training and not report.failed:
-                self._train(report, sink)
+                self._train(plan, report, sink)
             if not report.damaged:
                 break
 
-    def _train(self, report: RunReport, sink: Sink) -> None:
+    def _train(self, plan: Plan, report: RunReport, sink: Sink) -> None:
         """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
         try:
-            few = too_few_to_train(self.plan) if _is_untrained(self.stale_in_round()) else None
+            few = too_few_to_train(plan) if _is_untrained(stale_in_round(plan)) else None
         except (DamagedPart, MissingPart):  # C*: the first job makes it again
             report.damaged = True
             return
         if few:
             report.untrained = f"nothing was finetuned: {few}"
         else:
-            self._run_job(TRAINING_JOB, report, sink)
+            self._run_job(plan, TRAINING_JOB, report, sink)
 
-    def _run_job(self, name: str, report: RunReport, sink: Sink) -> None:
+    def _run_job(self, plan: Plan, name: str, report: RunReport, sink: Sink) -> None:
         """Run what is stale and what depends on it; its steps skip themselves where nothing changed.
 
         Raises KeyboardInterrupt where a signal or the UI ended the run.
         """
-        by_hand, found = name == TRAINING_JOB, self.stale_in_round()
+        by_hand, found = name == TRAINING_JOB, stale_in_round(plan)
         stale = [one for one in found if (plain(one) in BY_HAND) == by_hand]
         if _lost(name, found):
             report.damaged = True  # the first job makes it again before
             return
-        everything = with_descendants(outputs(self.plan), stale)
+        everything = with_descendants(outputs(plan), stale)
         chosen = [one for one in everything if plain(one) in IN_BOTH_JOBS or (plain(one) in BY_HAND) == by_hand]
         if not chosen:
             return
         if RAW_SHARDS in chosen:
             chosen.insert(0, SHARD_LIST)
-        job, keys = numbered(name, self.plan.round), list(map(asset_key, chosen))
-        with completed(self.plan, self.instance, job, keys, sink) as (result, folder):
+        job, keys = numbered(name, plan.round), list(map(asset_key, chosen))
+        with completed(plan, self.instance, job, keys, sink) as (result, folder):
             report.spent += take_spent(folder)
         if was_interrupted(result):
             raise KeyboardInterrupt
         _add(report, chosen, result)
+
+
+def stale_in_round(plan: Plan) -> dict[str, Reasons]:
+    """Return the missing and stale assets of a round, and of what all rounds share."""
+    with session():
+        return stale_assets(outputs(plan))
 
 
 def _is_untrained(stale: Mapping[str, Reasons]) -> bool:

@@ -9,7 +9,7 @@ from toolformer_dag.texts.calls import RESULT_ARROW, Call, MalformedCall, find_b
 from toolformer_dag.tools.runner import Runner
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 
-DECODING = 7  # raise this when the same model would write another text after the same prompt
+DECODING = 8  # raise this when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
 """The reason of every call to a tool that raised ToolDown."""
 RECORDED = 10

@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, exp
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from toolformer_dag.decoding.generation import RECORDED, Generation, WrittenPiece, run_open_calls
 from toolformer_dag.decoding.vocabulary import vocabulary_of
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
@@ -48,22 +45,22 @@ def advance(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[DecodingRow]
         if not row.stopped:
             row.append(token)
     active = [at for at, row in enumerate(rows) if not row.stopped]
+    going_on = [rows[at] for at in active]
     if active:
         if len(active) < len(rows):
             batch.keep(active)
-        batch.step([tokens[at] for at in active])
-    return [rows[at] for at in active]
+        opened = {at: row.form for at, row in enumerate(going_on) if row.form is not None and not row.body}
+        batch.step([tokens[at] for at in active], opened)
+    return going_on
 
 
 def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
     """Return each row's next token; rows that stop instead get any token."""
     _measure_starts(batch, rows)
-    permitted = {at: allowed for at, row in enumerate(rows) if (allowed := row.allowed()) is not None}
-    _measure_closings(batch, rows, permitted)
-    for at, allowed in permitted.items():
-        batch.permit(at, allowed)
-        if not allowed.any():
-            rows[at].stop()
+    _measure_closings(batch, rows)
+    for at, row in enumerate(rows):
+        if row.form is not None and not batch.permit(at, row.form):
+            row.stop()
     return [row.forced[0] if row.forced else token for row, token in zip(rows, _best(batch, rows), strict=True)]
 
 
@@ -111,15 +108,14 @@ def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, r
         row.measure_likeliest(batch.likeliest(at, LISTED))
 
 
-def _measure_closings(
-    batch: GreedyRows, rows: Sequence[DecodingRow], permitted: Mapping[int, NDArray[np.bool_]]
-) -> None:
-    """Note where the input of a call may end: where `)` is permitted and among the k most likely next tokens."""
+def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
+    """Note where the input of a call may end: where `)` is allowed and among the k most likely next tokens."""
     inputs = [at for at, row in enumerate(rows) if row.in_call and "(" in row.body_text()]
     for token, text in rows[0].rules.vocabulary.closings.items() if inputs else ():
         ranks = batch.ranks(token)
         for at in inputs:
-            if ranks[at] < rows[at].rules.k and permitted[at][token]:
+            form = rows[at].form
+            if form is not None and ranks[at] < rows[at].rules.k and form.allows(token):
                 rows[at].measure_closing(batch.log_probability(at, [token]), text)
 
 

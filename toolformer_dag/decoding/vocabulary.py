@@ -3,13 +3,13 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import llguidance.hf
 from llguidance import LLMatcher
 
+from toolformer_dag.model.backend import CallForm
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.calls import call_grammar
@@ -39,14 +39,14 @@ class Vocabulary:
         """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
         return self._decode([*context, *ids])[len(self._decode(context)) :]
 
-    def matcher(self, names: Collection[str], schemas: Mapping[str, Schema] = MappingProxyType({})) -> LLMatcher:
-        """Return what tells, token by token, which may follow ` [` in a call to one of `names`."""
+    def form(self, names: Collection[str], schemas: Mapping[str, Schema], most: int) -> CallForm:
+        """Return what may follow ` [` in a call to one of `names`, of at most `most` tokens."""
         markers = self.encoding.markers
         arrow = self._tokenizer.get_added_vocab().get(markers.arrow.strip())
         grammar = call_grammar(names, schemas, markers, arrow)
         if grammar not in self._matchers:
             self._matchers[grammar] = LLMatcher(self._table, grammar)
-        return self._matchers[grammar].deep_copy()
+        return CallForm(grammar, self._matchers[grammar].deep_copy(), most, self._table.eos_token)
 
     @cached_property
     def closings(self) -> dict[int, str]:

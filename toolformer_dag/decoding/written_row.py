@@ -4,10 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import numpy as np
-from llguidance import LLMatcher
-from numpy.typing import NDArray
-
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
 from toolformer_dag.decoding.generation import (
     REPEATED,
@@ -21,6 +17,7 @@ from toolformer_dag.decoding.generation import (
 )
 from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
 from toolformer_dag.decoding.vocabulary import Vocabulary
+from toolformer_dag.model.backend import CallForm
 from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input, in_paper_form
 from toolformer_dag.tools.routing import Offer
@@ -77,7 +74,7 @@ class DecodingRow:
     - `budget`: the most tokens outside a call.
     - `before`: what was written before this row.
     - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
-    - `matcher`: what may follow in an open call; None outside of one.
+    - `form`: what may follow in an open call; None outside of one.
     - `forced`: the next tokens, whatever the model's scores.
     - `refused`: whether the row stopped in a call to a tool that needs a likelier start.
     - `no_bracket`: whether no opening bracket may come first; `at_look_alike`: whether a look-alike of a call would.
@@ -95,7 +92,7 @@ class DecodingRow:
     places: int = 0
     written: list[int] = field(default_factory=list)
     body: list[int] = field(default_factory=list)
-    matcher: LLMatcher | None = None
+    form: CallForm | None = None
     forced: list[int] = field(default_factory=list)
     refused: bool = False
     no_bracket: bool = False
@@ -130,7 +127,7 @@ class DecodingRow:
     @property
     def in_call(self) -> bool:
         """Return whether the row is, or stopped, inside a call."""
-        return self.matcher is not None
+        return self.form is not None
 
     @property
     def after_call(self) -> bool:
@@ -371,12 +368,6 @@ class DecodingRow:
         taken = self.after_call and len(self.written) <= len(begun) and not self.may_chain
         return not self._may_call(place) or cut or taken
 
-    def allowed(self) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next in a call, by token; None outside of it."""
-        if self.matcher is None:
-            return None
-        return np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0
-
     def measure_closing(self, log_probability: float, text: str) -> None:
         """Keep `text` as the end of the input here, where it ends it and is likelier than every end before."""
         written = self.body_text()
@@ -403,12 +394,11 @@ class DecodingRow:
     def append(self, token: int) -> None:
         """Append a token, and stop the row or open a call where it does so."""
         self.forced = self.forced[1:]
-        if self.matcher is not None:
+        if self.form is not None:
             self.body.append(token)
-            self.matcher.consume_token(token)
-            room = self.room - len(self.written) - len(self.rules.vocabulary.start)
-            full = len(self.body) >= min(self.rules.max_call_tokens, room)
+            self.form.matcher.consume_token(token)
             self.refused = self._is_refused()
+            full = len(self.body) >= self.form.most
             self.stopped = self.refused or full or find_behind_input(RESULT_ARROW, self.body_text()) >= 0
         elif token in self.rules.vocabulary.ends:
             self.stopped = True
@@ -439,7 +429,8 @@ class DecodingRow:
             self._shown = 0
             place = len(self.written)
             names = self._callable(place) - self.failed if self.failed else self._offered(place)
-            self.matcher = self.rules.vocabulary.matcher(names, self.rules.schemas)
+            room = self.room - place - len(start)
+            self.form = self.rules.vocabulary.form(names, self.rules.schemas, min(self.rules.max_call_tokens, room))
             return
         before = self.before.plain
         if (end := self._end(before + self.written_text())) is not None:

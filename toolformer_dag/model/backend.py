@@ -4,11 +4,12 @@ The stages, decoding and perplexity use this interface alone; `TransformersBacke
 cache and batch as it likes, as long as every number is that of the whole sequence alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from toolformer_dag.settings.sections import SamplingSettings
@@ -94,11 +95,34 @@ class TokenCounts:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """The form in which a row goes on: a call, until its result.
+
+    - `grammar`: llguidance's, of all that follows; where it is written whole, the token `end` alone may follow.
+    - `matcher`: its state behind what is written.
+    - `most`: how many tokens follow at most.
+    """
+
+    grammar: str
+    matcher: LLMatcher
+    most: int
+    end: int
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Return which tokens may come next, by token."""
+        return np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0
+
+    def allows(self, token: int) -> bool:
+        """Return whether a token may come next."""
+        return bool(self.matcher.validate_tokens([token]))
+
+
 class GreedyRows(Protocol):
     """Sequences of different lengths that are continued token by token, with the scores of their next tokens."""
 
-    def step(self, tokens: Sequence[int]) -> None:
-        """Append a token to each row."""
+    def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
+        """Append a token to each row. `forms`: by row, the form in which it goes on from here to its end."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all other rows."""
@@ -121,8 +145,8 @@ class GreedyRows(Protocol):
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
         """Forbid pairs of a row and its next token."""
 
-    def permit(self, row: int, allowed: NDArray[np.bool_]) -> None:
-        """Forbid all next tokens of a row but those that are allowed, by token."""
+    def permit(self, row: int, form: CallForm) -> bool:
+        """Forbid next tokens that the form of a row does not allow; return whether it allows any."""
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row."""

@@ -1,15 +1,15 @@
 """Rows whose next tokens the caller chooses, with the scores of what may come next."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from toolformer_dag.model.attention import on_device
 from toolformer_dag.model.backbone import Backbone
+from toolformer_dag.model.backend import CallForm
 from toolformer_dag.model.sharing import Branches
 
 
@@ -24,8 +24,8 @@ class GreedyBatch:
         self.scores = backbone.logits(features)
 
     @torch.inference_mode()
-    def step(self, tokens: Sequence[int]) -> None:
-        """Append a token to each row."""
+    def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm] = MappingProxyType({})) -> None:
+        """Append a token to each row; the forms count where they `permit`."""
         self._features = self._branches.step(on_device(tokens, self._backbone.device))
         self.scores = self._backbone.logits(self._features)
 
@@ -55,10 +55,12 @@ class GreedyBatch:
             self.scores[list(rows), list(tokens)] = -torch.inf
 
     @torch.inference_mode()
-    def permit(self, row: int, allowed: NDArray[np.bool_]) -> None:
-        """Forbid all next tokens of a row but those that are allowed, by token."""
+    def permit(self, row: int, form: CallForm) -> bool:
+        """Forbid next tokens that the form of a row does not allow; return whether it allows any."""
+        allowed = form.allowed()
         self.scores[row, len(allowed) :] = -torch.inf
         self.scores[row, : len(allowed)].masked_fill_(~torch.from_numpy(allowed).to(self.scores.device), -torch.inf)
+        return bool(allowed.any())
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row."""

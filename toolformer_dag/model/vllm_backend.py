@@ -4,10 +4,11 @@
   token goes through the model once, and many texts are in flight.
 - Samples and walks are decided by `Streams`, a logits processor in vLLM's workers; texts and heads are shared through
   vLLM's prefix cache, but for the last, incomplete block.
-- Rows of decoding are continued some tokens ahead; a token that the caller does not choose is thrown away.
+- Rows of decoding are continued some tokens ahead; a token that the caller does not choose is thrown away. A call is
+  written in one request, its grammar being the structured output.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress, cycle, islice
 from operator import not_
@@ -17,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm import __version__ as VERSION
+from vllm.sampling_params import StructuredOutputsParams
 
-from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
+from toolformer_dag.model.backend import CallForm, Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.vllm_server import ServedLLM
 from toolformer_dag.model.vllm_streams import STREAM, WALK, Streams
 from toolformer_dag.model.weights import ModelError, require_whole
@@ -45,6 +47,7 @@ OURS = (
     "quantization",
     "logits_processors",
     "max_logprobs",
+    "structured_outputs_config",
 )
 """Options of vLLM that follow from `[model]` or from what is asked of the model."""
 
@@ -73,6 +76,7 @@ def load_llm(model: ModelSettings, name: str, dtype: str, context_length: int) -
             quantization=model.quantization,
             logits_processors=[Streams],
             max_logprobs=MOST_LIKELY,
+            structured_outputs_config={"backend": "guidance"},
             **options,
         )
     except Exception as error:  # vLLM raises many kinds
@@ -215,10 +219,12 @@ class VllmRows:
         self._rows: list[_Row] = []
         self.add(sequences)
 
-    def step(self, tokens: Sequence[int]) -> None:
-        """Append a token to each row."""
-        for row, token in zip(self._rows, tokens, strict=True):
+    def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
+        """Append a token to each row; write the calls that begin."""
+        for at, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
             row.append(token)
+            row.in_call |= at in forms
+        self._write(forms)
         self._continue()
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -242,7 +248,7 @@ class VllmRows:
         """A token that is not listed may be as likely as the last one that is: then few may be more likely."""
         listed = sorted(row.scores.values())
         value = row.scores.get(token)
-        if value is None and listed[0] == listed[1]:
+        if value is None and len(listed) > 1 and listed[0] == listed[1]:
             [[scores]] = self._backend.walk_scores([], [(row.ids, [token], [token])])
             value = scores[token] if scores[token] >= listed[0] else None
         return UNRANKED if value is None else sum(other > value for other in listed)
@@ -267,13 +273,14 @@ class VllmRows:
             self._rows[at].forbidden.add(token)
             self._rows[at].found = None
 
-    def permit(self, row: int, allowed: NDArray[np.bool_]) -> None:
-        """Forbid all next tokens of a row but those that are allowed, by token."""
-        self._rows[row].allowed = allowed
+    def permit(self, row: int, form: CallForm) -> bool:
+        """Return whether a token is written ahead in the form."""
+        ahead = self._rows[row].ahead
+        return bool(ahead) and form.allows(ahead[0][0])
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row."""
-        lost = [(row, tokens) for row in self._rows if row.best is None and (tokens := row.permitted(self._size))]
+        lost = [(row, row.permitted(self._size)) for row in self._rows if row.best is None and not row.in_call]
         asked = [(row.ids, _parameters(1, allowed_token_ids=tokens)) for row, tokens in lost]
         for (row, _), output in zip(lost, self._backend.run(asked), strict=True):
             row.found = output.outputs[0].token_ids[0]
@@ -283,9 +290,28 @@ class VllmRows:
     def _size(self) -> int:
         return int(self._backend.llm.model_config.get_vocab_size())
 
+    def _write(self, forms: Mapping[int, CallForm]) -> None:
+        """Write calls ahead of rows. Scores have those alone that are cut off: their likeliest end is asked for."""
+        fitting = [(self._rows[at], form) for at, form in forms.items() if form.most > 0]
+        written = self._backend.run([(row.ids, _call(form)) for row, form in fitting])
+        for (row, _), output in zip(fitting, written, strict=True):
+            row.ahead = [(token, {token: 0.0}) for token in output.outputs[0].token_ids]
+        cut_off = [row for row, form in fitting if len(row.ahead) == form.most]
+        walks = [[token for token, _ in row.ahead] for row in cut_off]
+        asked = [
+            (row.ids, _parameters(len(walk), logprobs=MOST_LIKELY, extra_args={WALK: walk}))
+            for row, walk in zip(cut_off, walks, strict=True)
+        ]
+        for row, walk, output in zip(cut_off, walks, self._backend.run(asked), strict=True):
+            row.ahead = list(zip(walk, _scores(output), strict=True))
+
     def _continue(self) -> None:
         """Continue the rows that have no scores of their next token, as far as the context reaches."""
-        waiting = [row for row in self._rows if not row.ahead and len(row.ids) < self._backend.context_length]
+        waiting = [
+            row
+            for row in self._rows
+            if not row.ahead and not row.in_call and len(row.ids) < self._backend.context_length
+        ]
         room = [self._backend.context_length - len(row.ids) for row in waiting]
         asked = [
             (row.ids, _parameters(min(AHEAD, most), logprobs=MOST_LIKELY))
@@ -297,43 +323,44 @@ class VllmRows:
 
 @dataclass(slots=True)
 class _Row:
-    """A sequence, what was written ahead of it with the scores at each place, and what may not come next."""
+    """A sequence, what was written ahead of it with the scores at each place, and what may not come next.
+
+    `in_call`: whether the row goes on as a call, whose tokens are all ahead from its beginning.
+    """
 
     ids: list[int]
     ahead: list[tuple[int, Scores]] = field(default_factory=list)
+    in_call: bool = False
     forbidden: set[int] = field(default_factory=set)
-    allowed: NDArray[np.bool_] | None = None
     found: int | None = None  # the most likely permitted token, where it is none of the likeliest
 
     @property
     def scores(self) -> Scores:
-        return self.ahead[0][1]
+        return self.ahead[0][1] if self.ahead else {}
 
     @property
     def best(self) -> int | None:
         """Return the likeliest permitted token, None where it is not among the likeliest."""
-        return next((token for token in self.scores if self._may_follow(token)), self.found)
+        if self.in_call:
+            return self.ahead[0][0] if self.ahead else None
+        return next((token for token in self.scores if token not in self.forbidden), self.found)
 
     def permitted(self, size: int) -> list[int]:
-        free = np.full(size, self.allowed is None)
-        if self.allowed is not None:
-            free[: len(self.allowed)] = self.allowed[:size]
-        free[list(self.forbidden)] = False
-        found: list[int] = np.flatnonzero(free).tolist()
-        return found
+        return sorted(set(range(size)) - self.forbidden)
 
     def append(self, token: int) -> None:
         self.ids.append(token)
         self.ahead = self.ahead[1:] if self.ahead and self.ahead[0][0] == token else []
-        self.forbidden, self.allowed, self.found = set(), None, None
-
-    def _may_follow(self, token: int) -> bool:
-        within = self.allowed is None or (token < len(self.allowed) and bool(self.allowed[token]))
-        return within and token not in self.forbidden
+        self.forbidden, self.found = set(), None
 
 
 def _parameters(tokens: int, **others: Any) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, **others)
+
+
+def _call(form: CallForm) -> SamplingParams:
+    grammar = StructuredOutputsParams(grammar=form.grammar)
+    return _parameters(form.most, structured_outputs=grammar, stop_token_ids=[form.end])
 
 
 def _sample(stream: NDArray[np.float64], stops: list[int], sampling: SamplingSettings) -> SamplingParams:

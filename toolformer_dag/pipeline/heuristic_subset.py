@@ -7,7 +7,6 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.files import UserError
-from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline import raw_shards, removed_documents
 from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.plan import Lane, Plan
@@ -31,7 +30,7 @@ from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import Segment, paragraphs, text_digest
 from toolformer_dag.tools.foreign_text import Identifier
-from toolformer_dag.tools.routing import Router, told
+from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import OverBudget, blamed
 
 SMALLEST = 16
@@ -59,8 +58,7 @@ def _routing(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines which texts are the tool's among those of others; nothing where it gets all."""
     if not lane.tool.routed or not plan.routed:
         return {}
-    others = {tool.key: told(tool) for tool in plan.routed}
-    return {"routed": fingerprint({"sentences": others}), **determining(plan.settings.corpus, "tools_per_text")}
+    return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
@@ -157,7 +155,7 @@ class _Choice:
         """Return why the tool wants the text: its rule, or how well it fits (BM25); count those it does not want."""
         if self._router is None:
             return self._ruled("wants", document, "text_not_wanted", text, document)
-        score = self._router.fitting(text, self._most).get(self._tool.key)
+        score = self._router.top(text, self._most).get(self._tool.key)
         if score is None:
             self.rejected[document.shard, "fits_other_tools"] += 1
         return None if score is None else f"fits {score:.1f}"

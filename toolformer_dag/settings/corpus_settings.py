@@ -93,8 +93,8 @@ class CorpusSettings(SettingsTable):
     tools_per_text: Annotated[int, AsBefore(0)] = Field(
         5,
         ge=0,
-        description="Most tools that a text goes to, of those of MCP servers without `wants`: those whose descriptions "
-        "and examples a sentence of it fits best (BM25). 0: to all of them.",
+        description="Most tools that a text goes to, of those of MCP servers without `wants`: those whose description "
+        "or one of whose examples it fits best (BM25). 0: to all of them.",
     )
     documents_per_shard: Annotated[int | None, AsBefore(None)] = Field(
         None,

@@ -142,20 +142,20 @@ def call_grammar(
     markers: CallMarkers = PAPER,
     arrow_token: int | None = None,
 ) -> str:
-    """Return llguidance's grammar of what may stand after " [": `Name(input) ->` with a name in `tools`, and anything.
+    """Return llguidance's grammar of what may stand after " [": `Name(input) ->` with a name in `tools`.
 
     `parse_call` accepts every text before `->` that it admits. `schemas`: those of tools with named arguments.
     `arrow_token`: that of an arrow that the tokenizer was given as a token, which no text writes.
     """
     named, others = sorted(set(tools) & set(schemas)), sorted(set(tools) - set(schemas))
     begun = [f"t{number}" for number in range(len(named))] + (["call"] if others else [])
-    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(begun)}", "BEHIND: /(?s:.*)/"]
+    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(begun)}"]
     arrow, sign = markers.arrow.rstrip(), markers.arrow.strip()
-    closed, signs, answered = json.dumps(f"){arrow}"), f"{_in_pattern(sign)}(?s:.*)", ""
+    closed, signs, answered = json.dumps(f"){arrow}"), _in_pattern(sign), ""
     if arrow_token is not None:
-        closed, signs, answered = json.dumps(f"){arrow.removesuffix(sign)}"), "", f"<[{arrow_token}]> BEHIND"
+        closed, signs, answered = json.dumps(f"){arrow.removesuffix(sign)}"), "", f"<[{arrow_token}]>"
     for number, name in enumerate(named):
-        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {closed} {answered or 'BEHIND'}")
+        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {closed} {answered}")
         lines += argument_rules(schemas[name], f"a{number}")
     if others:
         held = {RESULT_ARROW, *(marker.strip() for _, marker in markers)} - {"[", "]"}

@@ -2,34 +2,38 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import tantivy
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.segments import CUTS
-from toolformer_dag.tools.passage_search import analyzer, query_terms
+from toolformer_dag.tools.passage_search import analyzer
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
-_SENTENCE_ENDS = re.compile("|".join(cut.pattern for cut in CUTS[:2]))  # of paragraphs too
+_EXAMPLE = re.compile(r"^Input: (.*)$", re.MULTILINE)
 HEAP_BYTES = 15_000_000
 """The least that tantivy takes."""
 NEAR = 64
-"""Words before a call that decide which tools are offered there: as many as a query has terms."""
+"""Words before a call that decide which tools are offered there."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> those of them that are offered behind the text."""
 
 
-def told(tool: Tool) -> str:
-    """Return what texts are compared with: the name, the description and the examples of a tool.
+def told(tool: Tool) -> list[str]:
+    """Return what texts are compared with, one by one: a tool's name with its description, and its examples.
 
-    Its schema is not: a change there would route the texts of all lanes anew, and examples name arguments. All numbers
-    are alike.
+    Its schema is not: a change there would route the texts of all lanes anew.
     """
-    return _NUMBER.sub("0", "\n".join([tool.key.replace("_", " "), tool.about, tool.prompt.partition("Input:")[2]]))
+    return [f"{tool.key.replace('_', ' ')} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
+
+
+def _terms(text: str) -> list[str]:
+    """Return the distinct words and pairs of neighbours; all numbers are alike."""
+    words = analyzer().analyze(_NUMBER.sub("0", text))
+    return list(dict.fromkeys([*words, *map("_".join, pairwise(words))]))
 
 
 class Router:
@@ -37,16 +41,15 @@ class Router:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         builder = tantivy.SchemaBuilder()
-        builder.add_text_field("told", tokenizer_name="words")
+        builder.add_text_field("terms", tokenizer_name="whitespace")
         builder.add_unsigned_field("number", stored=True)
-        self._keys = [tool.key for tool in tools]
+        self._keys = [tool.key for tool in tools for _ in told(tool)]
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema)
-        self._index.register_tokenizer("words", analyzer())
         writer = self._index.writer(HEAP_BYTES, 1)
-        for number, tool in enumerate(tools):
+        for number, text in enumerate(text for tool in tools for text in told(tool)):
             document = tantivy.Document()
-            document.add_text("told", told(tool))
+            document.add_text("terms", " ".join(_terms(text)))
             document.add_unsigned("number", number)
             writer.add_document(document)
         writer.commit()
@@ -55,27 +58,16 @@ class Router:
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
-        """Return the scores of at most `most` tools that share words with the text, the best first, by key."""
-        words = query_terms(_NUMBER.sub("0", text))
-        terms = [tantivy.Query.term_query(self._schema, "told", word, "freq") for word in words]
-        query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
-        hits = self._searcher.search(query, len(self._keys)).hits if terms else []
-        return _best({self._keys[self._searcher.doc(at)["number"][0]]: float(score) for score, at in hits}, most)
+        """Return the scores of at most `most` tools that share words with the text, the best first, by key.
 
-    def fitting(self, text: str, most: int) -> dict[str, float]:
-        """Return the scores of the tools that fit a sentence of the text best; of more than `most` the best ones.
-
-        Sentence by sentence, since a text is about several things: one that fits a tool is not outweighed by the rest.
+        A tool's score is that of the best of what is `told` of it.
         """
+        terms = [tantivy.Query.term_query(self._schema, "terms", term, "freq") for term in _terms(text)]
+        query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
         found: dict[str, float] = {}
-        for sentence in _SENTENCE_ENDS.split(text):
-            for key, score in self.top(sentence, 1).items():
-                found[key] = max(score, found.get(key, 0.0))
-        return _best(found, most)
-
-
-def _best(scores: Mapping[str, float], most: int) -> dict[str, float]:
-    return dict(sorted(scores.items(), key=lambda one: (-one[1], one[0]))[:most])
+        for score, at in self._searcher.search(query, len(self._keys)).hits if terms else []:
+            found.setdefault(self._keys[self._searcher.doc(at)["number"][0]], float(score))  # the best comes first
+        return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:most])
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
