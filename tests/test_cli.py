@@ -229,6 +229,13 @@ def test_what_sql_writes_replaces_a_file_only_by_force_and_goes_through_what_is_
     assert cli(*write, "null.csv").returncode == 0 and (tmp_path / "null.csv").is_char_device()
 
 
+def test_what_is_stale_is_told_where_dagster_s_home_cannot_be_made(tmp_path):
+    (tmp_path / ".dagster").write_text("mine")
+    done = cli("stale")
+    assert done.returncode == 0 and "ccnet/raw_shards" in done.stdout.splitlines()
+    assert (tmp_path / ".dagster").read_text() == "mine"
+
+
 OWN_MODULE = '\n[tools.strange]\nuse = "strange:Tool"\nprompt = "strange.txt"\n'
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from toolformer_dag.decoding.generation import RECORDED, Generation, WrittenPiece, run_open_calls
 from toolformer_dag.decoding.vocabulary import vocabulary_of
 from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
-from toolformer_dag.model.backend import Backend, GreedyRows
+from toolformer_dag.model.backend import Backend, CallForm, GreedyRows
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import batches
@@ -49,9 +49,13 @@ def advance(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[DecodingRow]
     if active:
         if len(active) < len(rows):
             batch.keep(active)
-        opened = {at: row.form for at, row in enumerate(going_on) if row.form is not None and not row.body}
-        batch.step([tokens[at] for at in active], opened)
+        batch.step([tokens[at] for at in active], _opened(going_on))
     return going_on
+
+
+def _opened(rows: Sequence[DecodingRow]) -> dict[int, CallForm]:
+    """Return, by row, the form of a call that begins now."""
+    return {at: row.form for at, row in enumerate(rows) if row.form is not None and not row.body}
 
 
 def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:

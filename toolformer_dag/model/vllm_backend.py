@@ -296,13 +296,16 @@ class VllmRows:
         written = self._backend.run([(row.ids, _call(form)) for row, form in fitting])
         for (row, _), output in zip(fitting, written, strict=True):
             row.ahead = [(token, {token: 0.0}) for token in output.outputs[0].token_ids]
-        cut_off = [row for row, form in fitting if len(row.ahead) == form.most]
-        walks = [[token for token, _ in row.ahead] for row in cut_off]
+        self._score([row for row, form in fitting if len(row.ahead) == form.most])
+
+    def _score(self, rows: Sequence["_Row"]) -> None:
+        """Find the scores at each place of what is written ahead."""
+        walks = [[token for token, _ in row.ahead] for row in rows]
         asked = [
             (row.ids, _parameters(len(walk), logprobs=MOST_LIKELY, extra_args={WALK: walk}))
-            for row, walk in zip(cut_off, walks, strict=True)
+            for row, walk in zip(rows, walks, strict=True)
         ]
-        for row, walk, output in zip(cut_off, walks, self._backend.run(asked), strict=True):
+        for row, walk, output in zip(rows, walks, self._backend.run(asked), strict=True):
             row.ahead = list(zip(walk, _scores(output), strict=True))
 
     def _continue(self) -> None:
