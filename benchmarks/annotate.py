@@ -24,7 +24,7 @@ from benchmarks.measure import SHAPES, Cost, Naive, busy_share, measured, random
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import DTYPES, LanguageModel, load_model
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
-from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall

@@ -19,7 +19,7 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
 from toolformer_dag.model.transformers_backend import TransformersBackend
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 K, M = 3, 4
 SAMPLING = SamplingSettings(max_call_tokens=24, seed=3)

@@ -28,7 +28,7 @@ from toolformer_dag.model.heads import CachedHead
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.transformers_backend import TransformersBackend
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 from toolformer_dag.tools.registry import load_tool
 
 SHAPES = {"cuda": "gptj-6b", "cpu": "gptj-small"}

@@ -30,7 +30,7 @@ from toolformer_dag.model.memory import TokenBudget
 from toolformer_dag.model.own_cache import CacheUse, cache_argument
 from toolformer_dag.model.requests import CallLosses, LossRequest
 from toolformer_dag.model.sharing import RECOMPUTED, Sharing
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 
 @dataclass

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.measure import make_tokenizer, peak_memory, texts
 from toolformer_dag.model.loading import DTYPES
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import memory_need
 

@@ -15,7 +15,7 @@ from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
-from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TOOLS, phenomenon
 from toolformer_dag.synthetic.sentences import Phenomenon

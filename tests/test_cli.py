@@ -107,7 +107,7 @@ def test_what_cannot_be_is_refused_with_its_reason(tmp_path, monkeypatch, databa
 def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from toolformer_dag.cli import app"
-    done = subprocess.run([sys.executable, "-c", f"{limited}; app()", "stale"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", f"{limited}; app()", "stale", "--run"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "dagster.yaml: File too large; free space" in done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["instance.lock"]

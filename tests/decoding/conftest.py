@@ -8,7 +8,8 @@ import pytest
 
 from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.model.loading import LanguageModel, load_model
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 
 TAUGHT = {

@@ -15,7 +15,8 @@ from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.weights import MARKERS
 from toolformer_dag.settings.call_markers import CallMarkers
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.texts.calls import call_grammar, in_markers
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool

@@ -13,7 +13,7 @@ from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.weights import parameters
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.synthetic import MODEL, PROMPTS, SMALL_MODEL
 from toolformer_dag.synthetic.phenomena import NAMED_TOOLS, TOOLS
 from toolformer_dag.tools.registry import BUILT_IN_FOLDER

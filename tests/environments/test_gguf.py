@@ -6,7 +6,8 @@ import pytest
 
 from tests.environments.environment import beside_this_one, pip_install, ran
 from tests.tiny_models import TEXTS, save, tiny_model, tokenizer_of
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 
 WITH_CALLS = [

@@ -26,13 +26,9 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.pipeline.plan import Lane
-from toolformer_dag.settings.sections import (
-    DecodingSettings,
-    ModelSettings,
-    PathSettings,
-    SamplingSettings,
-    Settings,
-)
+from toolformer_dag.settings.evaluation_settings import DecodingSettings
+from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
+from toolformer_dag.settings.sections import PathSettings, Settings
 from toolformer_dag.settings.tool_settings import ToolLimits, ToolSettings
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.registry import load_tool

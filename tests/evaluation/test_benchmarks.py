@@ -20,7 +20,7 @@ from toolformer_dag.evaluation.catalogue import (
     chosen_identity,
     read_benchmark,
 )
-from toolformer_dag.settings.sections import EvaluationSettings
+from toolformer_dag.settings.evaluation_settings import EvaluationSettings
 
 LAMA = "Please complete the following text so that it is factually correct: "
 ASK = "Answer the following question: "

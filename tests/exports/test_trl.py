@@ -21,7 +21,7 @@ from toolformer_dag.exports.forms import Form, masked_form
 from toolformer_dag.exports.structured_forms import chat_form
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.training.sequences import IGNORED
 
 pytestmark = pytest.mark.long

@@ -24,7 +24,7 @@ from tests.tokenizers import byte_level, metaspace
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel, wrap_language_model
 from toolformer_dag.model.requests import uniforms
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 PROMPT = "Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is [Add(1 + 2)] 3.\n"
 TEXTS = (

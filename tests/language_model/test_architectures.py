@@ -11,7 +11,8 @@ from tests.tiny_models import TEXTS as SOME
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model import sharing
 from toolformer_dag.model.loading import LanguageModel, load_model
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.training.finetune import finetune
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import wrap_language_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 TOLERANCE = 0.1
 

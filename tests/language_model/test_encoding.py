@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from tests.tiny_models import TOKENIZERS, tokenizer_of
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_encoding
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.synthetic import MODEL
 from toolformer_dag.texts.calls import Call, parse_call
 

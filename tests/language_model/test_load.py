@@ -23,7 +23,7 @@ from toolformer_dag.model.loading import (
 )
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.model.weights import ModelError, model_dtype, model_identity
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 
 
 @pytest.fixture

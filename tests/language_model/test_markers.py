@@ -22,7 +22,7 @@ from toolformer_dag.model.loading import ModelError, load_encoding, load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest, uniforms
 from toolformer_dag.model.weights import CHECKPOINT, MARKERS, refuse_other_markers
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
-from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 
 SPECIAL = CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>")
 TEXTUAL = CallMarkers(begin=" {{", arrow=" => ", end="}}")

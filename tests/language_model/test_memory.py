@@ -13,7 +13,7 @@ from toolformer_dag.model.loading import wrap_language_model
 from toolformer_dag.model.memory import TokenBudget, is_out_of_memory
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.weights import ModelError
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ from toolformer_dag.model.loading import wrap_language_model
 from toolformer_dag.model.proposing import in_place
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 SAMPLING = SamplingSettings(max_call_tokens=12, seed=3)
 

@@ -16,7 +16,7 @@ from benchmarks.measure import NaiveBackend
 from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.model.backend import Ends, SamplePoint, TokenQuery, TokenText
 from toolformer_dag.model.transformers_backend import TransformersBackend
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 VOCABULARY = 256
 HEAD = [107, 108, 109, 110, 111]

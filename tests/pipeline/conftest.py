@@ -27,7 +27,7 @@ from toolformer_dag.settings.settings_file import load_settings
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
-    from toolformer_dag.settings.sections import ModelSettings
+    from toolformer_dag.settings.model_settings import ModelSettings
 
 __all__ = [
     "NEVER_MADE",
@@ -86,7 +86,7 @@ def engine_of(model: "ModelSettings") -> "Engine":
 def _engine(written: str) -> "Engine":
     from toolformer_dag.model.engine import Engine
     from toolformer_dag.model.loading import load_model
-    from toolformer_dag.settings.sections import ModelSettings
+    from toolformer_dag.settings.model_settings import ModelSettings
 
     model = ModelSettings.model_validate_json(written)
     return Engine(load_model(model), token_budget=model.token_budget)

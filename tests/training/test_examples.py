@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.settings.sections import TrainingSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.sequences import batch_order, examples, packed, training_steps, windows
 from toolformer_dag.training.trainer import device_batch
 from toolformer_dag.training.training_report import TrainingError

@@ -23,7 +23,8 @@ from tests.tiny_models import save
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.weights import ModelError
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.trainer import prepare, token_perplexity
 from toolformer_dag.training.training_report import (
@@ -41,7 +42,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.training.test_finetune import HELDOUT, SETTINGS, TEXTS
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.training.finetune import finetune
 def dies(done, total):
     if done == 8:

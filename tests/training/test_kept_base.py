@@ -10,7 +10,8 @@ from tests.tiny_models import TOKENIZERS, tokenizer_of
 from tests.training.test_finetune import HELDOUT, SETTINGS, TEXTS, base, perplexity_by_hand
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_identified
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.kept_base import LEARNED_AFTER, KeptBase, in_or_after_calls
 from toolformer_dag.training.sequences import IGNORED, collate

@@ -8,7 +8,7 @@ from transformers import GPTJConfig, LlamaConfig, PreTrainedConfig
 
 from benchmarks.training_memory import RECIPES, config_of, train
 from tests.training.test_recipes import saved
-from toolformer_dag.settings.sections import TrainingSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.launch import GB, check_finetuning, memory_need
 from toolformer_dag.training.training_report import TrainingError
 

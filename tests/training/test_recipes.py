@@ -15,7 +15,8 @@ from tests.language_model.conftest import tiny
 from tests.processes import processes_with, wait_until_ended
 from tests.tiny_models import save
 from tests.training.test_finetune import HELDOUT, TEXTS
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import train
 from toolformer_dag.training.recipe import check_apart, check_recipe

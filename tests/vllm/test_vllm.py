@@ -48,7 +48,7 @@ from toolformer_dag.pipeline.update import update
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.pipeline.workers import Workers, local_processes
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
-from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool

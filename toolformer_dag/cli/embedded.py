@@ -11,7 +11,8 @@ import typer
 from toolformer_dag.cli.terminal import Config, ModelName, Set, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.markdown import rounded, table
-from toolformer_dag.settings.sections import ModelSettings, Settings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
     import polars as pl  # imported where rows are, so that a mistake in the settings is told at once

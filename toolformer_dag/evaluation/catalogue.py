@@ -10,7 +10,7 @@ from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content
 from toolformer_dag.evaluation.dateset import dateset
 from toolformer_dag.evaluation.function_calls import function_calling
-from toolformer_dag.settings.sections import EvaluationSettings
+from toolformer_dag.settings.evaluation_settings import EvaluationSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TWO_HOP, questions
 from toolformer_dag.synthetic.web import VERSION

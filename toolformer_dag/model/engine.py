@@ -27,7 +27,8 @@ from toolformer_dag.model.requests import (
     uniforms,
 )
 from toolformer_dag.model.transformers_backend import TransformersBackend
-from toolformer_dag.settings.sections import SamplingSettings, Settings
+from toolformer_dag.settings.model_settings import SamplingSettings
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.texts.calls import Call, format_call
 
 SampleKeys = list[tuple[int, int]]

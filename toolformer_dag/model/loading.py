@@ -32,7 +32,7 @@ from toolformer_dag.model.weights import (
     told_markers,
 )
 from toolformer_dag.settings.call_markers import PAPER
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import in_markers
 

@@ -16,7 +16,7 @@ from toolformer_dag.model.backend import Ends, SamplePoint, TokenCounts, TokenTe
 from toolformer_dag.model.drawing import draw
 from toolformer_dag.model.memory import Places, batches
 from toolformer_dag.model.sharing import Branches, Head, Texts
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 Numbers = NDArray[np.int64]
 Probabilities = NDArray[np.float32]

@@ -23,7 +23,7 @@ from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, Places, TokenBud
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.proposing import Proposing
 from toolformer_dag.model.sharing import Head, choose_sharing
-from toolformer_dag.settings.sections import SamplingSettings
+from toolformer_dag.settings.model_settings import SamplingSettings
 
 
 class TransformersBackend:

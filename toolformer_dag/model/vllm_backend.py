@@ -24,7 +24,7 @@ from toolformer_dag.model.backend import CallForm, Ends, LogProbabilities, Token
 from toolformer_dag.model.vllm_server import ServedLLM
 from toolformer_dag.model.vllm_streams import STREAM, WALK, Streams
 from toolformer_dag.model.weights import ModelError, require_whole
-from toolformer_dag.settings.sections import ModelSettings, SamplingSettings
+from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.settings.setting_types import meant
 
 MOST_LIKELY = 64

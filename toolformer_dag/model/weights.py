@@ -10,8 +10,9 @@ from pathlib import Path
 from toolformer_dag.files import UserError, changed_unseen
 from toolformer_dag.identity import file_hash
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.rounds import in_round
-from toolformer_dag.settings.sections import ModelSettings, Settings
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import MODEL
 
 

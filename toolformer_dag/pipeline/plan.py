@@ -21,8 +21,9 @@ from toolformer_dag.model.weights import (
     refuse_other_markers,
 )
 from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.rounds import FIRST, in_round, numbered
-from toolformer_dag.settings.sections import ModelSettings, Settings
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt

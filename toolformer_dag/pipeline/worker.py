@@ -19,7 +19,7 @@ from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.pipeline.plan import Lane, Plan, Role
 from toolformer_dag.pipeline.spending import Spent, token_count
 from toolformer_dag.settings.call_markers import PAPER
-from toolformer_dag.settings.sections import ModelSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.runner import Runner
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from transformers import AutoConfig
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.loading import from_hub
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
 from toolformer_dag.training.sequences import Examples
 from toolformer_dag.training.trainer import Measured, StepProgress, prepare, world_size

@@ -21,7 +21,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.loading import DTYPES, context_length, from_hub
 from toolformer_dag.model.weights import model_name
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune, finished_run
 from toolformer_dag.training.recipe import check_recipe, has_short_moments, is_composite, with_adapters
 from toolformer_dag.training.trainer import Measured, StepProgress, device_batch

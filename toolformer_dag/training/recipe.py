@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
 from toolformer_dag.model.loading import DTYPES, fit_threads, from_hub
 from toolformer_dag.model.weights import model_name
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.training_report import SHARES, TrainingError
 
 

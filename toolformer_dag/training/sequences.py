@@ -9,7 +9,7 @@ from random import Random
 import torch
 
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.settings.sections import TrainingSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)

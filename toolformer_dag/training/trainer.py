@@ -13,7 +13,8 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.model.loading import context_length, load_config, load_encoding
-from toolformer_dag.settings.sections import ModelSettings, TrainingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.kept_base import KeptBase
 from toolformer_dag.training.recipe import RestoredShares, optimizer, save_shares, trained_model
 from toolformer_dag.training.sequences import IGNORED, Examples, batch_order, collate, examples, training_steps

@@ -23,9 +23,11 @@ from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, checkpoint_folder, model_identity, model_name
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.rounds import in_round
-from toolformer_dag.settings.sections import ModelSettings, Settings, TrainingSettings
+from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.texts.calls import NAMED
 
 

@@ -1,0 +1,117 @@
+"""Declare the tables of decoding with tools and of what is measured."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from toolformer_dag.settings.model_settings import folder_or_id
+from toolformer_dag.settings.setting_types import AsBefore, LocalPath, SettingsTable
+
+
+class DecodingSettings(SettingsTable):
+    """Configure decoding with tools (section 4.2 of the paper)."""
+
+    k: int = Field(10, ge=0, description="A call starts when ` [` is among the k most likely tokens; 0 disables calls.")
+    min_probability: Annotated[float, AsBefore(0.0)] = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="A call starts only where the probability of ` [` is at least this, beside `k`; 0 is the paper's. "
+        "`[tools.X]` may have its own.",
+    )
+    calls: int = Field(
+        1,
+        ge=1,
+        description="Maximum calls in an answer, those without a result included; a chain counts once; paper: 1.",
+    )
+    depth: Annotated[int, AsBefore(1)] = Field(
+        1,
+        ge=1,
+        description="Maximum calls that stand behind each other at one place. Behind a call another one "
+        "starts only where ` [` is the likeliest token.",
+    )
+    tools: Annotated[int, AsBefore(0)] = Field(
+        0,
+        ge=0,
+        description="With more tools than this, a call may only go to so many: those whose descriptions and "
+        "examples the last 64 words before it fit best (BM25). 0 offers all, as the paper does: a model that was "
+        "finetuned on its tools tells them apart better.",
+    )
+    max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
+
+
+class EvaluatedModel(SettingsTable):
+    """Name a further model that is measured: `"facebook/opt-125m"` for short."""
+
+    name: str = Field(description="A model folder (relative to that of toolformer.toml), or a Hugging Face model id.")
+    revision: str | None = Field(None, description="Revision of a Hugging Face model: branch, tag or commit.")
+    tools: bool = Field(
+        False, description="Whether it is asked with tools too, as a Toolformer of another size is for Figure 4."
+    )
+
+
+def _named_model(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+EVALUATED = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
+"""What is measured anyway."""
+
+
+class EvaluationSettings(SettingsTable):
+    """Choose the questions, benchmarks and texts on which models are measured."""
+
+    questions: int = Field(200, ge=0, description="Synthetic questions per tool.")
+    seed: int = Field(7, description="Seed of the synthetic questions.")
+    swapped_texts: int = Field(
+        80, ge=1, description="Texts per shard and tool whose calls are also scored with results of other documents."
+    )
+    benchmarks: dict[str, LocalPath] = Field(
+        default_factory=dict,
+        description="Benchmarks of the paper: name and file or folder, relative to the folder of toolformer.toml.",
+    )
+    benchmark_questions: Annotated[int | None, AsBefore(None)] = Field(
+        None, ge=1, description="Maximum questions of each named benchmark, spread evenly over it; all when left out."
+    )
+    perplexity_texts: int = Field(
+        10_000,
+        ge=1,
+        description="Maximum held-out texts, or documents, of C that perplexity is measured on; none chooses the "
+        "checkpoint.",
+    )
+    perplexity_on: Annotated[Literal["texts", "documents"], AsBefore("texts")] = Field(
+        "texts",
+        description="Whether perplexity is measured on held-out texts, cut as C* is, or on whole documents, as in the "
+        "paper.",
+    )
+    wikitext: LocalPath | None = Field(
+        None, description="Text file on which perplexity is measured too; relative to the folder of toolformer.toml."
+    )
+    decoding_k: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="Values of `decoding.k` under which Toolformer is asked too, as in Table 9: `[1, 3]`."
+    )
+    models: dict[
+        str,
+        Annotated[EvaluatedModel, BeforeValidator(_named_model)],
+    ] = Field(
+        default_factory=dict,
+        description="Further models that answer the same questions, by the name that the tables show.",
+    )
+
+    @field_validator("models")
+    @classmethod
+    def _other_names(cls, models: dict[str, EvaluatedModel]) -> dict[str, EvaluatedModel]:
+        if taken := sorted(set(models) & set(EVALUATED)):
+            raise ValueError(f"{', '.join(taken)}: these names are taken; name the model otherwise")
+        return models
+
+    def under(self, root: Path) -> Self:
+        """Return all paths absolute."""
+        benchmarks = {name: root / path for name, path in self.benchmarks.items()}
+        wikitext = self.wikitext and root / self.wikitext
+        models = {
+            name: model.model_copy(update={"name": folder_or_id(root, model.name)})
+            for name, model in self.models.items()
+        }
+        return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext, "models": models})

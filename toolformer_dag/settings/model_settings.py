@@ -1,0 +1,100 @@
+"""Declare the tables of the language model and of how calls are sampled from it."""
+
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, under
+
+GPU_OPTIONS = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Options of vLLM that say over how many GPUs a model is spread."""
+
+
+class ModelSettings(SettingsTable):
+    """Choose the language model M and the device that it runs on."""
+
+    name: str = Field(
+        "embedded",
+        description="`embedded`, a model folder (relative to that of toolformer.toml), or a Hugging Face model id.",
+    )
+    revision: str | None = Field(None, description="Revision of a Hugging Face model: branch, tag or commit.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Data type of the weights when M annotates and answers; `auto` is that of the checkpoint. "
+        "Finetuning has `training.precision`.",
+    )
+    engine: Unfingerprinted[Literal["transformers", "vllm"]] = Field(
+        "transformers",
+        description="What runs M. `vllm` gives the same rows, from continuous batches on one GPU or many; "
+        "finetuning stays with transformers.",
+    )
+    vllm: Unfingerprinted[dict[str, Any]] = Field(
+        {},
+        description="Options of vLLM's engine, as vLLM names them: `tensor_parallel_size`, `gpu_memory_utilization`, "
+        "`max_num_seqs`.",
+    )
+    url: Unfingerprinted[tuple[str, ...]] = Field(
+        (), description='Addresses of `vllm serve`, asked in turn, which run M for `engine = "vllm"`.'
+    )
+    quantization: Annotated[str | None, AsBefore(None)] = Field(
+        None, description="How vLLM quantizes the weights, such as `fp8`: another model, whose rows are its own."
+    )
+    markers: Annotated[CallMarkers, AsBefore(PAPER)] = Field(
+        PAPER,
+        description="How calls are written for the model and by it: in prompts, losses, C*, training and decoding. One "
+        "may be a token of the tokenizer, such as `<tool_call>`.",
+    )
+    device: Unfingerprinted[str] = Field(
+        "auto", description="Device for the model, such as `cpu` or `cuda`; `auto` takes the GPU where there is one."
+    )
+    token_budget: Unfingerprinted[int | None] = Field(
+        None, ge=64, description="Maximum tokens of one forward pass; when left out, it follows from free memory."
+    )
+    trust_remote_code: Unfingerprinted[bool] = Field(
+        False, description="Whether Python code that comes with the model may run."
+    )
+
+    @model_validator(mode="after")
+    def _keys_of_vllm(self) -> Self:
+        if self.quantization is not None and self.engine != "vllm":
+            raise ValueError('only vLLM quantizes; set engine = "vllm" beside it, or remove the key')
+        if self.url and self.engine != "vllm":
+            raise ValueError('only vLLM is asked at a url; set engine = "vllm" beside it, or remove the key')
+        for option in GPU_OPTIONS:
+            if not isinstance(size := self.vllm.get(option, 1), int) or size < 1:
+                raise ValueError(f"vllm.{option} must be an integer >= 1 (got {size!r})")
+        return self
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs of a machine run M together."""
+        return prod(self.vllm.get(option, 1) for option in GPU_OPTIONS) if self.engine == "vllm" else 1
+
+    def under(self, root: Path) -> Self:
+        """Return the model with the absolute path of its folder, where `name` is a folder."""
+        return self.model_copy(update={"name": folder_or_id(root, self.name)})
+
+
+def folder_or_id(root: Path, name: str) -> str:
+    """Return the absolute path of a model where `name` is a folder, else `name`."""
+    folder, found = under(root, name), False
+    with suppress(OSError):  # such as a name longer than the file system takes: an id, or an error of the loader
+        found = name != "embedded" and folder.is_dir()
+    return str(folder) if found else name
+
+
+class SamplingSettings(SettingsTable):
+    """Say how calls are sampled from M (section 4.1 of the paper: plain sampling). Greedy decoding is not covered."""
+
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Sample from the smallest set of tokens with this probability; 1 samples from all."
+    )
+    max_call_tokens: int = Field(
+        64, ge=1, description="Maximum tokens of a call; a sample without `]` by then is discarded."
+    )
+    seed: int = Field(0, description="Seed of all samples.")

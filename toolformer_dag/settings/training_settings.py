@@ -1,0 +1,105 @@
+"""Declare the table of finetuning."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, determining
+
+PASSES = 10
+"""How often training passes over a text at most, unless told: the paper's C* is passed over ten times or less."""
+
+
+class TrainingSettings(SettingsTable):
+    """Configure finetuning on C* (paper, section 4.1 and appendix B): AdamW, no weight decay, norm clipped at 1."""
+
+    batch_size: int = Field(
+        128, ge=1, description="Sequences per optimizer step, over all devices and accumulated passes."
+    )
+    device_batch_size: Unfingerprinted[int] = Field(
+        8,
+        ge=1,
+        description="Maximum sequences per pass on a device; lowered until it divides its share of the batch.",
+    )
+    learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate.")
+    warmup: float = Field(
+        0.1, ge=0, le=1, description="Share of the steps in which the rate rises; it then falls linearly to zero."
+    )
+    sequence_length: int = Field(1024, ge=16, description="Maximum tokens of a training sequence.")
+    max_steps: int = Field(2000, ge=1, description="Maximum optimizer steps.")
+    epochs: float | None = Field(
+        None, gt=0, description="Maximum epochs; training ends with these or with `max_steps`, whichever comes first."
+    )
+    passes: Annotated[int | None, AsBefore(None)] = Field(
+        None,
+        ge=1,
+        description="Maximum times that training passes over a text. When left out, 10 where `epochs` is left out too, "
+        "else what `epochs` says.",
+    )
+    min_texts: Unfingerprinted[int] = Field(
+        50, ge=1, description="Minimum texts of C* to train on: with fewer, nothing is trained, and `run` says so."
+    )
+    eval_steps: int = Field(
+        500, ge=1, description="Steps between two measurements of held-out perplexity, each with a checkpoint."
+    )
+    heldout_texts: int = Field(
+        1000,
+        ge=1,
+        description="Maximum held-out texts of C that choose the checkpoint; at most half of those that there are.",
+    )
+    examples_per_tool: int = Field(25_000, ge=1, description="Maximum texts with calls that one tool adds to C*.")
+    plain_texts: Annotated[float, AsBefore(0.0)] = Field(
+        0.0,
+        ge=0,
+        description="Texts in which no call helped that stand in C* as they are, per text with calls of each tool: a "
+        "model that sees them learns when not to call. 0 is the paper's.",
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of the sequences.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Data type of the trained weights. `float32`: AdamW, 16 bytes per parameter, divided among the "
+        "GPUs; passes on a GPU run in bfloat16. `bfloat16`: stochastic rounding and AdamW with moments of 8 bits "
+        "(extra `gpu`), 6 bytes per parameter, on one GPU.",
+    )
+    lora_rank: int | None = Field(
+        None,
+        ge=1,
+        description="Rank of LoRA adapters of all linear layers (extra `lora`), merged into the weights before they "
+        "are published; the frozen weights are held in `precision`. When left out, all weights are trained.",
+    )
+    keep_base: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Outside calls, the share of the target that is the base model's own prediction instead of the "
+        "text: a model that finetunes on few texts does not unlearn all others. 0 is the paper's plain language "
+        "modelling. Costs a forward pass of the base model; in one process, without LoRA.",
+    )
+    packing: bool = Field(
+        False, description="Whether a sequence holds several texts, none of which attends to another: less padding."
+    )
+    gradient_checkpointing: Unfingerprinted[bool | None] = Field(
+        None,
+        description="Whether activations are computed again in the backward pass instead of kept: a third more time, "
+        "a tenth of the memory. When left out: on a GPU.",
+    )
+    processes: Unfingerprinted[int | None] = Field(
+        None,
+        ge=1,
+        description="Processes that train together, each on a device of its own, with weights, gradients and moments "
+        "divided among them (FSDP). When left out: as many of the GPUs as divide the batch; 1 for what is not divided, "
+        "such as moments of 8 bits and LoRA.",
+    )
+
+    def over(self, texts: int) -> Self:
+        """Return the settings for training on so many texts: with `passes` where its default may end training earlier.
+
+        Checkpoints that passed over their texts less often stay what they were.
+        """
+        told = (self.passes, self.epochs) != (None, None)
+        often = self.packing or self.max_steps * self.batch_size > PASSES * texts
+        return self if told or not often else self.model_copy(update={"passes": PASSES})
+
+    def determining(self) -> dict[str, Any]:
+        """Return what trained weights depend on beside the texts; some keys only say which texts these are."""
+        return determining(self, but=("heldout_texts", "examples_per_tool", "plain_texts"))
