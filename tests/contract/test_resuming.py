@@ -30,7 +30,9 @@ def kill_after(world: World, landed: int, wait: float, *options: str) -> int:
 
 @pytest.mark.parametrize(("landed", "workers"), list(zip(LANDED, (1, 1, 2), strict=True)))
 def test_a_killed_run_goes_on_and_gives_the_tables_of_an_undisturbed_one(fresh, made, landed, workers):
-    assert "warehouse/toolformer_duckdb" in fresh.stale()  # opens the instance, which is polled from here on
+    assert "warehouse/toolformer_duckdb" in fresh.stale()
+    (fresh.folder / ".dagster").mkdir()
+    assert fresh.materialized() == set()  # opens the instance, which is polled from here on
     wait = random.Random(landed).uniform(0, 0.5)
     code = kill_after(fresh, landed, wait, "--set", f"execution.workers={workers}")
     assert code in (0, -signal.SIGKILL)

@@ -151,12 +151,12 @@ def test_weights_that_rot_are_not_used_and_a_checkpoint_is_made_again(world: Wor
 def test_c_star_that_was_damaged_before_training_begins_is_made_again(world: World, monkeypatch) -> None:
     run_job, begun = Project._run_job, []
 
-    def damaged(self, name, *arguments):
+    def damaged(self, plan, name, *arguments):
         if name == TRAINING_JOB and TRAINING_JOB not in begun:
             [file, *_] = sorted(world.folder.glob("lake/training/augmented_corpus/files/*/*.parquet"))
             file.write_bytes(file.read_bytes()[:-1])
         begun.append(name)
-        run_job(self, name, *arguments)
+        run_job(self, plan, name, *arguments)
 
     monkeypatch.setattr(Project, "_run_job", damaged)
     world.edit("max_steps = 1\n", "max_steps = 2\n")
