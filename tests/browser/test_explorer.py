@@ -217,3 +217,9 @@ def test_an_exported_page_works_offline(chromium: Browser, address: str, databas
                 else:
                     assert page.locator("main").inner_text() == online.locator("main").inner_text()
         assert page.evaluate("window.ran") is None
+
+
+def test_a_chain_stands_in_its_text_with_all_of_its_calls(page: Page, address: str) -> None:
+    opened(page, f"{address}/", f"text&at={KEY[:-1]}2&every=1")
+    chosen = page.locator(".text [aria-current=true].chip").inner_text()
+    assert re.fullmatch(r"\[[✓✗] Calendar\(\) → Today is Monday\.\] \[Calculator\(.* 7\) → 2 .*\]", chosen, re.DOTALL)

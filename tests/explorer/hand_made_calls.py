@@ -1,5 +1,6 @@
 """A warehouse of calls that a test makes up: two tools, a control, and documents that try to harm the page."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ QUESTIONS = 150
 TEXTS = 24
 POSITIONS = (0, 7, 13)
 SAMPLES = 3
+CHAINED = ("calculator", "d2", 7, 2)
+"""The sample whose call stands behind another: tool, text, position, sample."""
 
 
 def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
@@ -148,6 +151,10 @@ def _sampled(
         {name: value for name, value in call.items() if name != "result"} | {"body": "Name(input)"}
     )
     scored = {**call, **({"reason": "looks_ahead", "ahead": ["42"]} if ahead else losses)}
+    if (tool, place["digest"], position, sample) == CHAINED:
+        before = {"tool": "Calendar", "input": "", "result": "Today is Monday."}
+        last = {"tool": "Calculator", "input": call["input"], "result": call["result"]}
+        scored |= {"chain": json.dumps([before, last]), "loss_before": empty, "need": 1.0}
     rows.setdefault(f"{tool}/loss_deltas", []).append(scored)
     for swap in range(0 if ahead else draw.randrange(3)):
         other = {"delta": round(draw.gauss(-0.3, 0.5), 2), "swap": swap, "delta_is_bound": False}

@@ -27,7 +27,7 @@ export function shownVerdict(call, tool, tau) {
 // e(c, r) as it stands in the text; of a chain, all of its calls.
 export const written = (call, name) =>
   (call.chain ? JSON.parse(call.chain) : [{ tool: name, input: call.input, result: call.result }])
-    .map(one => `[${one.tool}(${one.input}) → ${one.result}]`).join(" ");
+    .map(one => `[${one.tool}(${one.input}) → ${one.result ?? ""}]`).join(" ");
 
 export function calls(overview) {
   const tool = overview.tools.find(one => one.tool === state("tool")) ?? overview.tools[0];

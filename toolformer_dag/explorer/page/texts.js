@@ -1,7 +1,7 @@
 // One text with its calls in place, and one of the calls: result, three losses, the loss of each token.
 
 import { data, offline } from "./data.js";
-import { deltaText, shownVerdict, verdictMark } from "./calls.js";
+import { deltaText, shownVerdict, verdictMark, written } from "./calls.js";
 import { count, el, foreign, nats, svg, table } from "./elements.js";
 import { KEY, decodeKey, encodeKey, link, set, state } from "./state.js";
 import { chosenTau } from "./thresholds.js";
@@ -15,9 +15,9 @@ function chip(overview, call, chosen) {
   const number = overview.tools.findIndex(tool => tool.tool === call.tool);
   const tool = overview.tools[number];
   const verdict = shownVerdict(call, tool, chosenTau(tool));
-  const label = [verdict === "kept" ? "✓ " : "✗ ", foreign(tool.name), "(", foreign(call.input), ") → ", foreign(call.result)];
   return el("a", { className: `chip tool-${number % 6} ${verdict === "kept" ? "is-kept" : "is-lost"}`, href: link({ view: "text", at: encodeKey(call) }),
-    "aria-current": chosen ? "true" : null, title: `${tool.name}: ${verdict}, delta ${deltaText(call)}` }, "[", label, "]");
+    "aria-current": chosen ? "true" : null, title: `${tool.name}: ${verdict}, delta ${deltaText(call)}` },
+    verdict === "kept" ? "[✓ " : "[✗ ", foreign(written(call, tool.name).slice(1)));
 }
 
 // Of the samples at one place the one that the filter looks at; the others are listed below, or shown when asked for.
