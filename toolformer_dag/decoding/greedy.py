@@ -114,12 +114,11 @@ def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, r
 
 def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
     """Note where the input of a call may end: where `)` is allowed and among the k most likely next tokens."""
-    inputs = [at for at, row in enumerate(rows) if row.in_call and "(" in row.body_text()]
+    inputs = [(at, row.form) for at, row in enumerate(rows) if row.form is not None and "(" in row.body_text()]
     for token, text in rows[0].rules.vocabulary.closings.items() if inputs else ():
         ranks = batch.ranks(token)
-        for at in inputs:
-            form = rows[at].form
-            if form is not None and ranks[at] < rows[at].rules.k and form.allows(token):
+        for at, form in inputs:
+            if ranks[at] < rows[at].rules.k and form.allows(token):
                 rows[at].measure_closing(batch.log_probability(at, [token]), text)
 
 

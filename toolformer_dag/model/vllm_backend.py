@@ -291,7 +291,7 @@ class VllmRows:
         return int(self._backend.llm.model_config.get_vocab_size())
 
     def _write(self, forms: Mapping[int, CallForm]) -> None:
-        """Write calls ahead of rows. Scores have those alone that are cut off: their likeliest end is asked for."""
+        """Write calls ahead of rows. Only those that are cut off get scores, which tell where they end best."""
         fitting = [(self._rows[at], form) for at, form in forms.items() if form.most > 0]
         written = self._backend.run([(row.ids, _call(form)) for row, form in fitting])
         for (row, _), output in zip(fitting, written, strict=True):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolformer_dag.files import UserError
-from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import (
@@ -27,7 +26,7 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
-from toolformer_dag.tools.routing import told
+from toolformer_dag.tools.routing import told_identity
 from toolformer_dag.tools.tool import Tool, blamed
 
 PRICED = {"loss_deltas": "priced_calls", "swapped_results": "priced_swaps"}
@@ -277,8 +276,8 @@ class Plan:
 
     @cached_property
     def routing(self) -> str:
-        """What determines which texts are a tool's among those of the others."""
-        return fingerprint({tool.key: told(tool) for tool in self.routed})
+        """Return what determines how the routed tools are ranked; once, since each of their lanes asks."""
+        return told_identity(self.routed)
 
     @property
     def lanes_so_far(self) -> tuple[Lane, ...]:

@@ -34,9 +34,9 @@ class DecodingSettings(SettingsTable):
     tools: Annotated[int, AsBefore(0)] = Field(
         0,
         ge=0,
-        description="With more tools than this, a call may only go to so many: those whose descriptions and "
-        "examples the last 64 words before it fit best (BM25). 0 offers all, as the paper does: a model that was "
-        "finetuned on its tools tells them apart better.",
+        description="With more tools than this, a call may only go to so many: those whose description or one "
+        "of whose examples the last 64 words before it fit best (BM25). 0 offers all, as the paper does: a model that "
+        "was finetuned on its tools tells them apart better.",
     )
     max_new_tokens: int = Field(64, ge=1, description="Maximum tokens of an answer.")
 

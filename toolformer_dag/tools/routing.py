@@ -1,4 +1,4 @@
-"""Which of many tools a text is for: the few whose descriptions it fits best, by BM25."""
+"""Which of many tools a text is for: the few whose description or example it fits best, by BM25."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +30,11 @@ def told(tool: Tool) -> list[str]:
     return [f"{tool.key.replace('_', ' ')} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
 
 
+def told_identity(tools: Sequence[Tool]) -> str:
+    """Return what determines how `tools` are ranked."""
+    return fingerprint({tool.key: told(tool) for tool in tools})
+
+
 def _terms(text: str) -> list[str]:
     """Return the distinct words and pairs of neighbours; all numbers are alike."""
     words = analyzer().analyze(_NUMBER.sub("0", text))
@@ -43,11 +48,12 @@ class Router:
         builder = tantivy.SchemaBuilder()
         builder.add_text_field("terms", tokenizer_name="whitespace")
         builder.add_unsigned_field("number", stored=True)
-        self._keys = [tool.key for tool in tools for _ in told(tool)]
+        documents = [(tool.key, text) for tool in tools for text in told(tool)]
+        self._keys = [key for key, _ in documents]
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema)
         writer = self._index.writer(HEAP_BYTES, 1)
-        for number, text in enumerate(text for tool in tools for text in told(tool)):
+        for number, (_, text) in enumerate(documents):
             document = tantivy.Document()
             document.add_text("terms", " ".join(_terms(text)))
             document.add_unsigned("number", number)
@@ -94,4 +100,4 @@ def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
 
 def offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
     """Return what determines which tools `offer` offers; nothing where it offers all."""
-    return {"offered": [most, fingerprint({tool.key: told(tool) for tool in tools})]} if 0 < most < len(tools) else {}
+    return {"offered": [most, told_identity(tools)]} if 0 < most < len(tools) else {}
