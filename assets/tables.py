@@ -17,7 +17,7 @@ from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_told
 from toolformer_dag.pipeline.plan import Lane
-from toolformer_dag.pipeline.priced_calls import cost_frontier
+from toolformer_dag.pipeline.scores import cost_frontier, scored_deltas
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
@@ -167,8 +167,7 @@ def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
 def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:
     """The threshold, and where it cuts the distribution of delta: on the asset that a new threshold reruns."""
     tau_f = table.lane.tau_f if isinstance(table.lane.tau_f, float) else None
-    scored = table.plan.lake.table(f"{table.lane.key}/{table.lane.judged('loss_deltas')}")
-    deltas = scored.scan().select("delta").collect() if scored.parts() else pl.DataFrame(schema={"delta": pl.Float64})
+    deltas = scored_deltas(table.plan, table.lane)
     shown: dict[str, dg.MetadataValue] = {"calls kept": dg.MetadataValue.int(kept)}
     if chosen:
         tau_f = chosen["tau_f"]

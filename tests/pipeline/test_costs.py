@@ -26,7 +26,7 @@ from tests.pipeline.conftest import (
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.chance import chance_tables
-from toolformer_dag.pipeline.priced_calls import cost_frontier
+from toolformer_dag.pipeline.scores import cost_frontier
 from toolformer_dag.texts.chains import Link, written_chain
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import ToolCall, ToolResult
@@ -92,7 +92,7 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
         publish(outputs[f"calculator/{stage}"], "one", [*found, {**found[0], "context": "then", "cost": 99.0}])
     publish(outputs["calculator/loss_deltas"], "one", [without(row, "before", "swapped") for row in own])
     swapped = [
-        {**without(row, "before", "swapped"), "delta": row["swapped"], "swap": 0}
+        {**without(row, "before", "swapped"), "delta": row["swapped"], "loss_plus": row["loss_minus"] - row["swapped"], "swap": 0}
         for row in own
         if row["swapped"] is not None
     ]
@@ -122,8 +122,7 @@ def test_kept_calls_swaps_and_the_frontier_agree_with_plain_loops(
     rows: list[Row], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     outputs = lane(tmp_path_factory.mktemp("lane"), rows)
-    for name in ("priced_calls", "priced_swaps", "filtered_calls"):
-        update_one(outputs, f"calculator/{name}")
+    update_one(outputs, "calculator/filtered_calls")
     expected = [(*(row[name] for name in KEY), row["delta"]) for row in kept_slowly(rows, TAU_F)]
     assert outputs["calculator/filtered_calls"].table.read("one").select(*KEY, "delta").rows() == expected
     database = warehouse(outputs)
@@ -160,15 +159,18 @@ def test_a_tool_s_own_weight_counts_before_that_of_all_and_0_changes_no_record(t
         tmp_path,
         sections={"filtering": {"cost_weight": 2.0}, "tools": {"calculator": {}, "calendar": {"cost_weight": 0}}},
     )
-    assert sorted(both.keys() - plain.keys()) == ["calculator/priced_calls", "calculator/priced_swaps"]
-    assert all(
-        not changes({"settings": one.settings}, {"settings": both[name].settings}) for name, one in plain.items()
-    )
-    assert both["calculator/priced_calls"].settings["cost_weight"] == 2.0
+    assert both.keys() == plain.keys()
+    changed = [name for name, one in plain.items() if changes({"settings": one.settings}, {"settings": both[name].settings})]
+    assert changed == ["calculator/filtered_calls"]
+    assert both["calculator/filtered_calls"].settings["score"] == "(loss_minus - loss_plus) - 2.0 * cost"
     assert [plain[f"{lane}/filtered_calls"].depends_on for lane in ("calculator", "calendar")] == [
         (f"{lane}/loss_deltas", f"{lane}/heuristic_subset") for lane in ("calculator", "calendar")
     ]
-    assert both["calculator/filtered_calls"].depends_on[0] == "calculator/priced_calls"
+    assert both["calculator/filtered_calls"].depends_on == (
+        "calculator/loss_deltas",
+        "calculator/heuristic_subset",
+        "calculator/tool_results",
+    )
     assert both["calendar/filtered_calls"].depends_on == plain["calendar/filtered_calls"].depends_on
 
 
@@ -197,7 +199,6 @@ def test_another_weight_costs_no_token_and_no_call_and_back_at_0_all_is_as_befor
         net = pl.col("loss_minus") - pl.col("loss_plus") - weight * pl.col("input").str.len_chars()
         assert kept["delta"].to_list() == pytest.approx(kept.select(net).to_series().to_list())
         assert kept["delta"].min() >= 0.0 and 0 < kept.height < before["calculator/filtered_calls[one]"].height * 3
-        assert reports["priced_calls"].rejections == line.update("loss_deltas")["loss_deltas"].rejections
     line.set(filtering__cost_weight=0.0)
     assert tokens(line.update()) == 0
     after = line.tables()
@@ -216,8 +217,7 @@ def test_other_costs_of_the_same_results_are_judged_again(tmp_path: Path) -> Non
         "swapped": None,
     }
     outputs = lane(tmp_path, [row])
-    for name in ("priced_calls", "filtered_calls"):
-        update_one(outputs, f"calculator/{name}")
+    update_one(outputs, "calculator/filtered_calls")
     kept, results = outputs["calculator/filtered_calls"].table, outputs["calculator/tool_results"]
     assert kept.read("one").height == 1
     version = results.table.part_version("one")
@@ -227,6 +227,5 @@ def test_other_costs_of_the_same_results_are_judged_again(tmp_path: Path) -> Non
         frame_of(results, results.table.read("one").with_columns(cost=pl.lit(9.0)).to_dicts()).to_dicts(),
     )
     assert results.table.part_version("one") == version, "costs are no part of the version"
-    for name in ("priced_calls", "filtered_calls"):
-        update_one(outputs, f"calculator/{name}")
+    update_one(outputs, "calculator/filtered_calls")
     assert kept.read("one").height == 0

@@ -13,6 +13,7 @@ import polars as pl
 
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import run_sql, scratch
+from toolformer_dag.lake.scoring import NUMBERS, with_scores
 from toolformer_dag.lake.warehouse_filling import JUDGED, RULE, SCORED_DOCUMENTS
 from toolformer_dag.model.requests import LossRequest, Proposal, ProposalRequest, SampledCall
 from toolformer_dag.pipeline.plan import Lane, Plan
@@ -33,17 +34,14 @@ MOST_CHARACTERS = 4_000
 """Of a text that a user types."""
 
 
+LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
 SCORED = pl.Schema(
     {"position": pl.Int32(), "sample": pl.Int32(), "reason": pl.String()}
-    | {name: pl.Float64() for name in ("loss_empty", "loss_call", "loss_result", "delta")}
+    | {name: pl.Float64() for name in NUMBERS}
 )
-"""What is known of a sample when it is judged; null where it was not scored."""
-TYPED_SQL = f"""
-CREATE TEMP {RULE}
-CREATE TEMP VIEW scored AS SELECT *, '' AS tool, '' AS shard, '' AS digest, 0 AS segment FROM typed;
-{SCORED_DOCUMENTS};
-{JUDGED}
-"""
+"""What is known of a sample when it is scored; null where it was not."""
+TYPED = "FROM typed SELECT '' AS tool, '' AS shard, '' AS digest, 0 AS segment, *"
+TYPED_SQL = f"{SCORED_DOCUMENTS};{JUDGED}"
 
 
 class LiveModel:
@@ -94,8 +92,8 @@ class LiveModel:
             self._score(lane, samples, text)
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
         tau_f = found_by_chance if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
-        for one, verdict in zip(samples, _verdicts(samples, tau_f), strict=True):
-            one["verdict"] = verdict
+        for one, (delta, verdict) in zip(samples, _verdicts(lane, samples, tau_f), strict=True):
+            one["delta"], one["verdict"] = delta, verdict
         positions = [
             {"char": int(offset), "p": _finite(float(p))}
             for offset, p in zip(proposal.offsets, proposal.probabilities, strict=True)
@@ -157,10 +155,8 @@ class LiveModel:
         requests = [LossRequest(text, s["position"], lane.tool.name, s["input"], s["result"]) for s in asked]
         for sample, losses in zip(asked, self._engine.losses(requests), strict=True):
             sample["reason"] = losses.reason or (None if math.isfinite(losses.delta) else "not_finite")
-            for name in ("loss_empty", "loss_call", "loss_result", "delta"):
+            for name in LOSSES:
                 sample[name] = _finite(getattr(losses, name))
-            if sample["delta"] is not None:
-                sample["delta"] -= lane.cost_weight * (sample["cost"] or 0.0)
 
 
 def _sample(lane: Lane, proposal: Proposal, sample: SampledCall) -> dict[str, Any]:
@@ -179,14 +175,17 @@ def _sample(lane: Lane, proposal: Proposal, sample: SampledCall) -> dict[str, An
     }
 
 
-def _verdicts(samples: Sequence[Mapping[str, Any]], tau_f: float | None) -> list[str]:
-    """Decide as the filter does; see rule.sql and judged.sql of the lake."""
+def _verdicts(
+    lane: Lane, samples: Sequence[Mapping[str, Any]], tau_f: float | None
+) -> list[tuple[float | None, str]]:
+    """The score, and the decision as the filter makes it; see rule.sql and judged.sql of the lake."""
     calls = pl.DataFrame([{name: one.get(name) for name in SCORED} for one in samples], SCORED)
     with scratch() as connection:
+        typed = with_scores(f"{TYPED} EXCLUDE (cost)", TYPED, {"": lane.score})
         connection.register("typed", calls.with_row_index("row"))
-        run_sql(connection, TYPED_SQL)
-        decided = "SELECT coalesce(why_not(false, reason, best, delta, ?), 'kept') FROM judged ORDER BY row"
-        return [verdict for [verdict] in connection.execute(decided, [tau_f]).fetchall()]
+        run_sql(connection, f"CREATE TEMP {RULE}CREATE TEMP VIEW scored AS {typed};{TYPED_SQL}")
+        decided = "SELECT delta, coalesce(why_not(false, reason, best, delta, ?), 'kept') FROM judged ORDER BY row"
+        return connection.execute(decided, [tau_f]).fetchall()
 
 
 def _augmented(lane: Lane, text: str, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ stand in views.sql.
 """
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.queries import OFFLINE, rows
+from toolformer_dag.lake.scoring import reads_cost
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse_filling import (
@@ -177,11 +178,11 @@ class Content:
 
 def _content(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Content:
     by_shard: dict[str, list[object]] = {}
-    documents = {}
+    documents, costs = {}, _costs(tables)
     for table in (table for table in tables if table.by_shard):
         for source in table.sources:
             for part, pointer in _pointers(lake.table(source)).items():
-                by_shard.setdefault(part, []).append([source, _shard_version(pointer)])
+                by_shard.setdefault(part, []).append([source, _shard_version(pointer), *costs(table, pointer)])
                 if table.name == DOCUMENTS:
                     documents[part] = pointer.data_version if pointer else ""
     shards = {shard: fingerprint(versions) for shard, versions in by_shard.items()}
@@ -351,9 +352,22 @@ def version(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, st
 
 
 def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> dict[str, str]:
-    names = (name for table in tables for name in table.sources)
-    versions = {name: _source_version(lake.table(name)) for name in names}
+    named, costs = {name: table for table in tables for name in table.sources}, _costs(tables)
+    versions = {name: _source_version(lake.table(name)) for name in named}
+    for name, table in named.items():
+        if told := [cost for pointer in _pointers(lake.table(name)).values() for cost in costs(table, pointer)]:
+            versions[name] = fingerprint([versions[name], told])
     return {SETTINGS: fingerprint(warehouse_settings(tables, lanes)), **versions}
+
+
+def _costs(tables: Sequence[WarehouseTable]) -> Callable[[WarehouseTable, Pointer | None], list[object]]:
+    """What tells the costs in a part of results where a score reads them: they are no part of its version."""
+    read = any(reads_cost(table.scores) for table in tables)
+
+    def costs(table: WarehouseTable, pointer: Pointer | None) -> list[object]:
+        return [[file.hash for file in pointer.files]] if read and table.has_costs and pointer else []
+
+    return costs
 
 
 def _source_version(table: Table) -> str:

@@ -6,13 +6,14 @@ verdicts, `swapped_places` and `curves`, is counted again.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import duckdb
 import polars as pl
 
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_text
+from toolformer_dag.lake.scoring import COSTS, IDENTITY, reads_cost, relation
 
 RULE = sql_text(__package__, "rule.sql")
 """Does a call stay? The filter, the warehouse and the page ask this."""
@@ -24,7 +25,6 @@ CURVES = sql_text(__package__, "curves.sql")
 CHANCE = sql_text(__package__, "chance.sql")
 """Views over `decisions` and `swapped_places`; the filter makes these of one lane, the warehouse of all."""
 VIEWS = CHANCE + sql_text(__package__, "views.sql")
-COSTS = sql_text(__package__, "costs.sql")
 COST_FRONTIER = sql_text(__package__, "cost_frontier.sql")
 SCORED = "loss_deltas"
 """The table whose rows stand in `decisions`, each with its verdict; in the warehouse it is a view of them."""
@@ -58,7 +58,8 @@ class WarehouseTable:
     `columns`: name -> comment; `schema`: of the rows in the lake; `sources`: names of the lake tables; `views`: further
     statements, run after those of views.sql. `measured`: whether the rows are measurements, which a later job makes
     anew: until then parts of an earlier release may lack columns, which are null. `by_shard`: whether the parts are
-    shards, which the column `shard` names.
+    shards, which the column `shard` names. `scores`: of a table of scored calls those of its tools that are not the
+    paper's, which its `delta` is.
     """
 
     name: str
@@ -70,12 +71,19 @@ class WarehouseTable:
     views: str = ""
     measured: bool = False
     by_shard: bool = False
+    scores: Mapping[str, str] = field(default_factory=dict)
 
     def determining(self) -> Mapping[str, object]:
         """Return what the copy depends on beside the rows."""
         schema = {name: str(dtype) for name, dtype in self.schema.items()}
         found = {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
-        return {**found, "views": self.views}
+        scores = {"scores": dict(self.scores), "score_sql": IDENTITY} if self.scores else {}
+        return {**found, "views": self.views, **scores}
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether its rows are results of calls, with what they cost."""
+        return "tool_version" in self.columns
 
 
 OWN_TABLES = (
@@ -141,9 +149,10 @@ def fill(
         replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
         connection.execute(replaced, {"shards": list(shards or ())})
         run_sql(connection, f"CREATE OR REPLACE {RULE}")
-        for table in tables:
+        for table in sorted(tables, key=lambda one: bool(one.scores)):  # what calls cost is read from the others
+            read = _read(table, files[table.name], tables)
             if table.name == SCORED:
-                scored(connection, files[table.name])
+                connection.execute(f"CREATE TEMP VIEW scored AS {read}")
                 continue
             verb = f'CREATE TABLE "{table.name}" AS'
             if shards is not None:
@@ -152,7 +161,7 @@ def fill(
                     f"WHERE {table.name != DOCUMENTS} AND {'shard IN (FROM replaced)' if table.by_shard else 'true'}"
                 )
                 connection.execute(f'DELETE FROM "{table.name}" {of_shards}')
-            connection.execute(f"{verb} {_rows_of(table)}", {"files": files[table.name]})
+            connection.execute(f"{verb} WITH rows AS ({read}) {table.select}")
         run_sql(connection, SCORED_DOCUMENTS + others)
         run_sql(connection, JUDGED + VERDICTS)
         run_sql(connection, DECISIONS if shards is None else "DELETE FROM decisions WHERE shard IN (FROM replaced)")
@@ -178,16 +187,14 @@ def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         connection.execute("DETACH warehouse")
 
 
-def _rows_of(table: WarehouseTable) -> str:
-    source = f"FROM read_parquet($files, hive_partitioning = false, union_by_name = {table.measured})"
-    return f"WITH rows AS ({source}) {table.select}"
-
-
-def scored(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
-    """Make the view `scored` over part files of loss_deltas, with a number of each row."""
-    read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
-    number = "file_index::BIGINT << 32 | file_row_number"
-    connection.execute(f"CREATE TEMP VIEW scored AS SELECT * EXCLUDE (file_row_number), {number} AS row FROM {read}")
+def _read(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
+    """The query for the rows of part files; of loss_deltas they are numbered."""
+    if table.scores or table.name == SCORED:
+        asked = f"tool_costs AS ({_costs_asked(tables)})" if reads_cost(table.scores) else ""
+        found = relation(files, table.scores, asked, swaps="swap" in table.columns)
+        return found if table.name == SCORED else f"SELECT * EXCLUDE (row) FROM ({found})"
+    named = ", ".join(map(quoted, files))
+    return f"FROM read_parquet([{named}], hive_partitioning = false, union_by_name = {table.measured})"
 
 
 def views_sql(tables: Sequence[WarehouseTable]) -> str:
@@ -205,11 +212,13 @@ def _sampled(tables: Sequence[WarehouseTable]) -> str:
 
 def _tool_costs(tables: Sequence[WarehouseTable]) -> str:
     """The text of a view over all tables of results, those of calls behind others among them."""
-    results = [f'SELECT {ASKED}, cost, seconds FROM "{one.name}"' for one in tables if "tool_version" in one.columns]
-    found = (
-        f"SELECT {ASKED}, max(cost) AS cost, max(seconds) AS seconds FROM ({' UNION ALL '.join(results)}) GROUP BY ALL"
-    )
+    found = _costs_asked(tables)
     return f"CREATE VIEW tool_costs AS {found};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"
+
+
+def _costs_asked(tables: Sequence[WarehouseTable]) -> str:
+    results = [f'SELECT {ASKED}, cost, seconds FROM "{one.name}"' for one in tables if one.has_costs]
+    return f"SELECT {ASKED}, max(cost) AS cost, max(seconds) AS seconds FROM ({' UNION ALL '.join(results)}) GROUP BY ALL"
 
 
 def _decide(connection: duckdb.DuckDBPyConnection) -> None:

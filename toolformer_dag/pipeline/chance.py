@@ -15,6 +15,7 @@ from toolformer_dag.lake.queries import in_memory, rows, run_sql
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SCORED_DOCUMENTS, SWAPPED_PLACES
+from toolformer_dag.pipeline import scores
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import REJECTIONS
 from toolformer_dag.settings.tool_settings import ChanceThreshold
@@ -136,11 +137,11 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
     with in_memory() as connection:
         for name, columns in TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
-            table = plan.lake.table(f"{lane.key}/{lane.judged(name)}")
+            table = plan.lake.table(f"{lane.key}/{name}")
             if files := table.all_files():
                 names = ", ".join(column.split()[0] for column in columns.split(", "))
-                read = f"SELECT {names} FROM read_parquet($files, hive_partitioning = false)"
-                connection.execute(f"INSERT INTO {name} BY NAME {read}", {"files": files})
+                read = scores.calls(plan, lane, table.parts(), files, swaps="swap" in columns)
+                connection.execute(f"INSERT INTO {name} BY NAME SELECT {names} FROM ({read})")
         tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
         one = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"
         connection.execute(f"CREATE TABLE lanes {one} tau_f", {"tool": lane.key, "value": tau_f})

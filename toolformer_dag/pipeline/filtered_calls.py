@@ -20,7 +20,7 @@ from toolformer_dag.lake.queries import rows as answer
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHOSEN, THRESHOLD
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, RULE, SWAPPED_PLACES
-from toolformer_dag.lake.warehouse_filling import scored as scored_rows
+from toolformer_dag.pipeline import scores
 from toolformer_dag.pipeline.chance import chance_threshold
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
@@ -41,11 +41,13 @@ from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
-FILTER_RULE = "filter_rule"
+FILTER_RULE, READ = "filter_rule", ("loss_deltas", "heuristic_subset")
 LAST_TEXT, EXAMPLES, REPEATED = "last_text", "examples", "repeated_documents"
 """Fields of its record: the last text in the order of hashes that stays; by shard, how many of its texts stay, and a
 fingerprint of its documents that an earlier shard has."""
 TEXTS_SQL = sql_text(__package__, "scored_texts.sql")
+FILES = "read_parquet($files, hive_partitioning = false)"
+"""What scored_texts.sql reads where the score is the paper's; else `scored`."""
 RULE_SQL = f"CREATE TEMP {RULE}{sql_text(__package__, 'filter_rule.sql')}"
 REPEATED_DOCUMENTS = """
 CREATE TEMP VIEW scored_documents AS
@@ -68,6 +70,7 @@ SQL = f"CREATE TEMP {RULE}{REPEATED_DOCUMENTS}{JUDGED}{sql_text(__package__, 'fi
 def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rule beside the scored calls: the threshold, or how it is chosen, and the limit."""
     made = {**determining(plan.settings.training, "examples_per_tool"), "sql": fingerprint(RULE_SQL)}
+    made |= scores.settings(lane)
     if isinstance(lane.tau_f, ChanceThreshold):
         return {**made, "tau_f": determining(lane.tau_f), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
     return {**made, "tau_f": lane.tau_f}
@@ -83,8 +86,10 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
     given = _files(output, parts)
     if not given:
         return {part: PartRows(()) for part in parts}
+    lane = output.lane
     with scratch() as connection:
-        run_sql(connection, TEXTS_SQL, given)
+        scores.scored(connection, scores.calls(output.plan, lane, parts, given["files"]))
+        run_sql(connection, TEXTS_SQL.replace(FILES, "scored") if lane.scores else TEXTS_SQL, given)
         found = by_part(output, parts, answer(connection, "FROM scored_texts"))
     return {part: PartRows(frames) for part, frames in found.items()}
 
@@ -92,7 +97,7 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
 def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
     """The files of scored calls and of their texts, by parameter; those of shards without calls are left out."""
     lane = output.lane
-    scored, texts = (output.plan.lake.table(f"{lane.key}/{name}") for name in reads_of_texts(output.plan, lane))
+    scored, texts = (output.plan.lake.table(f"{lane.key}/{name}") for name in READ)
     found: dict[str, list[str]] = {"files": [], "texts": []}
     for part in parts:
         files, of_texts = scored.files(part), texts.files(part)  # damage is named, rows or not
@@ -139,17 +144,14 @@ def _chosen(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the version of a shard's scored calls, and what the rule says that can change its kept ones."""
-    lake, lane, judged = output.plan.lake, output.lane, output.lane.judged("loss_deltas")
-    scored, pointer = (
-        lake.table(f"{lane.key}/{judged}"),
-        lake.table(f"{lane.key}/{FILTER_RULE}").whole_pointer(WHOLE),
-    )
+    lane, of_texts = output.lane, inputs_of_texts(output)
+    pointer = output.plan.lake.table(f"{lane.key}/{FILTER_RULE}").whole_pointer(WHOLE)
     record: Mapping[str, Any] = pointer.record if pointer else {}
     chosen = record.get(CHOSEN) if isinstance(lane.tau_f, ChanceThreshold) else None
     threshold = {THRESHOLD: {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}} if chosen else {}
 
     def of(shard: str) -> Mapping[str, Any]:
-        found = {judged: scored.part_version(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0)}
+        found = {**of_texts(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0)}
         repeated = record.get(REPEATED, {}).get(shard)
         return found | threshold | ({REPEATED: repeated} if repeated else {})
 
@@ -173,7 +175,7 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     told = not record[REPEATED].keys().isdisjoint(parts)
     repeated = table.read(WHOLE) if told else RULES.schema.to_frame()
     with scratch() as connection:
-        scored_rows(connection, given["files"])
+        scores.scored(connection, scores.calls(output.plan, lane, parts, given["files"]))
         of_parts = repeated.filter(pl.col("shard").is_in(parts))
         connection.execute(REPEATED_IN_ALL, [of_parts["shard"].to_list(), of_parts["digest"].to_list()])
         run_sql(connection, SQL, {**given, "tau_f": tau_f, "last_text": record[LAST_TEXT]})
@@ -193,25 +195,36 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: the control where it chooses the threshold."""
-    control = (lane.judged("swapped_results"),) if isinstance(lane.tau_f, ChanceThreshold) else ()
-    return (lane.judged("loss_deltas"), *control, "heuristic_subset")
+    control = ("swapped_results",) if isinstance(lane.tau_f, ChanceThreshold) else ()
+    return ("loss_deltas", *control, "heuristic_subset", *scores.reads(lane))
 
 
 def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that scored_texts is made from."""
-    return (lane.judged("loss_deltas"), "heuristic_subset")
+    return (*READ, *scores.reads(lane))
 
 
 def inputs_of_texts(output: TableOutput) -> InputsOf:
-    """Return what tells the version of a shard's scored calls."""
-    judged = output.lane.judged("loss_deltas")
-    return versions({judged: output.plan.lake.table(f"{output.lane.key}/{judged}")})
+    """Return what tells the version of a shard's scored calls, and of what they cost."""
+    calls = versions({"loss_deltas": output.plan.lake.table(f"{output.lane.key}/loss_deltas")})
+    costs = scores.inputs(output.plan, output.lane)
+    return lambda shard: {**calls(shard), **costs(shard)}
 
 
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that the rule is chosen from; a threshold by chance takes more than the best calls."""
-    more = map(lane.judged, ("loss_deltas", "swapped_results")) if isinstance(lane.tau_f, ChanceThreshold) else ()
+    more = ("loss_deltas", "swapped_results", *scores.reads(lane)) if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (TEXTS.name, *more)
+
+
+def rule_inputs(output: TableOutput) -> InputsOf:
+    """Return the versions of all parts of what the rule is chosen from, and of what the calls of each cost."""
+    results = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
+    whole = {name: output.plan.lake.table(name) for name in output.depends_on if name not in results}
+    costs = scores.inputs(output.plan, output.lane) if results & {*output.depends_on} else None
+    found = {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
+    told = {scores.COST_VERSION: {part: costs(part) for part in output.plan.shards}} if costs else {}
+    return lambda _: found | told
 
 
 TEXTS = Stage(
@@ -225,7 +238,7 @@ TEXTS = Stage(
         "delta": Column(SCORED["delta"].dtype, "largest delta of its calls; null where none may stay"),
     },
     key=TEXT_KEY,
-    settings=lambda plan, lane: {"sql": fingerprint(TEXTS_SQL)},
+    settings=lambda plan, lane: {"sql": fingerprint(TEXTS_SQL), **scores.settings(lane)},
     reads=reads_of_texts,
     inputs=inputs_of_texts,
     rows_of_parts=text_rows,
@@ -237,6 +250,7 @@ RULES = Stage(
     key=("shard", "digest"),
     settings=rule_settings,
     reads=rule_reads,
+    inputs=rule_inputs,
     sharded=False,
     rows=rule_rows,
 )

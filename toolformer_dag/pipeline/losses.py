@@ -39,8 +39,8 @@ def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 
 def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines the losses of a stage's rows: a floor leaves L(c) out of some, cost changes none."""
-    return {**losses_identity(plan, lane), **determining(plan.settings.filtering, but=("cost_weight",))}
+    """Return what determines the losses of a stage's rows: a floor leaves L(c) out of some, a score changes none."""
+    return {**losses_identity(plan, lane), **determining(plan.settings.filtering, but=("score", "cost_weight"))}
 
 
 def loss_stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolformer_dag.files import UserError
+from toolformer_dag.lake.scoring import PAPER, ScoreError, columns_read
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import (
@@ -29,9 +30,6 @@ from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
 from toolformer_dag.tools.routing import told_identity
 from toolformer_dag.tools.tool import Tool, blamed
 
-PRICED = {"loss_deltas": "priced_calls", "swapped_results": "priced_swaps"}
-"""Stage -> the stage with the same calls, whose delta is less by what they cost."""
-
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -40,8 +38,8 @@ class Lane:
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
     rejected before they are scored. `candidates`: a file of calls; `sampling`: whether others are sampled too.
     `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
-    whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `cost_weight`: nats
-    that a unit of cost takes off delta. `round`: in which it annotates.
+    whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `score`: what tau_f
+    is held against, in SQL. `round`: in which it annotates.
     """
 
     tool: Tool
@@ -57,12 +55,13 @@ class Lane:
     depth: int = 1
     then: tuple["Lane", ...] = ()
     chain_prompt: str = ""
-    cost_weight: float = 0.0
+    score: str = PAPER
     round: int = FIRST
 
-    def judged(self, stage: str) -> str:
-        """Return the stage whose delta tau_f is held against: with a cost weight the priced one in place of `stage`."""
-        return PRICED.get(stage, stage) if self.cost_weight else stage
+    @property
+    def scores(self) -> dict[str, str]:
+        """The score by the lane's key where it is another than the paper's."""
+        return {} if self.score == PAPER else {self.key: self.score}
 
     @property
     def behind(self) -> dict[str, "Lane"]:
@@ -146,7 +145,7 @@ def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> L
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    paper, file, least, weight = tool.defaults, section.candidates, section.min_probability, section.cost_weight
+    paper, file, least = tool.defaults, section.candidates, section.min_probability
     return Lane(
         tool=tool,
         tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
@@ -158,9 +157,26 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         candidates=file and settings.root / file,
         sampling=section.sampling or file is None,
         min_probability=settings.decoding.min_probability if least is None else least,
-        cost_weight=settings.filtering.cost_weight if weight is None else weight,
+        score=_score(tool, section, settings),
         round=settings.rounds.count,
     )
+
+
+def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
+    """What tau_f is held against. Raises SettingsError for an expression that is no score, or needs every loss."""
+    weight = settings.filtering.cost_weight if section.cost_weight is None else section.cost_weight
+    score = settings.filtering.score if section.score is None else section.score
+    if score != PAPER:
+        try:
+            columns_read(score)
+        except ScoreError as error:
+            raise SettingsError(f"tools.{tool.key}.score: {error}") from error
+        if settings.filtering.loss_floor is not None:
+            raise SettingsError(
+                f"filtering.loss_floor leaves out losses by L- - L+, and tools.{tool.key}.score is another; remove one "
+                "of the two"
+            )
+    return f"({score}) - {weight!r} * cost" if weight else score
 
 
 Role = Literal["proposer", "judge"]

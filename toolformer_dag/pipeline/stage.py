@@ -226,11 +226,6 @@ class TableOutput:
         return fingerprint(self.settings)
 
     @property
-    def judged(self) -> str:
-        """Name of the table whose rows stand in the warehouse: where calls have a price, that of the priced ones."""
-        return f"{self.group}/{self.lane.judged(self.stage.name)}" if self.lane_or_none else self.name
-
-    @property
     def depends_on(self) -> tuple[str, ...]:
         """Names of all tables that are read."""
         reads = self.stage.reads
@@ -288,8 +283,8 @@ class TableOutput:
 
         return self.table.publish(part, seen(), made_from, self.stage.volatile)
 
-    def warehouse_table(self, sources: Sequence[str]) -> WarehouseTable:
-        """Return the stage's table in the warehouse, over the lake tables `sources`."""
+    def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
+        """Return the stage's table in the warehouse, over the lake tables `sources`; `scores`: those of its lanes."""
         stage = self.stage
         shown = {name: column for name, column in {**stage.columns, **stage.added}.items() if name not in stage.hidden}
         added = "".join(f", {column.sql} AS {name}" for name, column in stage.added.items())
@@ -301,6 +296,7 @@ class TableOutput:
             tuple(sources),
             f"SELECT * EXCLUDE ({', '.join(stage.hidden)}){added} FROM rows" if stage.hidden else stage.select,
             by_shard=stage.sharded and "shard" in shown,
+            scores=scores if "delta_is_bound" in stage.columns else {},
         )
 
     def _named(self, reads: Sequence[str]) -> tuple[str, ...]:

@@ -12,14 +12,13 @@ from toolformer_dag.pipeline import (
     left_over_texts,
     loss_deltas,
     own_candidates,
-    priced_calls,
     raw_shards,
     removed_documents,
     scored_candidates,
     swapped_results,
     tool_results,
 )
-from toolformer_dag.pipeline.plan import PRICED, Lane, Plan
+from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import Stage, TableOutput
 from toolformer_dag.settings.rounds import FIRST
 
@@ -39,7 +38,7 @@ STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *
 def lane_stages(lane: Lane) -> tuple[Stage, ...]:
     """Return the stages of a lane: candidates are sampled, or a file's, or both.
 
-    Chains have two more per call. With a cost weight there are two more too, before the filter.
+    Chains have two more per call.
     """
     found = LANE_STAGES if lane.round == FIRST else (left_over_texts.STAGE, *LANE_STAGES[1:])
     if lane.candidates is not None:
@@ -47,8 +46,7 @@ def lane_stages(lane: Lane) -> tuple[Stage, ...]:
         found = tuple(own if stage is scored_candidates.STAGE else stage for stage in found)
     chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
     behind = found.index(tool_results.STAGE) + 1
-    priced = priced_calls.STAGES if lane.cost_weight else ()
-    return (*found[:behind], *chained, *found[behind:-1], *priced, found[-1])
+    return (*found[:behind], *chained, *found[behind:])
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
@@ -66,9 +64,9 @@ def shown_outputs(plan: Plan) -> list[TableOutput]:
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
-    """Return the warehouse's tables: one per stage, over the tables of all lanes. Priced calls stand for the others."""
+    """Return the warehouse's tables: one per stage, over the tables of all lanes."""
     by_stage: dict[str, list[TableOutput]] = {}
     for output in outputs:
-        if output.stage.name not in PRICED.values():
-            by_stage.setdefault(output.stage.name, []).append(output)
-    return [some[0].warehouse_table([output.judged for output in some]) for some in by_stage.values()]
+        by_stage.setdefault(output.stage.name, []).append(output)
+    scores = {key: score for one in outputs if one.lane_or_none for key, score in one.lane.scores.items()}
+    return [some[0].warehouse_table([one.name for one in some], scores) for some in by_stage.values()]

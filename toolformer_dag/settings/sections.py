@@ -72,6 +72,11 @@ class FilteringSettings(SettingsTable):
         description="Whether chains stay whose earlier calls were not needed: the input of no later call is likelier "
         "with their result than with another call's (`need` <= 0).",
     )
+    score: Annotated[str, AsBefore("loss_minus - loss_plus")] = Field(
+        "loss_minus - loss_plus",
+        description="What tau_f is held against: arithmetic in SQL over the columns of a scored call and its `cost`. "
+        "`[tools.X]` may have its own; the paper's is L- - L+.",
+    )
     cost_weight: Annotated[float, AsBefore(0.0)] = Field(
         0.0,
         ge=0,

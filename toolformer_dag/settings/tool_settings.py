@@ -83,6 +83,11 @@ class ToolSettings(SettingsTable):
         description="Filtering threshold: a call is kept when it lowers the loss by at least this much, in nats; or "
         "`{ by_chance = 0.05 }`, which chooses it from the swapped results.",
     )
+    score: str | None = Field(
+        None,
+        description="What tau_f is held against: arithmetic in SQL over the columns of a scored call and its `cost`; "
+        "when left out, `filtering.score`.",
+    )
     cost_weight: float | None = Field(
         None,
         ge=0,

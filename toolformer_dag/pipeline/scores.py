@@ -1,0 +1,110 @@
+"""Scored calls of a lane as its filter and its control read them: with the lane's score as delta, and what calls cost."""
+
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
+from toolformer_dag.lake.scoring import COSTS, IDENTITY, reads_cost, relation
+from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED, SCORED_DOCUMENTS
+from toolformer_dag.pipeline.chained_candidates import stage_names
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import InputsOf
+
+CALLS = "loss_deltas"
+COST_VERSION = "costs"
+"""The input that tells the files of results: costs are no part of their version."""
+ASKED = """
+texts AS (SELECT tool, shard, digest, segment, context FROM read_parquet([{texts}], hive_partitioning = false)),
+tool_costs AS (
+    SELECT tool, input, context, max(cost) AS cost, max(seconds) AS seconds
+    FROM read_parquet([{results}], hive_partitioning = false) GROUP BY ALL
+),
+lanes AS (SELECT unnest([{keys}]) AS tool, unnest([{names}]) AS name)
+"""
+FRONTIER_SQL = f"{SCORED_DOCUMENTS};{JUDGED}CREATE TABLE decisions AS FROM judged;{COSTS}{COST_FRONTIER}"
+
+
+def settings(lane: Lane) -> Mapping[str, Any]:
+    """Return what the score adds to what determines kept calls; nothing where it is the paper's."""
+    return {"score": lane.score, "score_sql": fingerprint(IDENTITY)} if lane.scores else {}
+
+
+def reads(lane: Lane) -> tuple[str, ...]:
+    """Return the tables that hold what calls cost, those behind others too; none where the score does not read it."""
+    return _results(lane) if reads_cost(lane.scores) else ()
+
+
+def inputs(plan: Plan, lane: Lane) -> InputsOf:
+    """Return what tells the costs of a shard's calls; nothing where the score does not read them."""
+    tables = [plan.lake.table(f"{lane.key}/{name}") for name in reads(lane)]
+
+    def of(shard: str) -> Mapping[str, Any]:
+        pointers = [table.whole_pointer(shard) for table in tables]
+        files = [[file.hash for file in pointer.files] if pointer else None for pointer in pointers]
+        return {COST_VERSION: fingerprint(files)} if files else {}
+
+    return of
+
+
+def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
+    """Return the query for calls of these parts with their score; `files`: those of loss_deltas, or of the swaps."""
+    return relation(files, lane.scores, _asked(plan, lane, parts) if reads_cost(lane.scores) else "", swaps)
+
+
+def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
+    """Return the score of every call of the lane, as `delta`. Raises MissingPart, DamagedPart."""
+    table = plan.lake.table(f"{lane.key}/{CALLS}")
+    if not (parts := table.parts()):
+        return pl.DataFrame(schema={"delta": pl.Float64})
+    if not lane.scores:
+        return table.scan().select("delta").collect()
+    with in_memory() as connection:
+        return rows(connection, f"SELECT delta FROM ({calls(plan, lane, parts, table.all_files())})")
+
+
+def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
+    """Return the lane's rows of the view cost_frontier, of which `today` is at `tau_f`; None where no call has a cost.
+
+    Raises MissingPart, DamagedPart.
+    """
+    table = plan.lake.table(f"{lane.key}/{CALLS}")
+    results = [plan.lake.table(f"{lane.key}/{name}") for name in _results(lane)]
+    if not any(one.parts() and one.scan().select(pl.col("cost").max()).collect().item() for one in results):
+        return None
+    with TemporaryDirectory() as spilled, in_memory() as connection:
+        connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        parts, files = table.parts(), table.all_files()
+        asked = _asked(plan, lane, parts)
+        for name in ("texts", "tool_costs"):
+            connection.execute(f"CREATE TABLE {name} AS WITH {asked} FROM {name}")
+        own = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
+        connection.execute(f"CREATE TABLE lanes AS WITH {asked} SELECT *, {own} FROM lanes", {"tau_f": tau_f})
+        connection.execute(f"CREATE TEMP VIEW scored AS {calls(plan, lane, parts, files)}")
+        run_sql(connection, FRONTIER_SQL)
+        return rows(connection, "FROM cost_frontier")
+
+
+def scored(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Make the view `scored` that judged.sql reads."""
+    connection.execute(f"CREATE TEMP VIEW scored AS {query}")
+
+
+def _results(lane: Lane) -> tuple[str, ...]:
+    return ("tool_results", *(stage_names(level)[1] for level in range(2, lane.depth + 1)))
+
+
+def _asked(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
+    def files(*names: str) -> str:
+        return _list(file for name in names for file in plan.lake.table(f"{lane.key}/{name}").all_files(parts))
+
+    keys = _list(one.key for one in lane.behind.values())
+    return ASKED.format(texts=files("heuristic_subset"), results=files(*_results(lane)), keys=keys, names=_list(lane.behind))
+
+
+def _list(values: Any) -> str:
+    return ", ".join(map(quoted, values))
