@@ -92,7 +92,12 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
         publish(outputs[f"calculator/{stage}"], "one", [*found, {**found[0], "context": "then", "cost": 99.0}])
     publish(outputs["calculator/loss_deltas"], "one", [without(row, "before", "swapped") for row in own])
     swapped = [
-        {**without(row, "before", "swapped"), "delta": row["swapped"], "loss_plus": row["loss_minus"] - row["swapped"], "swap": 0}
+        {
+            **without(row, "before", "swapped"),
+            "delta": row["swapped"],
+            "loss_plus": row["loss_minus"] - row["swapped"],
+            "swap": 0,
+        }
         for row in own
         if row["swapped"] is not None
     ]
@@ -160,7 +165,9 @@ def test_a_tool_s_own_weight_counts_before_that_of_all_and_0_changes_no_record(t
         sections={"filtering": {"cost_weight": 2.0}, "tools": {"calculator": {}, "calendar": {"cost_weight": 0}}},
     )
     assert both.keys() == plain.keys()
-    changed = [name for name, one in plain.items() if changes({"settings": one.settings}, {"settings": both[name].settings})]
+    changed = [
+        name for name, one in plain.items() if changes({"settings": one.settings}, {"settings": both[name].settings})
+    ]
     assert changed == ["calculator/filtered_calls"]
     assert both["calculator/filtered_calls"].settings["score"] == "(loss_minus - loss_plus) - 2.0 * cost"
     assert [plain[f"{lane}/filtered_calls"].depends_on for lane in ("calculator", "calendar")] == [

@@ -36,8 +36,7 @@ MOST_CHARACTERS = 4_000
 
 LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
 SCORED = pl.Schema(
-    {"position": pl.Int32(), "sample": pl.Int32(), "reason": pl.String()}
-    | {name: pl.Float64() for name in NUMBERS}
+    {"position": pl.Int32(), "sample": pl.Int32(), "reason": pl.String()} | {name: pl.Float64() for name in NUMBERS}
 )
 """What is known of a sample when it is scored; null where it was not."""
 TYPED = "FROM typed SELECT '' AS tool, '' AS shard, '' AS digest, 0 AS segment, *"
@@ -175,9 +174,7 @@ def _sample(lane: Lane, proposal: Proposal, sample: SampledCall) -> dict[str, An
     }
 
 
-def _verdicts(
-    lane: Lane, samples: Sequence[Mapping[str, Any]], tau_f: float | None
-) -> list[tuple[float | None, str]]:
+def _verdicts(lane: Lane, samples: Sequence[Mapping[str, Any]], tau_f: float | None) -> list[tuple[float | None, str]]:
     """The score, and the decision as the filter makes it; see rule.sql and judged.sql of the lake."""
     calls = pl.DataFrame([{name: one.get(name) for name in SCORED} for one in samples], SCORED)
     with scratch() as connection:

@@ -1,7 +1,7 @@
 """The score that tau_f is held against: an SQL expression over the columns of a scored call, for each lane its own.
 
-It is applied where calls are read and stored nowhere, so that another one costs no token. Whoever reads calls reads them
-through `relation`: its `delta` is the score.
+It is applied where calls are read and stored nowhere, so that another one costs no token. Whoever reads calls reads
+them through `relation`: its `delta` is the score.
 """
 
 import json
@@ -21,14 +21,28 @@ NUMBERS = (
     *("p_api", "loss_empty", "loss_call", "loss_result", "loss_before", "need", "loss_minus", "loss_plus", "delta"),
     "cost",
 )
-"""The columns that a score may read; `cost`: what the call cost, a chain all its calls, 0 where the tool says nothing."""
+"""What a score may read; `cost`: what the call cost, a chain all its calls, 0 where the tool says nothing."""
 FUNCTIONS = frozenset(
-    {*"+-*/%^", "**", "abs", "least", "greatest", "ln", "log10", "exp", "sqrt", "pow", "round", "floor", "ceil", "nullif"}
+    {
+        *"+-*/%^",
+        "**",
+        "abs",
+        "least",
+        "greatest",
+        "ln",
+        "log10",
+        "exp",
+        "sqrt",
+        "pow",
+        "round",
+        "floor",
+        "ceil",
+        "nullif",
+    }
 )
-CLASSES = frozenset(
-    {"COLUMN_REF", "CONSTANT", "FUNCTION", "OPERATOR", "CASE", "COMPARISON", "CONJUNCTION", "BETWEEN", "CAST", "TYPE"}
-)
-"""What an expression may be made of, as DuckDB names it: no query, no window, no parameter, no star."""
+CLASSES = frozenset({"CONSTANT", "OPERATOR", "CASE", "COMPARISON", "CONJUNCTION", "BETWEEN", "CAST", "TYPE"})
+"""What else an expression may be made of, as DuckDB names it: no query, no window, no parameter, no star."""
+ALLOWED = f"write arithmetic over {', '.join(NUMBERS)}, with {', '.join(sorted(FUNCTIONS))}"
 NO_SCORE = "no_score"
 """Why a call may not stay: its score is null, infinite or no number. DuckDB holds NaN above every threshold."""
 COSTS = sql_text(__package__, "costs.sql")
@@ -49,42 +63,49 @@ def columns_read(score: str) -> frozenset[str]:
     """Return the columns that a score reads. Raises ScoreError for all but arithmetic over NUMBERS."""
     typed = ", ".join(f"NULL::DOUBLE AS {name}" for name in NUMBERS)
     with in_memory() as connection:
-        [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {_value(score)}"]).fetchall()
-        parsed = json.loads(text)
-        if parsed["error"]:
-            raise ScoreError(f"{score!r} is no SQL expression: {parsed['error_message'].splitlines()[0]}")
-        [statement, *more] = parsed["statements"]
-        node = statement["node"]
-        clauses = [node.get(name) for name in ("modifiers", "where_clause", "group_expressions", "having", "qualify")]
-        if more or node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1 or any(clauses):
-            raise ScoreError(f"{score!r} is more than one expression; write arithmetic over {', '.join(NUMBERS)}")
-        if node["from_table"]["type"] != "EMPTY" or node["cte_map"]["map"]:
-            raise ScoreError(f"{score!r} reads tables; write arithmetic over {', '.join(NUMBERS)}")
-        found = frozenset(_columns(node["select_list"], score))
         try:
+            around, expression = _parsed(connection, score)
+            if around != _parsed(connection, "delta")[0]:
+                raise ScoreError(f"{score!r} is more than an expression; {ALLOWED}")
+            nodes = list(_nodes(expression))
+            if refused := next(filter(None, map(_refused, nodes)), None):
+                raise ScoreError(f"{score!r} {refused}; {ALLOWED}")
             connection.execute(f"SELECT {_value(score)} FROM (SELECT {typed})")
-        except duckdb.Error as error:
-            raise ScoreError(f"{score!r} cannot be computed: {str(error).splitlines()[0]}") from error
-    return found
+        except (duckdb.Error, LookupError) as error:
+            raise ScoreError(f"{score!r} is no expression: {str(error).splitlines()[0]}; {ALLOWED}") from error
+    return frozenset(node["column_names"][0].lower() for node in nodes if node["class"] == "COLUMN_REF")
 
 
-def _columns(node: Any, score: str) -> Iterator[str]:
-    if isinstance(node, list):
-        for child in node:
-            yield from _columns(child, score)
-    elif isinstance(node, dict):
-        kind = node.get("class")
-        if kind is not None and kind not in CLASSES:
-            raise ScoreError(f"{score!r} has a {kind.lower()}; write arithmetic over {', '.join(NUMBERS)}")
-        if kind == "FUNCTION" and (name := node["function_name"].lower()) not in FUNCTIONS:
-            raise ScoreError(f"{score!r} calls {name}; known functions: {', '.join(sorted(FUNCTIONS))}")
-        if kind == "COLUMN_REF":
-            [name, *more] = node["column_names"]
-            if more or name.lower() not in NUMBERS:
-                raise ScoreError(f"{score!r} reads {'.'.join([name, *more])}; known columns: {', '.join(NUMBERS)}")
-            yield name.lower()
-        for child in node.values():
-            yield from _columns(child, score)
+def _parsed(connection: duckdb.DuckDBPyConnection, score: str) -> tuple[Any, Any]:
+    """A statement that computes the score, as DuckDB parses it: what is around the expression, and the expression."""
+    [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT {_value(score)}"]).fetchall()
+    parsed = json.loads(text, object_hook=_placeless)
+    if parsed["error"]:
+        raise duckdb.ParserException(parsed["error_message"])
+    return parsed, parsed["statements"][0]["node"]["select_list"][0]["children"][0].pop("child")
+
+
+def _placeless(node: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in node.items() if not name.startswith("query_location")}
+
+
+def _nodes(node: Any) -> Iterator[dict[str, Any]]:
+    """The nodes of an expression that have a class."""
+    if isinstance(node, dict) and "class" in node:
+        yield node
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for child in children:
+        yield from _nodes(child)
+
+
+def _refused(node: Mapping[str, Any]) -> str | None:
+    kind = node["class"]
+    if kind == "FUNCTION":
+        return None if node["function_name"].lower() in FUNCTIONS else f"calls {node['function_name']}"
+    if kind == "COLUMN_REF":
+        name = ".".join(node["column_names"])
+        return None if name.lower() in NUMBERS else f"reads {name}"
+    return None if kind in CLASSES else f"has a {kind.lower()}"
 
 
 def _value(score: str) -> str:
@@ -119,5 +140,10 @@ def relation(files: Sequence[str], scores: Mapping[str, str] = {}, asked: str = 
 def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
     """Return the query for the rows of the query `called` with their score as delta; `costs`: (key of a call, cost)."""
     cases = " ".join(f"WHEN {quoted(tool)} THEN {_value(score)}" for tool, score in scores.items())
-    texts = {"CALLED": called, "COSTS": costs, "TOOLS": ", ".join(map(quoted, scores)), "SCORE": f"CASE tool {cases} END"}
+    texts = {
+        "CALLED": called,
+        "COSTS": costs,
+        "TOOLS": ", ".join(map(quoted, scores)),
+        "SCORE": f"CASE tool {cases} END",
+    }
     return re.sub("|".join(texts), lambda found: texts[found[0]], SCORED_SQL.partition("\n\n")[2])

@@ -218,7 +218,9 @@ def _tool_costs(tables: Sequence[WarehouseTable]) -> str:
 
 def _costs_asked(tables: Sequence[WarehouseTable]) -> str:
     results = [f'SELECT {ASKED}, cost, seconds FROM "{one.name}"' for one in tables if one.has_costs]
-    return f"SELECT {ASKED}, max(cost) AS cost, max(seconds) AS seconds FROM ({' UNION ALL '.join(results)}) GROUP BY ALL"
+    return (
+        f"SELECT {ASKED}, max(cost) AS cost, max(seconds) AS seconds FROM ({' UNION ALL '.join(results)}) GROUP BY ALL"
+    )
 
 
 def _decide(connection: duckdb.DuckDBPyConnection) -> None:

@@ -1,4 +1,4 @@
-"""Scored calls of a lane as its filter and its control read them: with the lane's score as delta, and what calls cost."""
+"""Scored calls of a lane as its filter and its control read them: with the score as delta; and what calls cost."""
 
 from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
@@ -103,7 +103,9 @@ def _asked(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
         return _list(file for name in names for file in plan.lake.table(f"{lane.key}/{name}").all_files(parts))
 
     keys = _list(one.key for one in lane.behind.values())
-    return ASKED.format(texts=files("heuristic_subset"), results=files(*_results(lane)), keys=keys, names=_list(lane.behind))
+    return ASKED.format(
+        texts=files("heuristic_subset"), results=files(*_results(lane)), keys=keys, names=_list(lane.behind)
+    )
 
 
 def _list(values: Any) -> str:
