@@ -7,7 +7,7 @@ stand in views.sql.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -178,11 +178,12 @@ class Content:
 
 def _content(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Content:
     by_shard: dict[str, list[object]] = {}
-    documents, costs = {}, _costs(tables)
-    for table in (table for table in tables if table.by_shard):
+    documents, read = {}, _costs_read(tables)
+    for table in (table for table in tables if table.by_shard or (read and table.has_costs)):
         for source in table.sources:
             for part, pointer in _pointers(lake.table(source)).items():
-                by_shard.setdefault(part, []).append([source, _shard_version(pointer), *costs(table, pointer)])
+                told = _shard_version(pointer) if table.by_shard else _costs(pointer)
+                by_shard.setdefault(part, []).append([source, told])
                 if table.name == DOCUMENTS:
                     documents[part] = pointer.data_version if pointer else ""
     shards = {shard: fingerprint(versions) for shard, versions in by_shard.items()}
@@ -352,22 +353,21 @@ def version(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, st
 
 
 def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> dict[str, str]:
-    named, costs = {name: table for table in tables for name in table.sources}, _costs(tables)
-    versions = {name: _source_version(lake.table(name)) for name in named}
-    for name, table in named.items():
-        if told := [cost for pointer in _pointers(lake.table(name)).values() for cost in costs(table, pointer)]:
-            versions[name] = fingerprint([versions[name], told])
+    versions = {name: _source_version(lake.table(name)) for table in tables for name in table.sources}
+    if _costs_read(tables):
+        for name in (name for table in tables if table.has_costs for name in table.sources):
+            costs = {part: _costs(pointer) for part, pointer in _pointers(lake.table(name)).items()}
+            versions[name] = fingerprint([versions[name], costs])
     return {SETTINGS: fingerprint(warehouse_settings(tables, lanes)), **versions}
 
 
-def _costs(tables: Sequence[WarehouseTable]) -> Callable[[WarehouseTable, Pointer | None], list[object]]:
-    """What tells the costs in a part of results where a score reads them: they are no part of its version."""
-    read = any(reads_cost(table.scores) for table in tables)
+def _costs_read(tables: Sequence[WarehouseTable]) -> bool:
+    """Whether a score reads what calls cost, which is no part of the version of their results."""
+    return any(reads_cost(table.scores) for table in tables)
 
-    def costs(table: WarehouseTable, pointer: Pointer | None) -> list[object]:
-        return [[file.hash for file in pointer.files]] if read and table.has_costs and pointer else []
 
-    return costs
+def _costs(pointer: Pointer | None) -> list[str]:
+    return [file.hash for file in pointer.files] if pointer else []
 
 
 def _source_version(table: Table) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.scoring import PAPER, ScoreError, columns_read
+from toolformer_dag.lake.scoring import PAPER, ScoreError, refuse
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import (
@@ -168,7 +168,7 @@ def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     score = settings.filtering.score if section.score is None else section.score
     if score != PAPER:
         try:
-            columns_read(score)
+            refuse(score)
         except ScoreError as error:
             raise SettingsError(f"tools.{tool.key}.score: {error}") from error
         if settings.filtering.loss_floor is not None:
