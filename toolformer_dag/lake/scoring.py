@@ -53,6 +53,11 @@ def reads_cost(scores: Mapping[str, str]) -> list[str]:
     return [tool for tool, score in scores.items() if re.search(r"\bcost\b", score, re.IGNORECASE)]
 
 
+def kept_as(scores: Mapping[str, str]) -> str:
+    """Return what to keep scored calls as where they are read several times: costs are joined once."""
+    return "TABLE" if reads_cost(scores) else "VIEW"
+
+
 def relation(files: Sequence[str], scores: Mapping[str, str] = {}, asked: str = "", swaps: bool = False) -> str:
     """Return the query for the calls in part files of loss_deltas, or of swapped_results (`swaps`), numbered by `row`.
 

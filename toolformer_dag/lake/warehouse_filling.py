@@ -13,7 +13,7 @@ import duckdb
 import polars as pl
 
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_text
-from toolformer_dag.lake.scoring import COSTS, IDENTITY, reads_cost, relation
+from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
 
 RULE = sql_text(__package__, "rule.sql")
 """Does a call stay? The filter, the warehouse and the page ask this."""
@@ -152,7 +152,7 @@ def fill(
         for table in sorted(tables, key=lambda one: bool(one.scores)):  # what calls cost is read from the others
             read = _read(table, files[table.name], tables)
             if table.name == SCORED:
-                connection.execute(f"CREATE TEMP VIEW scored AS {read}")
+                connection.execute(f"CREATE TEMP {kept_as(table.scores)} scored AS {read}")
                 continue
             verb = f'CREATE TABLE "{table.name}" AS'
             if shards is not None:

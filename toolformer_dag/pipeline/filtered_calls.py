@@ -88,7 +88,7 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
         return {part: PartRows(()) for part in parts}
     lane = output.lane
     with scratch() as connection:
-        scores.scored(connection, scores.calls(output.plan, lane, parts, given["files"]))
+        scores.scored(connection, output.plan, lane, parts, given["files"])
         run_sql(connection, TEXTS_SQL.replace(FILES, "scored") if lane.scores else TEXTS_SQL, given)
         found = by_part(output, parts, answer(connection, "FROM scored_texts"))
     return {part: PartRows(frames) for part, frames in found.items()}
@@ -175,7 +175,7 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     told = not record[REPEATED].keys().isdisjoint(parts)
     repeated = table.read(WHOLE) if told else RULES.schema.to_frame()
     with scratch() as connection:
-        scores.scored(connection, scores.calls(output.plan, lane, parts, given["files"]))
+        scores.scored(connection, output.plan, lane, parts, given["files"])
         of_parts = repeated.filter(pl.col("shard").is_in(parts))
         connection.execute(REPEATED_IN_ALL, [of_parts["shard"].to_list(), of_parts["digest"].to_list()])
         run_sql(connection, SQL, {**given, "tau_f": tau_f, "last_text": record[LAST_TEXT]})

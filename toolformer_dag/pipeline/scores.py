@@ -9,7 +9,7 @@ import polars as pl
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
-from toolformer_dag.lake.scoring import COSTS, IDENTITY, reads_cost, relation
+from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
 from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED, SCORED_DOCUMENTS
 from toolformer_dag.pipeline.chained_candidates import stage_names
 from toolformer_dag.pipeline.plan import Lane, Plan
@@ -84,14 +84,16 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
             connection.execute(f"CREATE TABLE {name} AS WITH {asked} FROM {name}")
         own = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
         connection.execute(f"CREATE TABLE lanes AS WITH {asked} SELECT *, {own} FROM lanes", {"tau_f": tau_f})
-        connection.execute(f"CREATE TEMP VIEW scored AS {calls(plan, lane, parts, files)}")
+        scored(connection, plan, lane, parts, files)
         run_sql(connection, FRONTIER_SQL)
         return rows(connection, "FROM cost_frontier")
 
 
-def scored(connection: duckdb.DuckDBPyConnection, query: str) -> None:
-    """Make the view `scored` that judged.sql reads."""
-    connection.execute(f"CREATE TEMP VIEW scored AS {query}")
+def scored(
+    connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str]
+) -> None:
+    """Make `scored`, which judged.sql reads: the calls of these parts with their score."""
+    connection.execute(f"CREATE TEMP {kept_as(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
 
 
 def _results(lane: Lane) -> tuple[str, ...]:
