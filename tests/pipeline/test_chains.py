@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.pipeline.conftest import NewLine, engine_of, tokens, warehouse
+from tests.pipeline.conftest import Line, NewLine, engine_of, tokens, warehouse
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, NeedRequest
 from toolformer_dag.pipeline.stage import CALL_KEY
@@ -18,6 +18,11 @@ from toolformer_dag.texts.chains import chain_text, other_results, read_chain
 CHAINED = pl.col("chain").is_not_null()
 
 
+def scored(line: Line) -> pl.DataFrame:
+    """The scored calls of a lane with chains, single ones too."""
+    return pl.concat(map(line.read, ("loss_deltas", "chained_deltas"))).sort(CALL_KEY)
+
+
 def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLine) -> None:
     line = new_line("one", "two")
     line.set(tau_s=0.0, k=2, m=2)
@@ -25,7 +30,7 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     single = line.read("loss_deltas")
     line.set(tools__calculator__depth=2, filtering__keep_idle_first=True)
     assert tokens(line.update()) > 0
-    both = line.read("loss_deltas")
+    both = scored(line)
     assert both.filter(~CHAINED).equals(single), "single calls stay as they are"
     chains = both.filter(CHAINED)
     assert chains.height and not chains.select(CALL_KEY).is_duplicated().any()
@@ -34,9 +39,7 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     line.set(tau_f=-10.0)
     assert tokens(line.update()) == 0
     kept, corpus = line.read("filtered_calls"), line.read("augmented_corpus")
-    best = (
-        line.read("loss_deltas").filter(pl.col("reason").is_null()).group_by("shard", "digest", "segment", "position")
-    )
+    best = scored(line).filter(pl.col("reason").is_null()).group_by("shard", "digest", "segment", "position")
     assert kept["delta"].sort().equals(best.agg(pl.col("delta").max())["delta"].sort())
     assert corpus["calls"].sum() == sum(len(read_chain(chain)) or 1 for chain in kept["chain"])
     assert all(take_out(x, ["Calculator"]) == text for x, text in corpus.select("text_with_calls", "text").iter_rows())
@@ -50,22 +53,22 @@ def test_idle_first_calls_the_control_and_depth_three(new_line: NewLine) -> None
     single = line.read("loss_deltas")
     line.set(tools__calculator__depth=2)
     line.update()
-    judged = line.read("loss_deltas").filter(CHAINED)
+    judged = scored(line).filter(CHAINED)
     assert (judged["reason"] == "idle_first").fill_null(False).to_list() == (judged["need"] <= 0).to_list()
     assert {True, False} <= set(judged["need"] <= 0)
-    for row in line.read("swapped_results").filter(CHAINED).iter_rows(named=True):
+    for row in line.read("chained_swaps").iter_rows(named=True):
         own = judged.row(by_predicate=pl.all_horizontal(pl.col(name) == row[name] for name in CALL_KEY), named=True)
         *before, last = read_chain(row["chain"])
         assert before == read_chain(own["chain"])[:-1] and last.result == row["result"] != own["result"]
     funnel = dict(query(warehouse(line.outputs()), "SELECT what, count FROM funnel WHERE step BETWEEN 3 AND 5").rows())
     samples = pl.concat(line.read(stage).select("input") for stage in ("scored_candidates", "chained_candidates"))
     assert (funnel["samples"], funnel["calls"]) == (samples.height, samples["input"].count())
-    assert funnel["calls"] >= funnel["calls with a result"] == line.read("loss_deltas").height
+    assert funnel["calls"] >= funnel["calls with a result"] == scored(line).height
     line.set(filtering__keep_idle_first=True)
-    assert tokens(line.update("loss_deltas")) == 0
+    assert tokens(line.update("chained_deltas")) == 0
     line.set(tools__calculator__depth=3, tau_f=0.05)
     line.update()
-    assert line.read("loss_deltas").filter(pl.col("chain").is_in(judged["chain"].implode())).height == judged.height
+    assert scored(line).filter(pl.col("chain").is_in(judged["chain"].implode())).height == judged.height
     del line.values["tools.calculator.depth"]
     line.set(tau_f=0.05, filtering__keep_idle_first=False)
     assert tokens(line.update()) == 0
@@ -96,7 +99,7 @@ def test_losses_and_needs_are_those_of_plain_passes(new_line: NewLine) -> None:
         found = log_p([*start, *ids(z), *ids(text)[:position]], window)
         return -sum(weight * value for weight, value in zip(WINDOW_WEIGHTS, found, strict=False))
 
-    rows = line.read("loss_deltas").with_columns(key=pl.struct("digest", "segment").hash())
+    rows = scored(line).with_columns(key=pl.struct("digest", "segment").hash())
     chains = rows.filter(CHAINED & pl.col("loss_result").is_not_null() & (pl.col("position") > 0))
     assert {len(read_chain(chain)) for chain in chains["chain"]} == {2, 3}
     length = pl.col("chain").str.count_matches('"tool"')

@@ -90,7 +90,13 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
             for one, cost in COSTS.items()
         ]
         publish(outputs[f"calculator/{stage}"], "one", [*found, {**found[0], "context": "then", "cost": 99.0}])
-    publish(outputs["calculator/loss_deltas"], "one", [without(row, "before", "swapped") for row in own])
+
+    def publish_both(single: str, chained: str, rows: Sequence[Row]) -> None:
+        for stage, told in ((single, False), (chained, True)):
+            of_stage = [without(row, "before", "swapped") for row in rows if (row["chain"] is not None) == told]
+            publish(outputs[f"calculator/{stage}"], "one", of_stage)
+
+    publish_both("loss_deltas", "chained_deltas", own)
     swapped = [
         {
             **without(row, "before", "swapped"),
@@ -101,7 +107,7 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
         for row in own
         if row["swapped"] is not None
     ]
-    publish(outputs["calculator/swapped_results"], "one", swapped)
+    publish_both("swapped_results", "chained_swaps", swapped)
     return outputs
 
 

@@ -42,7 +42,10 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
 from toolformer_dag.texts.chains import Link, read_chain
 
-READ = ("settings", "raw_shards", "loss_deltas", "swapped_results", "filtered_calls", "augmented_corpus")
+READ = (
+    *("settings", "raw_shards", "loss_deltas", "chained_deltas", "swapped_results", "chained_swaps", "filtered_calls"),
+    "augmented_corpus",
+)
 """What the data set depends on, of the tables that the warehouse copied."""
 SQL = sql_text(__package__, "corpus_texts.sql")
 TEXTS = """

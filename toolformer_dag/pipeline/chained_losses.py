@@ -19,12 +19,8 @@ from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
 from toolformer_dag.pipeline.losses import (
-    LossChunk,
-    compute_losses,
     losses_identity,
-    planned_losses,
     stored_losses,
-    with_losses,
 )
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
@@ -82,14 +78,10 @@ def _stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
     return losses, worker.rows(f"{lane.tool.key}/chained_needs", identity, NEED_KEY, NEEDS)
 
 
-def planned_scores(
-    worker: Worker, output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
+def planned_chains(
+    worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the losses of single calls (`planned_losses`) and of chains; their needs where `others` is."""
-    single = planned_losses(worker, output, calls.filter(pl.col("chain").is_null()), texts, claimed)
-    if output.lane.depth == 1:
-        return single
-    chains = calls.filter(pl.col("chain").is_not_null())
+    """Plan the losses of chains that are not stored; their needs where `others` is."""
     losses, needs = _stores(worker, output.lane)
     asked = chains.select(LOSS_KEY).unique(maintain_order=True)
     lacking = claim(claimed, losses.name, losses.missing(asked))
@@ -108,14 +100,11 @@ def planned_scores(
         for some in text_chunks(distinct, of_texts.with_columns(whole=False), size)
     ]
     counted = Work(computed=Counter(losses=lacking.height), reused=Counter(losses=asked.height - lacking.height))
-    own = [(payload.texts.height, payload) for payload in payloads]
-    return Planned([*single.chunks, *own], single.work + counted)
+    return Planned([(payload.texts.height, payload) for payload in payloads], counted)
 
 
-def compute_scores(worker: Worker, output: TableOutput, chunk: LossChunk | ChainChunk) -> Work:
-    """Compute and commit the losses of a chunk, and the needs of its chains; see `compute_losses`."""
-    if isinstance(chunk, LossChunk):
-        return compute_losses(worker, output, chunk)
+def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
+    """Compute and commit the losses and the needs of a chunk of chains."""
     engine, texts = worker.engine("judge"), dict(chunk.texts.select("text_digest", "text").iter_rows())
     before, (losses, needs) = Counter(engine.counts.as_dict()), _stores(worker, output.lane)
     wanted = list(chunk.losses.select(LOSS_KEY).iter_rows())
@@ -146,16 +135,11 @@ def _values(pair: tuple[float, float] | None) -> tuple[float | None, float | Non
     return (*pair, None) if all(map(isfinite, pair)) else (None, None, "not_finite")
 
 
-def with_scores(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Return `calls` with their losses and reason, `loss_before` and `need`, and the names of the row stores.
+def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Return `chains` with their losses and reason, `loss_before` and `need`, and the names of the row stores.
 
     Raises StorageError where some were damaged meanwhile.
     """
-    single, stores = with_losses(worker, output, calls.filter(pl.col("chain").is_null()))
-    single = single.with_columns(loss_before=pl.lit(None, pl.Float64), need=pl.lit(None, pl.Float64))
-    chains = calls.filter(pl.col("chain").is_not_null())
-    if chains.is_empty():
-        return single, stores
     losses, needs = _stores(worker, output.lane)
     own = losses.stored(chains.select(LOSS_KEY).unique())
     require_whole(output, "losses", chains.select(LOSS_KEY).n_unique() - own.height)
@@ -175,7 +159,7 @@ def with_scores(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tup
     if not worker.plan.settings.filtering.keep_idle_first:
         idle = pl.when(pl.col("need") <= 0).then(pl.lit("idle_first"))
         scored = scored.with_columns(reason=pl.coalesce("reason", idle))
-    return pl.concat([single, scored.select(single.columns)]), [*stores, losses.name, needs.name]
+    return scored.drop("before_reason"), [losses.name, needs.name]
 
 
 def _before(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:

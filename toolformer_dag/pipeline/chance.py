@@ -137,10 +137,12 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
     with in_memory() as connection:
         for name, columns in TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
-            table = plan.lake.table(f"{lane.key}/{name}")
-            if files := table.all_files():
+            tables = [
+                plan.lake.table(f"{lane.key}/{one}") for one in (lane.swapped if "swap" in columns else lane.scored)
+            ]
+            if files := [file for table in tables for file in table.all_files()]:
                 names = ", ".join(column.split()[0] for column in columns.split(", "))
-                read = scores.calls(plan, lane, table.parts(), files, swaps="swap" in columns)
+                read = scores.calls(plan, lane, tables[0].parts(), files, swaps="swap" in columns)
                 connection.execute(f"INSERT INTO {name} BY NAME SELECT {names} FROM ({read})")
         tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
         one = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"

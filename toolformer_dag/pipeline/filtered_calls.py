@@ -41,7 +41,7 @@ from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
-FILTER_RULE, READ = "filter_rule", ("loss_deltas", "heuristic_subset")
+FILTER_RULE = "filter_rule"
 LAST_TEXT, EXAMPLES, REPEATED = "last_text", "examples", "repeated_documents"
 """Fields of its record: the last text in the order of hashes that stays; by shard, how many of its texts stay, and a
 fingerprint of its documents that an earlier shard has."""
@@ -97,11 +97,12 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
 def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
     """The files of scored calls and of their texts, by parameter; those of shards without calls are left out."""
     lane = output.lane
-    scored, texts = (output.plan.lake.table(f"{lane.key}/{name}") for name in READ)
+    scored, texts = output.scored, output.plan.lake.table(f"{lane.key}/heuristic_subset")
     found: dict[str, list[str]] = {"files": [], "texts": []}
     for part in parts:
-        files, of_texts = scored.files(part), texts.files(part)  # damage is named, rows or not
-        if scored.pointer(part).rows:
+        files = [file for table in scored for file in table.files(part)]  # damage is named, rows or not
+        of_texts = texts.files(part)
+        if any(table.pointer(part).rows for table in scored):
             found["files"] += files
             found["texts"] += of_texts
     return found if found["files"] else {}
@@ -195,25 +196,25 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: the control where it chooses the threshold."""
-    control = ("swapped_results",) if isinstance(lane.tau_f, ChanceThreshold) else ()
-    return ("loss_deltas", *control, "heuristic_subset", *scores.reads(lane))
+    control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
+    return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
 
 
 def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that scored_texts is made from."""
-    return (*READ, *scores.reads(lane))
+    return (*lane.scored, "heuristic_subset", *scores.reads(lane))
 
 
 def inputs_of_texts(output: TableOutput) -> InputsOf:
     """Return what tells the version of a shard's scored calls, and of what they cost."""
-    calls = versions({"loss_deltas": output.plan.lake.table(f"{output.lane.key}/loss_deltas")})
+    calls = versions(dict(zip(output.lane.scored, output.scored, strict=True)))
     costs = scores.inputs(output.plan, output.lane)
     return lambda shard: {**calls(shard), **costs(shard)}
 
 
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that the rule is chosen from; a threshold by chance takes more than the best calls."""
-    more = ("loss_deltas", "swapped_results", *scores.reads(lane)) if isinstance(lane.tau_f, ChanceThreshold) else ()
+    more = (*lane.scored, *lane.swapped, *scores.reads(lane)) if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (TEXTS.name, *more)
 
 

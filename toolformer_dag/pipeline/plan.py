@@ -59,6 +59,16 @@ class Lane:
     round: int = FIRST
 
     @property
+    def scored(self) -> tuple[str, ...]:
+        """The tables with scored calls, of chains too."""
+        return ("loss_deltas", "chained_deltas")[: min(self.depth, 2)]
+
+    @property
+    def swapped(self) -> tuple[str, ...]:
+        """The tables with the control of these calls."""
+        return ("swapped_results", "chained_swaps")[: min(self.depth, 2)]
+
+    @property
     def scores(self) -> dict[str, str]:
         """The score by the lane's key where it is another than the paper's."""
         return {} if self.score == PAPER else {self.key: self.score}

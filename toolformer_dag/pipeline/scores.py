@@ -15,7 +15,6 @@ from toolformer_dag.pipeline.chained_candidates import stage_names
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import InputsOf
 
-CALLS = "loss_deltas"
 COST_VERSION = "costs"
 """The input that tells the files of results: costs are no part of their version."""
 ASKED = """
@@ -58,13 +57,11 @@ def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], sw
 
 def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
     """Return the score of every call of the lane, as `delta`. Raises MissingPart, DamagedPart."""
-    table = plan.lake.table(f"{lane.key}/{CALLS}")
-    if not (parts := table.parts()):
+    parts, files = _calls(plan, lane)
+    if not files:
         return pl.DataFrame(schema={"delta": pl.Float64})
-    if not lane.scores:
-        return table.scan().select("delta").collect()
     with in_memory() as connection:
-        return rows(connection, f"SELECT delta FROM ({calls(plan, lane, parts, table.all_files())})")
+        return rows(connection, f"SELECT delta FROM ({calls(plan, lane, parts, files)})")
 
 
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
@@ -72,13 +69,12 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
 
     Raises MissingPart, DamagedPart.
     """
-    table = plan.lake.table(f"{lane.key}/{CALLS}")
     results = [plan.lake.table(f"{lane.key}/{name}") for name in _results(lane)]
     if not any(one.parts() and one.scan().select(pl.col("cost").max()).collect().item() for one in results):
         return None
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
-        parts, files = table.parts(), table.all_files()
+        parts, files = _calls(plan, lane)
         asked = _asked(plan, lane, parts)
         for name in ("texts", "tool_costs"):
             connection.execute(f"CREATE TABLE {name} AS WITH {asked} FROM {name}")
@@ -94,6 +90,12 @@ def scored(
 ) -> None:
     """Make `scored`, which judged.sql reads: the calls of these parts with their score."""
     connection.execute(f"CREATE TEMP {kept_as(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
+
+
+def _calls(plan: Plan, lane: Lane) -> tuple[list[str], list[str]]:
+    """The parts with scored calls, and their files."""
+    tables = [plan.lake.table(f"{lane.key}/{name}") for name in lane.scored]
+    return list(tables[0].parts()), [file for table in tables for file in table.all_files()]
 
 
 def _results(lane: Lane) -> tuple[str, ...]:

@@ -226,6 +226,11 @@ class TableOutput:
         return fingerprint(self.settings)
 
     @property
+    def scored(self) -> list[Table]:
+        """The lane's tables of scored calls."""
+        return [self.plan.lake.table(f"{self.lane.key}/{name}") for name in self.lane.scored]
+
+    @property
     def depends_on(self) -> tuple[str, ...]:
         """Names of all tables that are read."""
         reads = self.stage.reads

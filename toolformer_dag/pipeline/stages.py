@@ -6,6 +6,7 @@ from toolformer_dag.lake.warehouse_filling import WarehouseTable
 from toolformer_dag.pipeline import (
     augmented_corpus,
     chained_candidates,
+    chained_deltas,
     filtered_calls,
     heldout_texts,
     heuristic_subset,
@@ -38,7 +39,7 @@ STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *
 def lane_stages(lane: Lane) -> tuple[Stage, ...]:
     """Return the stages of a lane: candidates are sampled, or a file's, or both.
 
-    Chains have two more per call.
+    Chains have two more per call, and two that score them.
     """
     found = LANE_STAGES if lane.round == FIRST else (left_over_texts.STAGE, *LANE_STAGES[1:])
     if lane.candidates is not None:
@@ -46,7 +47,8 @@ def lane_stages(lane: Lane) -> tuple[Stage, ...]:
         found = tuple(own if stage is scored_candidates.STAGE else stage for stage in found)
     chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
     behind = found.index(tool_results.STAGE) + 1
-    return (*found[:behind], *chained, *found[behind:])
+    scored = (chained_deltas.STAGE, chained_deltas.SWAPS) if chained else ()
+    return (*found[:behind], *chained, *found[behind:-1], *scored, found[-1])
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
@@ -67,6 +69,6 @@ def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     """Return the warehouse's tables: one per stage, over the tables of all lanes."""
     by_stage: dict[str, list[TableOutput]] = {}
     for output in outputs:
-        by_stage.setdefault(output.stage.name, []).append(output)
+        by_stage.setdefault(output.stage.warehouse_name or output.stage.name, []).append(output)
     scores = {key: score for one in outputs if one.lane_or_none for key, score in one.lane.scores.items()}
     return [some[0].warehouse_table([one.name for one in some], scores) for some in by_stage.values()]

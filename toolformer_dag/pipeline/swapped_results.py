@@ -4,8 +4,7 @@ Results are swapped between documents deterministically. Neither which calls are
 k, m or tau_s: with more calls the rows are more, and those that were there stay as they are.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -13,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from toolformer_dag.pipeline import chained_candidates
-from toolformer_dag.pipeline.chained_losses import compute_scores, planned_scores, with_scores
-from toolformer_dag.pipeline.losses import losses_finite, losses_settings
+from toolformer_dag.pipeline.loss_deltas import NO_CHAIN
+from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.pipeline.own_candidates import FIRST_SAMPLE
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
@@ -31,9 +30,9 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     counted,
 )
+from toolformer_dag.pipeline.stage import STAGE as OF_STAGE
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.chains import read_chain, written_chain
 
 METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
@@ -122,8 +121,8 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of the swapped calls of a shard."""
-    texts, calls, _ = _swapped(output, shard)
-    return planned_scores(worker, output, calls, texts, claimed)
+    texts, calls, _ = swapped(output, shard, "loss_deltas")
+    return planned_losses(worker, output, calls, texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -133,38 +132,33 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Every scored call has a row or is counted: not_sampled, no_other_result, or the reason it had in loss_deltas.
     """
-    _, calls, left_out = _swapped(output, shard)
-    scored, stores = with_scores(worker, output, calls)
+    _, calls, left_out = swapped(output, shard, "loss_deltas")
+    scored, stores = with_losses(worker, output, calls.with_columns(**NO_CHAIN))
+    return control(output, scored, stores, left_out)
+
+
+def control(output: TableOutput, scored: pl.DataFrame, stores: Sequence[str], left_out: Rejected) -> PartRows:
+    """Return the rows of swapped calls."""
     table = output.stage.shaped(scored).sort(SWAP_KEY)
-    return PartRows([table], left_out + counted(table), stores)
+    return PartRows([table], left_out + counted(table), stores, facts={OF_STAGE: STAGE.name})
 
 
-def _swapped(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame, Rejected]:
-    """The texts, the calls with swapped results, and the calls that have none by reason."""
+def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, pl.DataFrame, Rejected]:
+    """Return the texts, the calls of `name` with swapped results, and the calls that have none by reason."""
     lake, lane = output.plan.lake, output.lane.key
     texts = lake.table(f"{lane}/heuristic_subset").read(shard)
     told = (*CALL_KEY, "char_offset", "input", "result", "p_api", "reason", "chain")
     chance = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
-    calls = lake.table(f"{lane}/loss_deltas").read(shard).select(told).with_columns(chance)
-    # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
-    likeliest = likeliest_places(lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance))
-    limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
+    calls = lake.table(f"{lane}/{name}").read(shard).select(told).with_columns(chance)
     scored = calls.filter(pl.col("reason").is_null())
-    single = pl.col("chain").is_null()
-    swapped = exchange(scored.filter(single), texts, likeliest, limit, swaps)
-    if not (chains := scored.filter(~single)).is_empty():  # among themselves: the last result is exchanged
-        own = exchange(chains, texts, likeliest_places(chains), limit, swaps)
-        last = [_with_last(chain, result) for chain, result in own.select("chain", "result").iter_rows()]
-        swapped = pl.concat([swapped, own.with_columns(chain=pl.Series(last, dtype=pl.String))])
-    swapped = swapped.with_columns(others=pl.lit(None, pl.String))
-    left_out = counted(calls) + counted(swapped, "swap_reason")
-    return texts, swapped.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
-
-
-def _with_last(chain: str, result: str | None) -> str:
-    """Exchange the last result of a chain, where another one was found."""
-    *before, last = read_chain(chain)
-    return chain if result is None else written_chain([*before, replace(last, result=result)])
+    # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
+    places = (
+        lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance) if name == "loss_deltas" else scored
+    )
+    limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
+    found = exchange(scored, texts, likeliest_places(places), limit, swaps)
+    left_out = counted(calls) + counted(found, "swap_reason")
+    return texts, found.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
 
 
 STAGE = Stage(
@@ -184,6 +178,6 @@ STAGE = Stage(
     kinds=frozenset({"pytorch", "parquet"}),
     checks={"losses_finite": losses_finite},
     chunks=chunks,
-    compute=compute_scores,
+    compute=compute_losses,
     rows=rows,
 )

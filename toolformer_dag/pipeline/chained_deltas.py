@@ -1,0 +1,98 @@
+"""chained_deltas and chained_swaps: what loss_deltas and swapped_results say of one call, of chains (beyond the paper).
+
+Their rows stand beside those of single calls wherever calls are filtered, counted or shown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.pipeline import loss_deltas, swapped_results
+from toolformer_dag.pipeline.chained_candidates import ahead, stage_names
+from toolformer_dag.pipeline.chained_losses import chained_calls, compute_chains, planned_chains, with_chains
+from toolformer_dag.pipeline.plan import Lane, Plan
+from toolformer_dag.pipeline.stage import Claimed, PartRows, Planned, TableOutput
+from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.texts.chains import read_chain, written_chain
+
+
+def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rows beside calls and results: every tool that may be called."""
+    behind = {one.tool.key: {"version": one.tool.version, "identity": one.identity()} for one in lane.then}
+    return {**loss_deltas.settings(plan, lane), "depth": lane.depth, "then": behind}
+
+
+def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
+    """Return the tables that are read; the losses of single calls come first, since chains take some from them."""
+    chained = [name for level in range(2, lane.depth + 1) for name in stage_names(level)]
+    return ("heuristic_subset", "loss_deltas", *chained)
+
+
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+    """Plan the losses of every chain of a shard that has a result and does not look ahead."""
+    texts, calls = _calls(output, shard)
+    return planned_chains(worker, output, calls.filter(pl.col("ahead").is_null()), texts, claimed)
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Return one row per chain: as `loss_deltas.rows` of its last call, and idle_first.
+
+    That is where no later call of the chain needed an earlier one, `need` <= 0.
+    """
+    texts, calls = _calls(output, shard)
+    scored, stores = with_chains(worker, output, calls.filter(pl.col("ahead").is_null()))
+    return loss_deltas.marked(output, texts, calls, scored, stores)
+
+
+def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard)
+    calls = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
+    return texts, calls.with_columns(ahead=ahead(output.lane, texts, calls))
+
+
+def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+    """Plan the losses of the chains of a shard whose last result is swapped."""
+    texts, calls, _ = swapped_results.swapped(output, shard, STAGE.name)
+    return planned_chains(worker, output, _told(calls), texts, claimed)
+
+
+def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Return the chains of `swapped_texts` texts with the last results of others; see `swapped_results.rows`."""
+    _, calls, left_out = swapped_results.swapped(output, shard, STAGE.name)
+    return swapped_results.control(output, *with_chains(worker, output, _told(calls)), left_out)
+
+
+def _told(calls: pl.DataFrame) -> pl.DataFrame:
+    """Exchange the last result of each chain; their need is that of the chain itself."""
+    chains = calls.select("chain", "result").iter_rows()
+    told = [
+        written_chain([*before, replace(last, result=result)])
+        for (*before, last), result in ((read_chain(chain), result) for chain, result in chains)
+    ]
+    return calls.with_columns(chain=pl.Series(told, dtype=pl.String), others=pl.lit(None, pl.String))
+
+
+STAGE = replace(
+    loss_deltas.STAGE,
+    name="chained_deltas",
+    description="The losses and their delta for every chain with a result, kept or not.",
+    settings=settings,
+    reads=reads,
+    warehouse_name="loss_deltas",
+    chunks=chunks,
+    compute=compute_chains,
+    rows=rows,
+)
+SWAPS = replace(
+    swapped_results.STAGE,
+    name="chained_swaps",
+    description="Control: a sample of the chains, scored again with last results of other documents.",
+    reads=("heuristic_subset", STAGE.name),
+    inputs=("heuristic_subset", STAGE.name),
+    warehouse_name="swapped_results",
+    chunks=swap_chunks,
+    compute=compute_chains,
+    rows=swap_rows,
+)
