@@ -7,7 +7,8 @@ stand in views.sql.
 """
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -178,14 +179,13 @@ class Content:
 
 def _content(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> Content:
     by_shard: dict[str, list[object]] = {}
-    documents, read = {}, _costs_read(tables)
-    for table in (table for table in tables if table.by_shard or (read and table.has_costs)):
-        for source in table.sources:
-            for part, pointer in _pointers(lake.table(source)).items():
-                told = _shard_version(pointer) if table.by_shard else _costs(pointer)
-                by_shard.setdefault(part, []).append([source, told])
-                if table.name == DOCUMENTS:
-                    documents[part] = pointer.data_version if pointer else ""
+    documents = {}
+    for table, source, part, pointer in _parts(lake, [table for table in tables if table.by_shard]):
+        by_shard.setdefault(part, []).append([source, _shard_version(pointer)])
+        if table.name == DOCUMENTS:
+            documents[part] = pointer.data_version if pointer else ""
+    for _, source, part, pointer in _parts(lake, _costs_read(tables)):
+        by_shard.setdefault(part, []).append([source, _costs(pointer)])
     shards = {shard: fingerprint(versions) for shard, versions in by_shard.items()}
     return Content(_sources(lake, tables, lanes), documents, shards)
 
@@ -354,16 +354,22 @@ def version(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, st
 
 def _sources(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]) -> dict[str, str]:
     versions = {name: _source_version(lake.table(name)) for table in tables for name in table.sources}
-    if _costs_read(tables):
-        for name in (name for table in tables if table.has_costs for name in table.sources):
-            costs = {part: _costs(pointer) for part, pointer in _pointers(lake.table(name)).items()}
-            versions[name] = fingerprint([versions[name], costs])
+    for _, name, part, pointer in _parts(lake, _costs_read(tables)):
+        versions[name] = fingerprint([versions[name], part, _costs(pointer)])
     return {SETTINGS: fingerprint(warehouse_settings(tables, lanes)), **versions}
 
 
-def _costs_read(tables: Sequence[WarehouseTable]) -> bool:
-    """Whether a score reads what calls cost, which is no part of the version of their results."""
-    return any(reads_cost(table.scores) for table in tables)
+def _parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[tuple[WarehouseTable, str, str, Pointer | None]]:
+    """Each part of the sources of tables: table, source, part, pointer."""
+    for table in tables:
+        for source in table.sources:
+            yield from ((table, source, *part) for part in _pointers(lake.table(source)).items())
+
+
+def _costs_read(tables: Sequence[WarehouseTable]) -> list[WarehouseTable]:
+    """The tables of results where a score reads what calls cost, which is no part of the version of their results."""
+    read = any(reads_cost(table.scores) for table in tables)
+    return [table for table in tables if read and table.has_costs]
 
 
 def _costs(pointer: Pointer | None) -> list[str]:
@@ -427,6 +433,15 @@ def _part_files(
     return found
 
 
+def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """REJECTIONS; those of single calls and of chains together."""
+    found = Counter[tuple[str, str | None, str, str]]()
+    for record in records:
+        for one in record.get("rejections", []):
+            found[record["stage"], record["tool"], one["shard"], one["reason"]] += one["count"]
+    return pl.DataFrame([(*key, count) for key, count in found.items()], REJECTIONS, orient="row")
+
+
 def _own_rows(
     lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], content: Content
 ) -> dict[str, pl.DataFrame]:
@@ -435,13 +450,7 @@ def _own_rows(
     def records_of(source: str) -> list[Mapping[str, Any]]:
         return [pointer.record for pointer in _pointers(lake.table(source)).values() if pointer]
 
-    rejections = [
-        {"stage": record["stage"], "tool": record["tool"], **rejected}
-        for source in content.sources
-        if source != SETTINGS
-        for record in records_of(source)
-        for rejected in record.get("rejections", [])
-    ]
+    records = (record for source in content.sources if source != SETTINGS for record in records_of(source))
     # what each lane's calls were filtered with, whatever the settings say by now
     applied = [
         {"tool": lane, "name": name, **next(map(_filter_rule, records_of(f"{lane}/filtered_calls")), {})}
@@ -450,7 +459,7 @@ def _own_rows(
     return {
         **{table.name: table.schema.to_frame() for table in tables},
         "sources": pl.DataFrame(list(content.sources.items()), SOURCES, orient="row"),
-        "rejections": pl.DataFrame(rejections, REJECTIONS),
+        "rejections": _rejections(records),
         "lanes": pl.DataFrame(applied, LANES),
         "filter_rules": pl.DataFrame(applied, FILTER_RULES),
     }
