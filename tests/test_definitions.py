@@ -61,7 +61,7 @@ def test_a_lane_with_chains_has_its_calls_and_results_twice_and_waits_for_the_to
         "wiki_search/prepared_tool",
     ]
     assert {f"calculator/chained_{name}" for name in ("candidates", "results")} <= set(
-        graph["calculator/loss_deltas"]["after"]
+        graph["calculator/chained_deltas"]["after"]
     )
 
 
@@ -209,7 +209,7 @@ def test_the_lanes_of_a_server_are_one_group(served):
             "tools.built_in.calculator.Calculator.version",
             "another",
             "calculator/heuristic_subset calculator/tool_results calculator/loss_deltas "
-            "question_answering/chained_results question_answering/loss_deltas evaluation/accuracy",
+            "question_answering/chained_results question_answering/chained_deltas evaluation/accuracy",
         ),
     ],
 )

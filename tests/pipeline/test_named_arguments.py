@@ -53,7 +53,7 @@ def test_named_arguments_are_read_run_spliced_and_asked_for_in_sql(new_line: New
     line = new_line("one")
     (line.folder / "adder.py").write_text(ADDER)
     (line.folder / "calculator.txt").write_text('Call.\nInput: 3\nOutput: [Add(note="n", a=1, b=2)] 3\n')
-    line.set(tools__calculator__use='"adder:Add"', tools__calculator__candidates='"calls.jsonl"', tau_f=-100.0)
+    line.set(tools__calculator__use='"adder:Add"', tools__calculator__proposals='["calls.jsonl"]', tau_f=-100.0)
     texts = finished("one").read("heuristic_subset").unique("digest", maintain_order=True).head(len(CALLS) + 1)
     rows = [
         {"digest": text["digest"], "char_offset": text["offset"] + text["text"].index(" ") + 1, "input": asked}

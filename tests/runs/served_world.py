@@ -41,8 +41,7 @@ command = {command}
 LANE = """
 [tools.{key}]
 examples = {examples}
-candidates = "{key}.jsonl"
-sampling = {sampling}
+proposals = {sources}
 tau_s = 0.05
 k = 2
 m = 6
@@ -148,7 +147,8 @@ def lay_out_served(folder: Path, asks: Mapping[str, Ask], documents: int, sample
     settings = (MODEL + SETTINGS).replace("{command}", json.dumps(command))
     for key, ask in asks.items():
         examples = [written(key, ask(draw)) for _ in range(2)]
-        lane = {"key": key, "examples": json.dumps(examples), "sampling": json.dumps(sampled)}
+        sources = [*(["model"] if sampled else []), f"{key}.jsonl"]
+        lane = {"key": key, "examples": json.dumps(examples), "sources": json.dumps(sources)}
         settings += LANE.format(**lane)
     (folder / "toolformer.toml").write_text(settings)
     for shard in ("one", "two"):

@@ -14,9 +14,11 @@ from toolformer_dag.lake.queries import in_memory, quoted, sql_text
 
 PAPER = "loss_minus - loss_plus"
 """What loss_deltas and swapped_results hold as delta."""
+OVER_ECHO = "least(delta, delta - echo)"
+"""What a call gains, or gains over its echo where that is less; least ignores a null."""
 NUMBERS = (
     *("p_api", "loss_empty", "loss_call", "loss_result", "loss_before", "need", "loss_minus", "loss_plus", "delta"),
-    "cost",
+    *("echo", "cost"),
 )
 """What a score may read; `cost`: what the call cost, a chain all its calls, 0 where the tool says nothing."""
 COSTS = sql_text(__package__, "costs.sql")

@@ -26,7 +26,7 @@ COMMENT ON MACRO chain_text IS 'The calls of a chain with their results, as they
 
 CREATE VIEW calls AS
 SELECT decisions.tool, decisions.shard, decisions.digest, decisions.domain, decisions.date, documents.url,
-       documents.title, segment, position, sample, kept, reason, best, delta, decisions.tau_f, distance,
+       documents.title, segment, position, sample, source, kept, reason, best, delta, echo, decisions.tau_f, distance,
        substr(text, greatest(1, char_offset - 79), least(80, char_offset)) AS before,
        coalesce(chain_text(chain), ' [' || lanes.name || '(' || input || ') -> ' || result || ']') AS call,
        substr(text, char_offset + 1, 80) AS after,
@@ -93,22 +93,43 @@ COMMENT ON COLUMN funnel.stage IS 'the stage that left them';
 COMMENT ON COLUMN funnel.what IS 'what is counted';
 COMMENT ON COLUMN funnel.count IS 'how many';
 
+-- The losses' tokens are shared out by scored calls; sampling is the model's alone.
 CREATE VIEW candidate_sources AS
-SELECT tool, CASE WHEN sample >= 1_000_000 THEN 'file' ELSE 'sampled' END AS source, count(*) AS candidates,
-       count(loss_deltas.sample) AS scored, count(filtered_calls.sample) AS kept, count(filtered_calls.sample) / count(*) AS share
-FROM candidates
-LEFT JOIN (SELECT tool, shard, digest, segment, position, sample FROM loss_deltas) AS loss_deltas
-    USING (tool, shard, digest, segment, position, sample)
-LEFT JOIN (SELECT tool, shard, digest, segment, position, sample FROM filtered_calls) AS filtered_calls
-    USING (tool, shard, digest, segment, position, sample)
-GROUP BY ALL
+WITH proposed AS (
+    SELECT tool, source, count(*) AS candidates, count(input) AS calls FROM candidates GROUP BY ALL
+), scored AS (
+    SELECT tool, source, count(*) FILTER (loss_result IS NOT NULL) AS scored,
+           count(DISTINCT (digest, segment, position)) FILTER (eligible) AS places,
+           count(*) FILTER (kept) AS kept
+    FROM decisions GROUP BY ALL
+), control AS (
+    SELECT tool, source, count(*) AS swapped, count(*) FILTER (delta >= tau_f) AS kept_swapped,
+           coalesce(sum((delta >= tau_f)::INTEGER * weight), 0)::DOUBLE AS decoys, sum(weight)::DOUBLE AS weights
+    FROM (
+        SELECT tool, source, max(delta) AS delta, 1 / count(*) OVER (PARTITION BY tool, source, digest, segment, position) AS weight
+        FROM swapped_results WHERE reason IS NULL GROUP BY tool, source, digest, segment, position, swap
+    ) JOIN lanes USING (tool) GROUP BY ALL
+)
+SELECT tool, source, candidates, calls, coalesce(scored, 0) AS scored, coalesce(places, 0) AS places, coalesce(kept, 0) AS kept,
+       coalesce(kept, 0) / candidates AS share, coalesce(swapped, 0) AS swapped, coalesce(kept_swapped, 0) AS kept_swapped,
+       unnest(chance_estimates(coalesce(decoys, 0), coalesce(weights, 0), coalesce(places, 0), coalesce(kept, 0)))
+FROM proposed LEFT JOIN scored USING (tool, source) LEFT JOIN control USING (tool, source)
 ORDER BY tool, source;
-COMMENT ON VIEW candidate_sources IS 'What the calls of a file ([tools.NAME] candidates) and the sampled ones yield: how many were scored and kept of each.';
-COMMENT ON COLUMN candidate_sources.source IS 'file or sampled';
+COMMENT ON VIEW candidate_sources IS 'What each source of calls ([tools.NAME] proposals) yields: how many were scored and kept, and how many would be kept by chance. yield_per_token has its tokens.';
+COMMENT ON COLUMN candidate_sources.source IS 'model, rule, or the name of a file';
 COMMENT ON COLUMN candidate_sources.candidates IS 'calls, and samples that were discarded';
-COMMENT ON COLUMN candidate_sources.scored IS 'those that have a result';
+COMMENT ON COLUMN candidate_sources.calls IS 'calls of the tool';
+COMMENT ON COLUMN candidate_sources.scored IS 'those that have losses';
+COMMENT ON COLUMN candidate_sources.places IS 'positions with calls that only the threshold decides';
 COMMENT ON COLUMN candidate_sources.kept IS 'those that the filter keeps: one per position';
 COMMENT ON COLUMN candidate_sources.share IS 'kept / candidates';
+COMMENT ON COLUMN candidate_sources.swapped IS 'swaps of the control';
+COMMENT ON COLUMN candidate_sources.kept_swapped IS 'those that would be kept';
+COMMENT ON COLUMN candidate_sources.by_chance IS 'places that would be kept by chance';
+COMMENT ON COLUMN candidate_sources.by_chance_low IS 'lower end of its 95 % interval';
+COMMENT ON COLUMN candidate_sources.by_chance_high IS 'upper end of its 95 % interval';
+COMMENT ON COLUMN candidate_sources.fdr IS 'share of the kept places that are kept by chance';
+COMMENT ON COLUMN candidate_sources.fdr_high IS 'its one-sided 95 % bound';
 
 CREATE VIEW offset_statistics AS
 WITH placed AS (

@@ -37,6 +37,7 @@ from toolformer_dag.pipeline.stage import (
     counted,
 )
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.calls import Call
 from toolformer_dag.texts.chains import Link, place_of, read_chain, written_chain
@@ -50,7 +51,7 @@ CALLED = Column(TOOL.dtype, "key of the lane whose tool is called; the lane's ow
 BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
 FINISHED = (
     *(*CALL_KEY, "char_offset", "p_api", "called", "before", "input", "result"),
-    *("text_digest", "context", "offset"),
+    *("text_digest", "context", "offset", "source", "words"),
 )
 """Columns of calls that have a result, of those behind others as of single ones."""
 
@@ -72,6 +73,8 @@ def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     calls = lake.table(f"{lane.key}/{names[0]}").read(shard).filter(pl.col("input").is_not_null())
     if level == 1:
         calls = calls.with_columns(called=pl.lit(lane.key), before=pl.lit(None, pl.String))
+    else:
+        calls = calls.with_columns(source=pl.lit(MODEL), words=pl.lit(None, pl.String))
     answers = lake.table(f"{lane.key}/{names[1]}").read(shard)
     answers = answers.select("input", "context", "result", called="tool", answered=pl.lit(True))
     calls = calls.join(texts.select(*TEXT_KEY, "text_digest", "context", "offset"), on=TEXT_KEY, how="left")

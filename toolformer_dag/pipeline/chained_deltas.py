@@ -33,7 +33,7 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of every chain of a shard that has a result and does not look ahead."""
     texts, calls = _calls(output, shard)
-    return planned_chains(worker, output, calls.filter(pl.col("ahead").is_null()), texts, claimed)
+    return planned_chains(worker, output, calls.filter(pl.col("unfit").is_null()), texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -42,14 +42,15 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     That is where no later call of the chain needed an earlier one, `need` <= 0.
     """
     texts, calls = _calls(output, shard)
-    scored, stores = with_chains(worker, output, calls.filter(pl.col("ahead").is_null()))
+    scored, stores = with_chains(worker, output, calls.filter(pl.col("unfit").is_null()))
     return loss_deltas.marked(output, texts, calls, scored, stores)
 
 
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard)
     calls = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
-    return texts, calls.with_columns(ahead=ahead(output.lane, texts, calls))
+    calls = calls.with_columns(ahead=ahead(output.lane, texts, calls), echo=pl.lit(None, pl.Float64))
+    return texts, calls.with_columns(unfit=pl.when(pl.col("ahead").is_not_null()).then(pl.lit("looks_ahead")))
 
 
 def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:

@@ -43,7 +43,8 @@ class Task:
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     """Compute a chunk and commit its rows. Raises WorkerError where this process has read other settings."""
-    output = tables.get(task.table)
+    known = {one.name: one for output in tables.values() for one in (output, *output.inner)}
+    output = known.get(task.table)
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
     if output.stage.compute is not None:

@@ -84,7 +84,7 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     placed = pl.concat([subset.stage.schema.to_frame(), *map(subset.table.read, stale)])
     texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
     texts = texts.sample(fraction=1, shuffle=True, seed=seed)
-    if texts.height <= GROUPS or subset.lane.candidates is not None:
+    if texts.height <= GROUPS or subset.lane.files:
         return LaneForecast(subset.lane.key, texts.height, shards=len(stale))
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]

@@ -256,7 +256,7 @@ RULES = Stage(
     rows=rule_rows,
 )
 COPIED = (
-    *("tool", "shard", "digest", "segment", "position", "sample", "char_offset", "input", "result", "p_api"),
+    *("tool", "shard", "digest", "segment", "position", "sample", "source", "char_offset", "input", "result", "p_api"),
     *("loss_minus", "loss_plus", "delta", "chain"),
 )
 STAGE = Stage(

@@ -17,6 +17,7 @@ from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL_KEY,
     SCORED,
+    TEXT_KEY,
     Claimed,
     Column,
     PartRows,
@@ -27,6 +28,7 @@ from toolformer_dag.pipeline.stage import (
 )
 from toolformer_dag.pipeline.stage import STAGE as OF_STAGE
 from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.tools.tool import blamed
 
@@ -39,26 +41,34 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of every candidate call of a shard that has a result and does not look ahead."""
+    """Plan the losses of every candidate call of a shard that is to be scored, and of its echo."""
     texts, calls = _calls(output, shard)
-    return planned_losses(worker, output, calls.filter(pl.col("ahead").is_null()), texts, claimed)
+    scored = calls.filter(pl.col("unfit").is_null())
+    return planned_losses(worker, output, pl.concat([scored, _echoes(scored)]), texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return one row per candidate call that has a result.
 
-    `reason` marks what may not stay whatever its delta: looks_ahead, which is not scored, does_not_fit and not_finite
-    (the losses of all three are null), and tool_keeps_out (`Tool.keeps`).
+    `reason` marks what may not stay whatever its delta. Not scored: looks_ahead; same_result, where a rule proposed a
+    call with this result at this place before; words_not_held and no_echo, where the call's result, or that of its
+    echo, does not hold what the rule saw after the call. Scored: does_not_fit and not_finite (the losses of both are
+    null), and tool_keeps_out (`Tool.keeps`).
     """
     texts, calls = _calls(output, shard)
-    scored, stores = with_losses(worker, output, calls.filter(pl.col("ahead").is_null()))
+    fit = calls.filter(pl.col("unfit").is_null())
+    scored, stores = with_losses(worker, output, fit)
+    echoes, _ = with_losses(worker, output, _echoes(fit))
+    gained = pl.min_horizontal("loss_empty", "loss_call") - pl.col("loss_echo")
+    losses = echoes.select(*CALL_KEY, loss_echo="loss_result")
+    scored = scored.join(losses, on=CALL_KEY, how="left", maintain_order="left").with_columns(echo=gained)
     return marked(output, texts, calls, scored, stores)
 
 
 def marked(
     output: TableOutput, texts: pl.DataFrame, calls: pl.DataFrame, scored: pl.DataFrame, stores: Sequence[str]
 ) -> PartRows:
-    """Return the rows: `scored`, with those that their tool keeps out, and of `calls` those that look ahead."""
+    """Return the rows: `scored`, with those that their tool keeps out, and of `calls` those that are `unfit`."""
     by_digest = dict(texts.select("text_digest", "text").iter_rows())
     tools = {one.key: one.tool for one in output.lane.behind.values()}
     kept = []
@@ -69,15 +79,48 @@ def marked(
             kept.append(bool(tools[key].keeps(by_digest[digest], place - offset, call)))
     kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit("tool_keeps_out"))
     found = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
-    unscored = calls.filter(pl.col("ahead").is_not_null()).with_columns(reason=pl.lit("looks_ahead"))
+    unscored = calls.filter(pl.col("unfit").is_not_null()).with_columns(reason="unfit")
     table = output.stage.shaped(pl.concat([found, unscored], how="diagonal")).sort(CALL_KEY)
     return PartRows([table], counted(table), stores, facts={OF_STAGE: STAGE.name})
 
 
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The texts, and the calls that have a result, with what they tell `ahead`."""
-    texts, calls = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard), finished(output, shard, 1)
-    return texts, calls.with_columns(**NO_CHAIN, ahead=ahead(output.lane, texts, calls))
+    """The texts, and the calls that have a result, with the result of their echo and why they are not scored."""
+    lake, lane = output.plan.lake, output.lane
+    texts, calls = lake.table(f"{lane.key}/heuristic_subset").read(shard), finished(output, shard, 1)
+    answers = lake.table(f"{lane.key}/tool_results").read(shard).select("context", words="input", echoed="result")
+    calls = calls.join(answers, on=("words", "context"), how="left", maintain_order="left")
+    calls = calls.with_columns(**NO_CHAIN, ahead=ahead(lane, texts, calls))
+    reasons = {
+        "looks_ahead": pl.col("ahead").is_not_null(),
+        "words_not_held": ~_holds("result"),
+        "no_echo": ~(_holds("echoed") & (pl.col("echoed") != pl.col("result"))),
+        "same_result": _repeats(),
+    }
+    unfit = pl.coalesce(pl.when(which).then(pl.lit(reason)) for reason, which in reasons.items())
+    return texts, calls.with_columns(unfit=unfit)
+
+
+def _holds(result: str) -> pl.Expr:
+    """Whether a result holds the words that a rule saw; null without such words."""
+    return (
+        pl.col(result).fill_null("").str.to_lowercase().str.contains(pl.col("words").str.to_lowercase(), literal=True)
+    )
+
+
+def _repeats() -> pl.Expr:
+    """Whether another call at the place has the result, and a rule proposed it, before this one if a rule did too.
+
+    The loss tells results apart, not inputs: among calls with equal results it would choose by noise.
+    """
+    ruled, group = pl.col("source") == RULE, (*TEXT_KEY, "position", "result")
+    first = pl.when(ruled).then("sample").max().over(group)  # from -1 down
+    return pl.col("sample") != first
+
+
+def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
+    """The calls that have an echo, with its result."""
+    return calls.filter(pl.col("words").is_not_null()).with_columns(result="echoed")
 
 
 NO_CHAIN = {

@@ -1,13 +1,14 @@
 """What a run is made of: settings, the lanes with their tools, the model's identity, the shard files."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.scoring import PAPER, ScoreError, refuse
+from toolformer_dag.lake.scoring import OVER_ECHO, PAPER, ScoreError, refuse
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import (
@@ -24,11 +25,19 @@ from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.rounds import FIRST, in_round, numbered
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import SettingsError, determining
-from toolformer_dag.settings.tool_settings import ChanceThreshold, ToolLimits, ToolSettings
+from toolformer_dag.settings.setting_types import SettingsError, determining, under
+from toolformer_dag.settings.tool_settings import (
+    MODEL,
+    RULE,
+    ChanceThreshold,
+    PatternRule,
+    ToolLimits,
+    ToolSettings,
+    source_name,
+)
 from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
 from toolformer_dag.tools.routing import told_identity
-from toolformer_dag.tools.tool import Tool, blamed
+from toolformer_dag.tools.tool import Proposed, Tool, blamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,8 @@ class Lane:
     """A tool with tau_s, k, m and tau_f (paper, section 2): the settings' values, else the tool's own (the paper's).
 
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
-    rejected before they are scored. `candidates`: a file of calls; `sampling`: whether others are sampled too.
+    rejected before they are scored. `proposals`: the sources of calls, MODEL, RULE or files; `files`: the path of each
+    of these, by its name in tables; `rule`: a pattern in place of the tool's own rule.
     `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
     whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `score`: what tau_f
     is held against, in SQL. `round`: in which it annotates.
@@ -49,8 +59,9 @@ class Lane:
     tau_f: float | ChanceThreshold
     limits: ToolLimits
     look_ahead: bool = True
-    candidates: Path | None = None
-    sampling: bool = True
+    proposals: tuple[str, ...] = (MODEL,)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    rule: PatternRule | None = None
     min_probability: float = 0.0
     depth: int = 1
     then: tuple["Lane", ...] = ()
@@ -86,6 +97,20 @@ class Lane:
     def in_round(self, round: int) -> "Lane":
         """Return the lane as it is in another round."""
         return replace(self, round=round, then=tuple(lane.in_round(round) for lane in self.then))
+
+    def propose(self, text: str, context: str) -> list[Proposed]:
+        """Return the calls of the section's pattern, else of the tool's rule. Raises ToolDown, OverBudget."""
+        if self.rule is None:
+            with blamed(self.tool, "propose"):
+                return list(self.tool.propose(text, context))
+        found = re.finditer(self.rule.pattern, text)
+        at = "here" if "here" in re.compile(self.rule.pattern).groupindex else None
+        return [Proposed(one.start(at) if at else one.end(), one.expand(self.rule.input)) for one in found]
+
+    def rule_identity(self) -> dict[str, object]:
+        """Return what determines `propose`. Raises ToolDown where the tool's code fails."""
+        with blamed(self.tool, "rule_identity"):
+            return determining(self.rule) if self.rule else dict(self.tool.rule_identity())
 
     def identity(self) -> dict[str, object]:
         """Return `Tool.identity`. Raises ToolDown where the tool's code fails."""
@@ -154,8 +179,18 @@ def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> L
     return replace(lane, depth=section.depth, then=tuple(others[key] for key in section.then), chain_prompt=prompt)
 
 
+def _files(tool: Tool, section: ToolSettings, root: Path) -> dict[str, Path]:
+    """The files among the sources, by their names in tables. Raises SettingsError for a rule that does not exist."""
+    if RULE in section.proposals and section.rule is None and type(tool).propose is Tool.propose:
+        raise SettingsError(
+            f"[tools.{tool.key}] proposals: {tool.name} has no rule of its own; write a pattern, as in "
+            f"[tools.{tool.key}.rule] pattern = ..., give its class `propose`, or leave {RULE!r} out"
+        )
+    return {source_name(one): under(root, one) for one in section.proposals if one not in (MODEL, RULE)}
+
+
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    paper, file, least = tool.defaults, section.candidates, section.min_probability
+    paper, least = tool.defaults, section.min_probability
     return Lane(
         tool=tool,
         tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
@@ -164,8 +199,9 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         tau_f=paper.tau_f if section.tau_f is None else section.tau_f,
         limits=section.limits,
         look_ahead=section.look_ahead,
-        candidates=file and settings.root / file,
-        sampling=section.sampling or file is None,
+        proposals=section.proposals,
+        files=_files(tool, section, settings.root),
+        rule=section.rule,
         min_probability=settings.decoding.min_probability if least is None else least,
         score=_score(tool, section, settings),
         round=settings.rounds.count,
@@ -175,7 +211,8 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
 def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     """What tau_f is held against. Raises SettingsError for an expression that is no score, or needs every loss."""
     weight = settings.filtering.cost_weight if section.cost_weight is None else section.cost_weight
-    score = settings.filtering.score if section.score is None else section.score
+    general = settings.filtering.score
+    score = section.score or (OVER_ECHO if general == PAPER and _looks_ahead(tool, section) else general)
     if score != PAPER:
         try:
             refuse(score)
@@ -187,6 +224,11 @@ def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
                 "of the two"
             )
     return f"({score}) - {weight!r} * cost" if weight else score
+
+
+def _looks_ahead(tool: Tool, section: ToolSettings) -> bool:
+    """Whether a rule of the lane reads what the text says after a call."""
+    return RULE in section.proposals and section.rule is None and tool.rule_looks_ahead
 
 
 Role = Literal["proposer", "judge"]

@@ -20,6 +20,8 @@ from toolformer_dag.pipeline.stage import (
     CHAR_OFFSET,
     INPUT,
     P_API,
+    SOURCE,
+    WORDS,
     Claimed,
     Column,
     PartRows,
@@ -34,6 +36,7 @@ from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.rounds import FIRST
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
 from toolformer_dag.texts.chains import chain_text, read_chain
@@ -220,7 +223,10 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         placed.join(asked.chosen, on="text_digest")
         .join(samples, on=("text_digest", "position"))
         .with_columns(
-            (pl.col("offset") + pl.col("char")).alias("char_offset"), pl.coalesce("reason", "malformed").alias("reason")
+            (pl.col("offset") + pl.col("char")).alias("char_offset"),
+            pl.coalesce("reason", "malformed").alias("reason"),
+            source=pl.lit(MODEL),
+            words=pl.lit(None, pl.String),
         )
         .select(output.stage.schema.names())
         .sort(CALL_KEY)
@@ -290,10 +296,12 @@ STAGE = Stage(
     description="Up to k positions with p_i > tau_s per text, m sampled calls each; discarded ones have a reason.",
     columns={
         **CALL,
+        "source": SOURCE,
         "char_offset": CHAR_OFFSET,
         "p_api": P_API,
         "body": Column(pl.String(), "what was sampled between the brackets"),
         "input": INPUT,
+        "words": WORDS,
         "reason": Column(pl.String(), "why the sample was discarded; null for a call"),
     },
     key=CALL_KEY,

@@ -348,19 +348,24 @@ RESULT = Column(pl.String(), "result of the call")
 CHARACTERS = Column(
     pl.Int64(), 'length of the text, which is substr(documents.text, "offset" + 1, characters)', "length(text)"
 )
+SOURCE = Column(pl.String(), "who proposed the call: model, rule, or the name of a file")
+WORDS = Column(
+    pl.String(), "what a rule saw the text say after the call, which its result and its echo hold; null for most"
+)
 CALL = {
     "tool": TOOL,
     "shard": SHARD,
     "digest": DIGEST,
     "segment": SEGMENT,
     "position": Column(pl.Int32(), "i: the call stands before token x_i, counted from 0"),
-    "sample": Column(pl.Int32(), "j: number of the sample at this position"),
+    "sample": Column(pl.Int32(), "j: number of the sample at this position; from -1 down where nobody sampled it"),
 }
 CALL_KEY = tuple(CALL)
 CHAIN = Column(pl.String(), "the calls of a chain with their results as JSON, this one last; null for a single call")
 TEXT_KEY = ("shard", "digest", "segment")
 SCORED = {
     **CALL,
+    "source": SOURCE,
     "char_offset": CHAR_OFFSET,
     "input": INPUT,
     "result": RESULT,
@@ -383,6 +388,10 @@ SCORED = {
         pl.Float64(),
         "L- - L+: by how much the result helps; in the warehouse less cost_weight times the cost",
         "loss_minus - loss_plus",
+    ),
+    "echo": Column(
+        pl.Float64(),
+        "L- less L+ with the result of another input that holds the same words; null but for rules that look ahead",
     ),
     "delta_is_bound": Column(
         pl.Boolean(),

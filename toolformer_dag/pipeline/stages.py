@@ -12,7 +12,7 @@ from toolformer_dag.pipeline import (
     heuristic_subset,
     left_over_texts,
     loss_deltas,
-    own_candidates,
+    proposals,
     raw_shards,
     removed_documents,
     scored_candidates,
@@ -37,14 +37,12 @@ STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *
 
 
 def lane_stages(lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages of a lane: candidates are sampled, or a file's, or both.
+    """Return the stages of a lane; its candidates come from its sources.
 
     Chains have two more per call, and two that score them.
     """
     found = LANE_STAGES if lane.round == FIRST else (left_over_texts.STAGE, *LANE_STAGES[1:])
-    if lane.candidates is not None:
-        own = own_candidates.STAGE if lane.sampling else own_candidates.FILE_ALONE
-        found = tuple(own if stage is scored_candidates.STAGE else stage for stage in found)
+    found = tuple(proposals.stage(lane) if stage is scored_candidates.STAGE else stage for stage in found)
     chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
     behind = found.index(tool_results.STAGE) + 1
     scored = (chained_deltas.STAGE, chained_deltas.SWAPS) if chained else ()

@@ -14,7 +14,6 @@ import polars as pl
 from toolformer_dag.pipeline import chained_candidates
 from toolformer_dag.pipeline.loss_deltas import NO_CHAIN
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
-from toolformer_dag.pipeline.own_candidates import FIRST_SAMPLE
 from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.stage import (
     CALL,
@@ -39,8 +38,8 @@ METHOD = 3
 PLACE = (*TEXT_KEY, "position")
 ASKED = (*PLACE, "input")
 SWAP_KEY = (*CALL_KEY, "swap")
-FIRST_SAMPLES = (0, FIRST_SAMPLE, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
-"""The first numbers at a position: of single samples, of calls of a file, of calls behind one and behind two others."""
+FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
+"""The first numbers at a position: of samples, of other sources, of calls after one and after two others."""
 
 
 def exchange(
@@ -49,16 +48,18 @@ def exchange(
     """`calls` (ASKED, sample, p_api, result, ...) with results of other documents; null, with a `swap_reason`, without.
 
     Of the distinct `texts` (TEXT_KEY, text_digest) of a shard, whether they have calls or not, the calls of the `limit`
-    with the smallest hashes are taken (not_sampled). Results are given by the first samples, or calls of a file, at the
-    `likeliest` place (PLACE) of each text: they are there for every k and m. A call is told those of places at least as
-    likely as its own, which are there for every tau_s under which the call is. All calls stand in a circle in the order
+    with the smallest hashes are taken (not_sampled), and of the texts for which a rule or a file proposes calls, which
+    may be few, as many. Results are given by the first samples, or other calls, at the `likeliest` place (PLACE) of
+    each text: they are there for every k and m. A call gets those of places at least as likely as its own, which are
+    there for every tau_s under which the call is. All calls stand in a circle in the order
     of another hash of their texts, and a call gets the next such results that differ from its own and come from
     documents with another digest (no_other_result); equal calls at a position get the same ones. A result that is right
     all the same, or of a near-duplicate, is not noticed.
 
     A call has a row per swap (`swap` counts from 0), at most `swaps`, each with another result.
     """
-    sampled = calls.join(_sampled(texts, limit), on=TEXT_KEY, maintain_order="left")
+    proposed = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
+    sampled = calls.join(_sampled(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
     giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
     gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in(FIRST_SAMPLES)
     told = _exchanged(giving.with_columns(gives=gives), swaps)
@@ -74,10 +75,14 @@ def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
     return ordered.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE)
 
 
-def _sampled(texts: pl.DataFrame, limit: int) -> pl.DataFrame:
-    """(TEXT_KEY, text_digest, sampled): whether a text is one of its shard's first `limit`."""
+def _sampled(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.DataFrame:
+    """(TEXT_KEY, text_digest, sampled): whether a text is one of its shard's first `limit`, or of the proposed ones."""
     hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
-    return hashed.select(*TEXT_KEY, "text_digest", sampled=pl.col("hash").rank("dense").over("shard") <= limit)
+    hashed = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
+    first, own = (
+        one.rank("dense").over("shard") <= limit for one in (pl.col("hash"), pl.when("proposed").then("hash"))
+    )
+    return hashed.select(*TEXT_KEY, "text_digest", sampled=first | own.fill_null(False))
 
 
 def _exchanged(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
@@ -147,7 +152,7 @@ def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, p
     """Return the texts, the calls of `name` with swapped results, and the calls that have none by reason."""
     lake, lane = output.plan.lake, output.lane.key
     texts = lake.table(f"{lane}/heuristic_subset").read(shard)
-    told = (*CALL_KEY, "char_offset", "input", "result", "p_api", "reason", "chain")
+    told = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
     chance = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
     calls = lake.table(f"{lane}/{name}").read(shard).select(told).with_columns(chance)
     scored = calls.filter(pl.col("reason").is_null())
@@ -156,6 +161,7 @@ def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, p
         lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance) if name == "loss_deltas" else scored
     )
     limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
+    scored = scored.with_columns(echo=pl.lit(None, pl.Float64))
     found = exchange(scored, texts, likeliest_places(places), limit, swaps)
     left_out = counted(calls) + counted(found, "swap_reason")
     return texts, found.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out

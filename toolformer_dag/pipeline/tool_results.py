@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.pipeline import own_candidates
+from toolformer_dag.pipeline import proposals
 from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.stage import (
     INPUT,
@@ -72,7 +72,7 @@ def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claim
     """Plan the calls of `candidates` (KEY and other columns) to the tool of the output's lane."""
     calls, store = candidates.select(KEY).unique().sort(KEY), _store(worker, output.lane)
     # whole rows are read: damage beside the key columns has to show before the tool runs
-    given = own_candidates.given_results(output).select(KEY)
+    given = proposals.given_results(output).select(KEY)
     # lost calls wait for the next run
     known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls[output.lane.key], given)])
     missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
@@ -106,12 +106,15 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
-    """Return a row per distinct call of `candidates` (shard, KEY) to the tool of the output's lane; see `rows`."""
+    """Return a row per distinct call of `candidates` (shard, KEY) to the tool of the output's lane; see `rows`.
+
+    Those whose shard is null are no candidates and count nowhere.
+    """
     calls, store = candidates.select(KEY).unique(), _store(worker, output.lane)
     lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls[output.lane.key]]).unique(KEY)
     if not lost.is_empty():
         store.refresh()
-    given = own_candidates.given_results(output).join(calls, on=KEY, how="semi").with_columns(seconds=pl.lit(0.0))
+    given = proposals.given_results(output).join(calls, on=KEY, how="semi").with_columns(seconds=pl.lit(0.0))
     others = store.stored(calls).join(given, on=KEY, how="anti")
     stored = pl.concat([RESULTS.to_frame(), others, given], how="diagonal")
     # what is stored wins: another process may have had an answer to a call that was lost here
@@ -120,7 +123,7 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
     table = found.with_columns(tool=pl.lit(output.lane.key), tool_version=pl.lit(output.lane.tool.version))
     reasons = sorted(set(found.join(stored, on=KEY, how="anti")["reason"]))
     facts = {RETRY: f"calls were lost ({', '.join(reasons)}) and are tried again"} if reasons else {}
-    rejected = counted(candidates.join(found, on=KEY))
+    rejected = counted(candidates.drop_nulls("shard").join(found, on=KEY))
     ordered = table.select(output.stage.schema.names()).sort(KEY)
     return PartRows([ordered], rejected, [store.name], facts)
 
@@ -130,11 +133,13 @@ def _store(worker: Worker, lane: Lane) -> RowStore:
 
 
 def _calls(output: TableOutput, shard: str) -> pl.DataFrame:
-    """(shard, input, context) of every candidate call."""
+    """(shard, input, context) of every candidate call, and of echoes, without their shard."""
     lake, lane = output.plan.lake, output.lane
     texts = lake.table(f"{lane.key}/heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     calls = lake.table(f"{lane.key}/scored_candidates").read(shard).filter(pl.col("input").is_not_null())
-    return calls.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY)
+    placed = calls.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY, "words")
+    echoes = placed.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
+    return pl.concat([placed, echoes]).drop("words")
 
 
 STAGE = Stage(
@@ -151,7 +156,7 @@ STAGE = Stage(
         "tool_version": Column(pl.String(), "version of the tool that answered"),
     },
     key=("tool", *KEY),
-    settings=lambda plan, lane: {**result_settings(lane), **own_candidates.identity(lane)},
+    settings=lambda plan, lane: {**result_settings(lane), **proposals.identity(lane)},
     reads=("scored_candidates", "heuristic_subset"),
     pool="tools",
     volatile=MEASURED,

@@ -1,11 +1,26 @@
 """Declare what toolformer.toml says of a tool: its lane, its thresholds and the limits of its calls."""
 
+import json
+import logging
+import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from toolformer_dag.settings.setting_types import LocalPath, SettingsTable, Unfingerprinted
+from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted
+
+_log = logging.getLogger(__name__)
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the pattern is no regular expression ({error}); correct it") from error
+    return pattern
 
 
 class ToolLimits(SettingsTable):
@@ -48,6 +63,12 @@ class ChanceThreshold(SettingsTable):
     )
 
 
+@cache
+def _word(message: str) -> None:
+    """Say it once, however often settings are read."""
+    _log.warning("%s", message)
+
+
 NUMBER, TABLE = "[number]", "[table]"
 FORMS = ("[key]", NUMBER, TABLE)
 """Marks that pydantic puts into the path of a mistake: the key of a table, and the form of a value that has two."""
@@ -61,18 +82,53 @@ Threshold = Annotated[Annotated[float, Tag(NUMBER)] | Annotated[ChanceThreshold,
 """A number, or the table that says how the number is chosen."""
 
 
+MODEL, RULE = "model", "rule"
+"""Sources of calls beside files: the model that samples, and a rule that reads the text."""
+FILES = (".parquet", ".jsonl", ".ndjson", ".json")
+
+
+def _sources(named: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the sources of a lane: each is known, and no two have one name in the tables."""
+    for name in named:
+        if name not in (MODEL, RULE) and not name.endswith(FILES):
+            known = f'"{MODEL}", "{RULE}" or a file of calls ({", ".join(FILES)})'
+            raise ValueError(f"{name!r} is no source of calls; write {known}")
+    if len({source_name(name) for name in named}) < len(named):
+        raise ValueError("two sources have one name, by which tables tell them apart; rename a file, or leave one out")
+    return named
+
+
+def source_name(source: str) -> str:
+    """Return the name of a source in tables: that of a file without its folders."""
+    return Path(source).name
+
+
+class PatternRule(SettingsTable):
+    r"""Propose calls by a regular expression: `pattern = "weather in (?P<city>[A-Z][a-z]+)"`, `input = '\g<city>'`."""
+
+    pattern: Annotated[str, AfterValidator(_compiles)] = Field(
+        description="Regular expression, searched in each text. The call stands where its group `here` begins, else "
+        "where it ends."
+    )
+    input: str = Field("", description=r"Input of the call; `\g<city>` is what the group `city` matched.")
+
+
 class ToolSettings(SettingsTable):
     """Configure one tool and its lane. Keys that are not declared here are options of the tool itself."""
 
     model_config = ConfigDict(extra="allow")
 
     enabled: bool = Field(True, description="Whether the tool has a lane.")
-    candidates: LocalPath | None = Field(
-        None,
-        description="File of calls, Parquet or JSON lines, that takes the place of sampling: `digest` (the document's "
-        "id) or `text` (the document's), `char_offset`, `input`, and where known `result` and `p_api`.",
+    proposals: Annotated[tuple[str, ...], AfterValidator(_sources)] = Field(
+        (MODEL,),
+        min_length=1,
+        description="Who proposes calls: `model` samples them, `rule` is the tool's own rule or that of the section, "
+        "and a file of calls, Parquet or JSON lines, has `digest` (the document's id) or `text` (the document's), "
+        "`char_offset`, `input`, and where known `result` and `p_api`.",
     )
-    sampling: bool = Field(False, description="Whether calls are sampled beside those of `candidates`.")
+    rule: PatternRule | None = Field(
+        None, description="A rule for `proposals`, written as a pattern; it takes the place of the tool's own."
+    )
     tau_s: float | None = Field(
         None, ge=0, le=1, description="Sampling threshold: probability of `[` above which a position may get calls."
     )
@@ -124,6 +180,17 @@ class ToolSettings(SettingsTable):
         '`"embedded"` is that of the synthetic world. When left out, the prompt of the tool.',
     )
     limits: ToolLimits = Field(ToolLimits(), description="Limits on running the tool.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_releases(cls, given: Any) -> Any:
+        """Read `candidates` and `sampling`, which `proposals` replaces."""
+        old = {"candidates", "sampling"} & given.keys() if isinstance(given, Mapping) else set()
+        if not old or given.get("candidates") is None:
+            return {name: value for name, value in given.items() if name not in old} if old else given
+        sources = ((MODEL,) if given.get("sampling") else ()) + (str(given["candidates"]),)
+        _word(f"candidates and sampling are one setting now: write proposals = {json.dumps(sources)}")
+        return {**{name: value for name, value in given.items() if name not in old}, "proposals": sources}
 
     def options(self) -> Mapping[str, Any]:
         """Return the keys that the tool itself understands, `use` and `prompt` among them."""

@@ -3,7 +3,7 @@
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -93,6 +93,19 @@ class ToolResult:
         return self.reason is not None and self.reason.startswith(LOST)
 
 
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A call that a rule proposes: `input`, before the character `offset` of the text.
+
+    `words`: what the rule has seen the text say after the call. Only a result that holds them counts, and it must beat
+    an echo: the result of the input `words`, which holds them too. Empty for a rule that does not look ahead.
+    """
+
+    offset: int
+    input: str
+    words: str = ""
+
+
 NO_ANSWER = ToolResult(None, "no_answer")
 
 
@@ -139,6 +152,10 @@ class Tool(ABC):
     """Whether a text is the tool's only where it fits it better than most other routed tools (`Router`)."""
     server: str = ""
     """The server of `[servers.NAME]` that has the tool; its lanes are one group of the graph."""
+    rule_version: ClassVar[str] = "1"
+    """Raise this when `propose` gives other calls; no loss and no result is computed again."""
+    rule_looks_ahead: ClassVar[bool] = False
+    """Whether `propose` gives `words`; the score of the lane is then what a call gains over its echo."""
     batch_size: int = 32
     """The most calls that `run` gets; 1 for a backend without batches."""
 
@@ -192,6 +209,17 @@ class Tool(ABC):
     def keeps(self, text: str, offset: int, input: str) -> bool:
         """Return whether to keep a call that passed the filter; x_i begins at character `offset` of `text`."""
         return True
+
+    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+        """Return calls for a text by a rule (`proposals = ["rule"]`), those at one place by preference.
+
+        Of calls with one result at a place the first is scored. `context`: that of the document. Raises OverBudget.
+        """
+        raise NotImplementedError
+
+    def rule_identity(self) -> Mapping[str, object]:
+        """Return what determines `propose`, for fingerprints."""
+        return {"rule": self.rule_version}
 
     def prepare(self, progress: Callable[[int], None]) -> None:  # noqa: B027 - most tools need no preparation
         """Do the first `run`'s preparation outside a call's time limit; report progress to `progress`."""

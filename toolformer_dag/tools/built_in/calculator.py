@@ -1,12 +1,15 @@
 """The calculator: the four basic operations, rounded to two decimals (paper, section 3)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
+from toolformer_dag.settings.setting_types import Unfingerprinted
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.number_pairs import selection_rule
-from toolformer_dag.tools.tool import NoResult, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.options import ToolOptions
+from toolformer_dag.tools.rules import sums
+from toolformer_dag.tools.tool import NoResult, Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 MAX_CHARACTERS = 200
 MAX_DEPTH = 50
@@ -120,6 +123,12 @@ class _Parser:
         return inner
 
 
+class CalculatorOptions(ToolOptions):
+    """Options of the calculator; strict_rule: whether its rule proposes only sums that may be meant on a web page."""
+
+    strict_rule: Unfingerprinted[bool] = True
+
+
 class Calculator(Tool):
     """Exact arithmetic; an input without a value has the reason of `evaluate`."""
 
@@ -128,6 +137,8 @@ class Calculator(Tool):
     version = "6"
     description = "Computes an arithmetic expression, such as 400 / 1400."
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
+    Options = CalculatorOptions
+    options: CalculatorOptions
 
     def wants_document(self, document: Document) -> str | None:
         """Return the first rule that the whole text meets; a segment meets no rule that its document does not."""
@@ -135,6 +146,12 @@ class Calculator(Tool):
 
     def wants(self, text: str, document: Document) -> str | None:
         return selection_rule(text, document.text)
+
+    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+        return sums.propose_sums(text, self.options.strict_rule)
+
+    def rule_identity(self) -> Mapping[str, object]:
+        return {"rule": sums.VERSION, "strict": self.options.strict_rule}
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call.input) for call in calls]

@@ -1,11 +1,17 @@
 """The calendar (paper, section 3 and appendix A.1). calendar.txt is the prompt of appendix A.2, word for word."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from datetime import date
 
 from toolformer_dag.synthetic.today import today_is
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+
+DATED = re.compile(r"\b(?:[A-Z][a-z]+day|[A-Z][a-z]+(?= [0-9])|(?<=in )[A-Z][a-z]+|(?:19|20)[0-9]{2})\b")
+"""A day of the week, a month beside a day or after "in", or a year, among other words."""
+PER_TEXT = 5
+"""The most calls that the rule proposes for a text."""
 
 
 class Calendar(Tool):
@@ -28,6 +34,15 @@ class Calendar(Tool):
 
     def context(self, document: Document) -> str:
         return document.date.isoformat() if document.date else ""
+
+    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+        """Return calls before days of the week, months and years that are those of the document's date."""
+        if not context:
+            return []
+        day = date.fromisoformat(context)
+        parts = {f"{day:%A}", f"{day:%B}", str(day.year)}
+        found = [match.start() for match in DATED.finditer(text) if match[0] in parts]
+        return [Proposed(at, "") for at in found[:: -(-len(found) // PER_TEXT) or 1]]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call) for call in calls]

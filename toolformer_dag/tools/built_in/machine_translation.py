@@ -2,14 +2,15 @@
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.synthetic.lexicon import THE, lexicon, translate
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.foreign_text import ENGLISH_LABEL, Identifier
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.rules import glosses
+from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions
 
 DICTIONARY_RULES = 2  # raise this when the dictionary would translate a phrase in another way
@@ -97,6 +98,15 @@ class MachineTranslation(Tool):
         """
         phrase, before, after = (" ".join(part.split()) for part in (unquote(input), text[:offset], text[offset:]))
         return phrase in before or phrase not in after
+
+    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+        """Return translations inside the quotes of a gloss, of phrases that fastText takes for another language."""
+        found = list(glosses.glosses(text))
+        labels = Identifier(self.options.identifier).identify([one.input.lower() for one in found])
+        return [one for one, language in zip(found, labels, strict=True) if language.label != ENGLISH_LABEL]
+
+    def rule_identity(self) -> Mapping[str, object]:
+        return {"rule": glosses.VERSION, "identifier": Identifier(self.options.identifier).identity()}
 
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Load the model with a first translation."""

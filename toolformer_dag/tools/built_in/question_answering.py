@@ -1,14 +1,15 @@
 """Question answering: search passages, and let a reader answer from them (paper, section 3)."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.options import shown_url
 from toolformer_dag.tools.passage_search import IndexingProgress, PassageSearch
 from toolformer_dag.tools.readers import QuestionAnsweringOptions, Reader, load_reader
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.rules import questions
+from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 READER_RULES = 4  # raise this when the reader without weights would answer a question in another way
 
@@ -43,6 +44,12 @@ class QuestionAnswering(Tool):
             if self.options.passages_read:
                 self._search = self._search or self.options.open_search(progress)
             self._reader = self._reader or load_reader(self.options)
+
+    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+        return questions.propose_questions(text)
+
+    def rule_identity(self) -> Mapping[str, object]:
+        return {"rule": questions.VERSION}
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Answer questions. Raises PassageError and ModelError where these cannot be read, and the reader's errors."""

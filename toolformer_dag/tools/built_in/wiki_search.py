@@ -5,14 +5,15 @@ nanomaterials") that the paper lost at a line break.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.passage_search import IndexingProgress, PassageSearch, RetrievalOptions
 from toolformer_dag.tools.passages import snippet
-from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.rules import facts
+from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 
 class WikiSearchOptions(RetrievalOptions):
@@ -29,6 +30,7 @@ class WikiSearch(Tool):
     description = "Searches Wikipedia and returns a passage."
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
     Options = WikiSearchOptions
+    rule_looks_ahead = True
     options: WikiSearchOptions
 
     def __init__(self, key: str, options: WikiSearchOptions, prompt: str) -> None:
@@ -40,6 +42,12 @@ class WikiSearch(Tool):
         """Build the index if it is missing and open it."""
         with self._opening:
             self._search = self._search or self.options.open_search(progress)
+
+    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+        return facts.propose_searches(text)
+
+    def rule_identity(self) -> Mapping[str, object]:
+        return {"rule": facts.VERSION}
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Search for inputs. Raises PassageError when the passages cannot be read or indexed."""

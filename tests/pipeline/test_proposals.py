@@ -1,0 +1,247 @@
+"""Calls of files and of rules take the place of sampling, or stand beside it, and go the same way from there."""
+
+import json
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from tests.pipeline.conftest import Line, NewLine, cost, differences, warehouse
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.warehouse import query
+
+CANDIDATES, LOSSES, FILE = "scored_candidates", "loss_deltas", "calls.jsonl"
+FROM_THERE = ("tool_results", LOSSES, "filtered_calls", "augmented_corpus")
+
+
+@pytest.fixture
+def sampled(finished: NewLine) -> Line:
+    return finished("one", "two")
+
+
+@pytest.fixture
+def line(new_line: NewLine) -> Line:
+    line = new_line("one", "two")
+    line.set(tools__calculator__proposals=json.dumps([FILE]))
+    return line
+
+
+def write(line: Line, *rows: object) -> None:
+    (line.folder / FILE).write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+
+
+def calls_of(line: Line) -> pl.DataFrame:
+    return line.read(CANDIDATES).filter(pl.col("input").is_not_null()).select("digest", "char_offset", "input", "p_api")
+
+
+def test_the_calls_of_a_lake_give_the_same_tables_from_a_file(sampled: Line, line: Line) -> None:
+    calls_of(sampled).write_parquet(line.folder / "calls.parquet")
+    line.set(tools__calculator__proposals='["calls.parquet"]')
+    reports = line.update()
+    assert cost(reports, "samples") == cost(reports, "texts") == (0, 0)
+    for stage in FROM_THERE:
+        found, expected = (one.read(stage).drop("sample", "source", strict=False) for one in (line, sampled))
+        assert expected.height > 2
+        assert_frame_equal(found, expected, abs_tol=1e-5, check_row_order=False)
+    # a discarded sample gives no result in the control, and is not in the file; texts without calls do not count
+    assert line.read("swapped_results").height >= sampled.read("swapped_results").height > 0
+
+
+def test_every_row_that_is_no_call_is_counted_by_reason(sampled: Line, line: Line) -> None:
+    text = sampled.read("heuristic_subset").row(0, named=True)
+    word = text["text"].index(" ") + 1
+    good = {"digest": text["digest"], "char_offset": text["offset"] + word, "input": "1 + 1"}
+    write(
+        line,
+        good,
+        {**good, "char_offset": good["char_offset"] - 1},
+        "{no json\n",
+        {**good, "char_offset": -1},
+        {**good, "char_offset": "7"},
+        {**good, "input": None},
+        {**good, "result": 2},
+        ["a list"],
+        {"char_offset": 1, "input": "1"},
+        {**good, "digest": "sha1:none"},
+        {**good, "char_offset": 10**6},
+        {**good, "char_offset": good["char_offset"] + 1},
+        {**good, "input": "1]"},
+        {**good, "input": "1 -> 2"},
+    )
+    report = line.update("raw_shards", "heuristic_subset", CANDIDATES)[CANDIDATES]
+    rows = line.read(CANDIDATES)
+    assert rows["input"].to_list() == ["1 + 1"] * 2 and rows["char_offset"].n_unique() == 1
+    assert rows["body"].to_list() == ["Calculator(1 + 1)"] * 2
+    assert report.rejections == {
+        "arrow_in_input": 1,
+        "bad_row": 7,
+        "bracket_in_input": 1,
+        "inside_a_token": 1,
+        "no_such_text": 2,
+    }
+
+
+def test_a_document_may_be_told_by_its_text_and_a_result_that_is_known_is_not_asked_for(
+    sampled: Line, line: Line
+) -> None:
+    told = sampled.read("filtered_calls").row(0, named=True)
+    documents = sampled.read("raw_shards")
+    text = documents.filter(pl.col("digest") == told["digest"])["text"][0]
+    call = {"text": text, "char_offset": told["char_offset"], "input": told["input"]}
+    write(line, {**call, "result": "[a]\nresult"}, {**call, "result": "another"}, {**call, "input": "1 + 1"})
+    reports = line.update()
+    assert cost(reports, "calls") == (1, 1)
+    results = dict(line.read("tool_results").select("input", "result").iter_rows())
+    assert results == {told["input"]: "(a) result", "1 + 1": "2"}
+    assert set(line.read(LOSSES)["result"]) == set(results.values())
+    control = line.read("swapped_results")
+    assert control.height == 0 or control["p_api"].null_count() == 0
+
+
+def test_a_changed_file_makes_its_lane_stale_and_a_missing_one_is_named(sampled: Line, line: Line) -> None:
+    calls = calls_of(sampled).to_dicts()
+    write(line, *calls)
+    line.update()
+    assert not any(differences(output) for output in line.outputs().values())
+    write(line, *calls, {**calls[0], "input": "20 + 22"})
+    stale = {name: found.lines for name, output in line.outputs().items() if (found := differences(output))}
+    assert stale.keys() == {CANDIDATES, "tool_results"}
+    reports = line.update()
+    assert reports["tool_results"].work.computed["calls"] == 1 and cost(reports, "losses")[0] <= 3
+    assert {name for name, report in reports.items() if not report.unchanged} >= {CANDIDATES, "tool_results", LOSSES}
+    (line.folder / FILE).unlink()
+    with pytest.raises(UserError, match=r"\[tools.calculator\] proposals: .*calls.jsonl cannot be read"):
+        _ = line.output(CANDIDATES).settings
+
+
+def test_sampled_calls_stand_beside_those_of_the_file_and_sql_tells_what_each_yields(
+    sampled: Line, finished: NewLine
+) -> None:
+    line, rows = finished("one", "two"), calls_of(sampled).head(5).to_dicts()
+    write(line, *rows)
+    line.set(tools__calculator__proposals=json.dumps(["model", FILE]))
+    reports = line.update()
+    assert cost(reports, "samples")[0] == cost(reports, "losses")[0] == 0
+    assert line.read(CANDIDATES).height == sampled.read(CANDIDATES).height + len(rows)
+    sources = query(warehouse(line.outputs()), "from candidate_sources").rows_by_key("source", named=True)
+    assert sources.keys() == {FILE, "model"}
+    assert sources[FILE][0]["candidates"] == len(rows) and sources["model"][0]["kept"] > 0
+
+
+def test_settings_of_earlier_releases_are_read_and_say_what_to_write(
+    caplog: pytest.LogCaptureFixture, line: Line
+) -> None:
+    line.values.clear()
+    line.set(tools__calculator__candidates='"old.jsonl"', tools__calculator__sampling="true")
+    assert line.plan().lanes[0].proposals == ("model", "old.jsonl")
+    assert 'write proposals = ["model", "old.jsonl"]' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("proposals", "message"),
+    [
+        (["rules"], '"model", "rule" or a file of calls'),
+        (["a.jsonl", "b/a.jsonl"], "two sources have one name"),
+        ([], "at least 1"),
+    ],
+)
+def test_sources_that_are_none_are_refused(line: Line, proposals: list[str], message: str) -> None:
+    line.set(tools__calculator__proposals=json.dumps(proposals))
+    with pytest.raises(UserError, match=message):
+        line.plan()
+
+
+SUM_RULE = {
+    "tools__calculator__proposals": '["rule"]',
+    "tools__calculator__strict_rule": "false",
+}
+
+
+def test_a_rule_proposes_without_the_model_and_only_its_own_version_makes_it_stale(
+    monkeypatch: pytest.MonkeyPatch, line: Line
+) -> None:
+    line.set(**SUM_RULE)
+    reports = line.update()
+    rows = line.read(CANDIDATES)
+    assert rows.height > 5 and set(rows["source"]) == {"rule"} and rows["p_api"].null_count() == rows.height
+    assert cost(reports, "samples") == cost(reports, "texts") == (0, 0)
+    texts = {(one["digest"], one["segment"]): one for one in line.read("heuristic_subset").iter_rows(named=True)}
+    for row in line.read(LOSSES).iter_rows(named=True):
+        text = texts[row["digest"], row["segment"]]
+        said = text["text"][row["char_offset"] - text["offset"] :]
+        assert said.split()[0] == row["result"] and row["sample"] < 0
+    line.set(k=1, m=9, tau_s=0.9, tools__calculator__prompt='"calculator.txt"')
+    assert not any(differences(output) for output in line.outputs().values())
+    monkeypatch.setattr("toolformer_dag.tools.rules.sums.VERSION", "another")
+    stale = {name for name, output in line.outputs().items() if differences(output)}
+    assert stale == {CANDIDATES}
+    reports = line.update()
+    assert cost(reports, "losses")[0] == cost(reports, "calls")[0] == 0
+
+
+RULED_TOOL = '''
+import re
+
+from toolformer_dag.tools.tool import Proposed, Tool, ToolDefaults, ToolResult, OverBudget
+
+
+class Ruled(Tool):
+    """Answers with what is asked; it proposes by a rule."""
+
+    name = "Calculator"
+    version = "1"
+    defaults = ToolDefaults(0.1, 2, 2, 0.0)
+    rule_looks_ahead = True
+
+    def propose(self, text, context):
+        if "9 and 9" in text:
+            raise OverBudget
+        for match in re.finditer(r"make (\\d+)", text):
+            at, said = match.start(1), match[1]
+            yield Proposed(at, f"first {said}")
+            yield Proposed(at, f"second {said}")
+            yield Proposed(at, f"other {said}")
+            yield Proposed(at, f"held {said}", said)
+            yield Proposed(at, "missing", said)
+            yield Proposed(at, "a]")
+
+    def run(self, calls):
+        answers = {"first": "same", "second": "same", "other": "another", "missing": "nothing of it"}
+        return [ToolResult(answers.get(call.input.split()[0], f"<{call.input}>")) for call in calls]
+'''
+
+
+def test_of_equal_results_the_first_is_scored_and_what_looks_ahead_must_beat_its_echo(line: Line) -> None:
+    (line.folder / "ruled.py").write_text(RULED_TOOL)
+    line.set(tools__calculator__use='"ruled:Ruled"', tools__calculator__proposals='["rule"]', tau_f=-9.0)
+    reports = line.update()
+    assert reports[CANDIDATES].rejections["bracket_in_input"] > 0
+    rows = line.read(LOSSES)
+    of_place = rows.filter(pl.col("position") == rows["position"][0]).head(6)
+    reasons = dict(of_place.select("input", "reason").iter_rows())
+    assert {key.split()[0]: why for key, why in reasons.items()} == {
+        "first": None,
+        "second": "same_result",
+        "other": None,
+        "held": None,
+        "missing": "words_not_held",
+    }
+    held = rows.filter(pl.col("input").str.starts_with("held"))
+    others = rows.filter(~pl.col("input").str.starts_with("held"))
+    assert held["echo"].null_count() == 0 and others["echo"].null_count() == others.height
+    assert (held["delta"] != held["echo"]).any()
+    shown = query(warehouse(line.outputs()), "select delta, echo, loss_minus - loss_plus as gain from loss_deltas")
+    for delta, echo, gain in shown.drop_nulls("gain").iter_rows():
+        assert delta == pytest.approx(gain if echo is None else min(gain, gain - echo))
+
+
+def test_a_pattern_of_the_section_proposes_for_any_tool(line: Line) -> None:
+    line.set(
+        tools__calculator__proposals='["rule"]',
+        tools__calculator__rule=r"{ pattern = '(?P<a>\d) and (?P<b>\d) make (?P<here>\d+)', input = '\g<a> + \g<b>' }",
+    )
+    line.update()
+    rows = line.read(LOSSES)
+    assert rows.height > 5
+    sums = [sum(map(int, asked.split(" + "))) for asked in rows["input"]]
+    assert list(map(str, sums)) == rows["result"].to_list()
