@@ -63,7 +63,7 @@ def _prepared(made: TableOutput) -> list[str]:
 def _checkpoint_of(made: TableOutput) -> list[str]:
     """Return the asset of the checkpoint that a later round's table asks, the one of the round before."""
     asks = made.plan.round != FIRST and made.stage.pool == "gpu"
-    asked = asks and made.settings["model"] == made.plan.checkpoint
+    asked = asks and made.settings["model"] == made.plan.proposer
     return [in_round("training/finetuned_checkpoint", made.plan.round - 1)] if asked else []
 
 

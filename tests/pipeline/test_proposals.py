@@ -1,12 +1,14 @@
 """Calls of files and of rules take the place of sampling, or stand beside it, and go the same way from there."""
 
 import json
+from pathlib import Path
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from tests.pipeline.conftest import Line, NewLine, cost, differences, warehouse
+from tests.pipeline.conftest import Line, NewLine, cost, differences, engine_of, warehouse
+from tests.worlds import make_model
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 
@@ -245,3 +247,21 @@ def test_a_pattern_of_the_section_proposes_for_any_tool(line: Line) -> None:
     assert rows.height > 5
     sums = [sum(map(int, asked.split(" + "))) for asked in rows["input"]]
     assert list(map(str, sums)) == rows["result"].to_list()
+
+
+def test_another_model_samples_and_the_model_judges(tmp_path: Path, sampled: Line, line: Line) -> None:
+    make_model(tmp_path / "other", seed=5, vocabulary=340)
+    line.values.clear()
+    line.set(proposer__name=json.dumps(str(tmp_path / "other")))
+    reports = line.update()
+    plan = line.plan()
+    assert plan.identity_of("judge") == sampled.plan().identity_of("judge") != plan.identity_of("proposer")
+    rows = line.read(LOSSES)
+    assert rows.height > 3 and cost(reports, "samples")[0] > 0
+    texts = {(one["digest"], one["segment"]): one for one in line.read("heuristic_subset").iter_rows(named=True)}
+    for row in rows.iter_rows(named=True):
+        text = texts[row["digest"], row["segment"]]
+        [tokens] = engine_of(plan.settings.model).encoding.texts([text["text"]])
+        assert tokens.offsets[row["position"]] + text["offset"] == row["char_offset"]
+    line.set(tau_f=0.3)
+    assert {name for name, output in line.outputs().items() if differences(output)} == {"filtered_calls"}

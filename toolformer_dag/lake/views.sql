@@ -93,7 +93,6 @@ COMMENT ON COLUMN funnel.stage IS 'the stage that left them';
 COMMENT ON COLUMN funnel.what IS 'what is counted';
 COMMENT ON COLUMN funnel.count IS 'how many';
 
--- The losses' tokens are shared out by scored calls; sampling is the model's alone.
 CREATE VIEW candidate_sources AS
 WITH proposed AS (
     SELECT tool, source, count(*) AS candidates, count(input) AS calls FROM candidates GROUP BY ALL
@@ -115,7 +114,7 @@ SELECT tool, source, candidates, calls, coalesce(scored, 0) AS scored, coalesce(
        unnest(chance_estimates(coalesce(decoys, 0), coalesce(weights, 0), coalesce(places, 0), coalesce(kept, 0)))
 FROM proposed LEFT JOIN scored USING (tool, source) LEFT JOIN control USING (tool, source)
 ORDER BY tool, source;
-COMMENT ON VIEW candidate_sources IS 'What each source of calls ([tools.NAME] proposals) yields: how many were scored and kept, and how many would be kept by chance. yield_per_token has its tokens.';
+COMMENT ON VIEW candidate_sources IS 'What each source of calls ([tools.NAME] proposals) yields: how many were scored and kept, and how many would be kept by chance. the saved query yield_by_source has their tokens.';
 COMMENT ON COLUMN candidate_sources.source IS 'model, rule, or the name of a file';
 COMMENT ON COLUMN candidate_sources.candidates IS 'calls, and samples that were discarded';
 COMMENT ON COLUMN candidate_sources.calls IS 'calls of the tool';

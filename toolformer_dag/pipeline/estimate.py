@@ -151,7 +151,7 @@ def _annotated(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence
     """Annotate texts up to the last of the stages, as the only shard of a lake of its own."""
     with TemporaryDirectory() as folder:
         lake = _SampleLake(Path(folder), worker.plan.lake)
-        plan = _SamplePlan(worker.plan.settings, (lane,), worker.plan.model, lake, worker.plan.checkpoint)
+        plan = _SamplePlan(worker.plan.settings, (lane,), worker.plan.model, lake, worker.plan.proposer)
         rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
         TableOutput(heuristic_subset.STAGE, plan, lane).publish(ALL, PartRows([rows]))
         own = copy(worker)  # with the same model and tools

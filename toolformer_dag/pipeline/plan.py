@@ -60,7 +60,7 @@ class Lane:
     limits: ToolLimits
     look_ahead: bool = True
     proposals: tuple[str, ...] = (MODEL,)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict, hash=False)
     rule: PatternRule | None = None
     min_probability: float = 0.0
     depth: int = 1
@@ -175,6 +175,10 @@ def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> L
         raise SettingsError(f"{named}: there is no other tool {unknown[0]!r}; the settings have {', '.join(others)}")
     if section.depth == 1:
         return lane
+    if settings.proposer is not None:
+        raise SettingsError(
+            f"{named}: chains are sampled by the model that judges; set depth = 1, or remove [proposer]"
+        )
     prompt = read_chain_prompt(lane.tool, section.chain_prompt, settings.root)
     return replace(lane, depth=section.depth, then=tuple(others[key] for key in section.then), chain_prompt=prompt)
 
@@ -251,7 +255,7 @@ def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, o
     Raises SettingsError where a server holds the weights, which would be those of the base model.
     """
     if settings.rounds.count == FIRST:
-        return base
+        return base if settings.proposer is None else _identity(settings.proposer)
     if settings.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
@@ -265,14 +269,15 @@ def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, o
 class Plan:
     """`model`: everything of the model that determines values; its device and path are no part of it.
 
-    `checkpoint`: the same of the one that the round before has finetuned; in the first round, the model's.
+    `proposer`: the same of the one that samples: that of `[proposer]` where there is one, else the model, and in later
+    rounds the checkpoint that the round before has finetuned.
     """
 
     settings: Settings
     lanes: tuple[Lane, ...]
     model: Mapping[str, object]
     lake: Lake
-    checkpoint: Mapping[str, object]
+    proposer: Mapping[str, object]
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
@@ -312,13 +317,16 @@ class Plan:
 
     def identity_of(self, role: Role) -> dict[str, object]:
         """Return everything that determines the values of the model in this role."""
-        return dict(self.model if self._is_base(role) else self.checkpoint)
+        return dict(self.model if self._is_base(role) else self.proposer)
 
     def model_of(self, role: Role) -> ModelSettings:
         """Return the model in this role. Raises ModelError where the round before has finetuned none."""
         if self._is_base(role):
             return self.settings.model
-        if not self.checkpoint:
+        if self.has_own_proposer:
+            assert self.settings.proposer is not None
+            return self.settings.proposer
+        if not self.proposer:
             before = self.round - 1
             raise ModelError(
                 f"round {self.round} annotates with the checkpoint of round {before}, and there is none; run "
@@ -327,8 +335,15 @@ class Plan:
             )
         return _checkpoint_before(self.settings)
 
+    @property
+    def has_own_proposer(self) -> bool:
+        """Whether a model samples that is not judged by: its tokens are other ones."""
+        return self.round == FIRST and self.settings.proposer is not None
+
     def _is_base(self, role: Role) -> bool:
-        return self.round == FIRST or (role == "judge" and self.settings.rounds.judge == "base")
+        if role == "judge":
+            return self.round == FIRST or self.settings.rounds.judge == "base"
+        return self.round == FIRST and self.settings.proposer is None
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:

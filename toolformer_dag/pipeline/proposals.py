@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import polars as pl
@@ -41,9 +41,6 @@ from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.texts.calls import clean_result
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import OverBudget
-
-if TYPE_CHECKING:
-    from toolformer_dag.model.encoding import Encoding
 
 FROM_FILES, FROM_RULE = "file_proposals", "rule_proposals"
 PLACING = 2
@@ -193,29 +190,22 @@ def _at_tokens(
     rows: list[tuple[object, ...]] = []
     for some in calls.partition_by(TEXT_KEY, maintain_order=True):
         text, offset = some["text"][0], some["offset"][0]
-        begins = token_begins(worker.encoding(), text)
+        places = scored_candidates.TokenPlaces(worker.encoding(), text)
         for digest, segment, context, source, place, asked, result, p_api, words in some.select(
             "digest", "segment", "context", "source", "at", "input", "result", "p_api", "words"
         ).iter_rows():
-            at = place - offset
-            if at not in begins and text[at - 1 : at].isspace():
-                at -= 1
+            found = places.at(place - offset)
             body, input, reason = scored_candidates.parsed_call(lane, f"{lane.tool.name}({asked})")
-            if at not in begins or reason:
+            if found is None or reason:
                 rejected[shard, reason or "inside_a_token"] += 1
                 continue
-            key = (lane.key, shard, digest, segment, begins[at], 0)
+            at, position = found
+            key = (lane.key, shard, digest, segment, position, 0)
             cleaned = result and clean_result(result, lane.limits.max_result_characters)
             rows.append((*key, source, offset + at, p_api, body, input, words, None, context, cleaned))
     numbered = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
     table = pl.DataFrame(rows, schema=output.stage.schema, orient="row").with_columns(sample=numbered)
     return table.sort(CALL_KEY)
-
-
-def token_begins(encoding: "Encoding", text: str) -> dict[int, int]:
-    """Return the position of each token by the character at which it begins; of several there the first."""
-    [tokens] = encoding.texts([text])
-    return {int(at): i for i, at in reversed(list(enumerate(tokens.offsets))) if not tokens.inside[i]}
 
 
 def given_results(output: TableOutput) -> pl.DataFrame:

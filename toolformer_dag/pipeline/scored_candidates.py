@@ -7,7 +7,7 @@ tau_s, asks for exactly the samples that are missing, and a smaller one for none
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -40,6 +40,9 @@ from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
 from toolformer_dag.texts.chains import chain_text, read_chain
+
+if TYPE_CHECKING:
+    from toolformer_dag.model.encoding import Encoding
 
 METHOD = 3
 """Raised when the same model would give other positions or samples; a golden test notices where it was not."""
@@ -228,11 +231,41 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
             source=pl.lit(MODEL),
             words=pl.lit(None, pl.String),
         )
-        .select(output.stage.schema.names())
-        .sort(CALL_KEY)
     )
-    rejected = counted(table) + _without_rows(placed, asked, store.refused(texts))
+    moved: Rejected = Counter()
+    if output.plan.has_own_proposer:
+        table, moved = _at_tokens(worker, table)
+    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
+    rejected = counted(table) + _without_rows(placed, asked, store.refused(texts)) + moved
     return PartRows([table], rejected, [store.positions.name, store.samples.name])
+
+
+class TokenPlaces:
+    """The places of a text at which the judge's tokens begin."""
+
+    def __init__(self, encoding: "Encoding", text: str) -> None:
+        [tokens] = encoding.texts([text])
+        outside = [(int(at), i) for i, at in enumerate(tokens.offsets) if not tokens.inside[i]]
+        self._text, self._begins = text, dict(reversed(outside))  # of several tokens that begin there the first
+
+    def at(self, offset: int) -> tuple[int, int] | None:
+        """Return character and position of the token that begins at `offset`, or with the white space before it."""
+        if offset not in self._begins and self._text[offset - 1 : offset].isspace():
+            offset -= 1
+        return (offset, self._begins[offset]) if offset in self._begins else None
+
+
+def _at_tokens(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
+    """The samples of another model before the judge's tokens; those where none begins, and a second one, are counted."""
+    places = {text: TokenPlaces(worker.encoding(), text) for text in table["text"].unique()}
+    found = [places[text].at(char) for text, char in table.select("text", "char").iter_rows()]
+    table = table.with_columns(
+        position=pl.Series([one and one[1] for one in found], dtype=pl.Int32),
+        char_offset=pl.col("offset") + pl.Series([one and one[0] for one in found], dtype=pl.Int64),
+    )
+    fit = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
+    outside = table.filter(~fit).with_columns(reason=pl.lit("inside_a_token"))
+    return table.filter(fit), counted(outside)
 
 
 def stored_samples(output: TableOutput, store: SampleStore, asked: Asked) -> pl.DataFrame:

@@ -201,6 +201,9 @@ class SettingsTables(SettingsTable):
     paths: PathSettings = Field(PathSettings(), description="Where tables and the warehouse are stored.")
     corpus: CorpusSettings = Field(CorpusSettings(), description="The text, and how it is cut.")
     model: ModelSettings = Field(ModelSettings(), description="The language model M.")
+    proposer: ModelSettings | None = Field(
+        None, description="Another model that samples calls, which M judges; with the keys of `[model]`."
+    )
     sampling: SamplingSettings = Field(SamplingSettings(), description="How calls are sampled from M.")
     filtering: FilteringSettings = Field(FilteringSettings(), description="How calls are judged.")
     tools: dict[LaneName, ToolSettings] = Field(

@@ -167,7 +167,8 @@ def _settings(origin: Origin, values: Mapping[str, Any], root: Path) -> Settings
     written = WrittenSettings.model_validate(values)
     _refuse_lanes_of_profiles(origin, written)
     merged = WrittenSettings.model_validate(_over(values, _chosen_profile(origin, written)))
-    tables = {name: getattr(merged, name).under(root) for name in SettingsTables.model_fields if name != "tools"}
+    given = {name: getattr(merged, name) for name in SettingsTables.model_fields if name != "tools"}
+    tables = {name: table.under(root) for name, table in given.items() if table is not None}
     tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
     return Settings.model_validate({**tables, "tools": tools, "profile": merged.profile, "root": root})
 

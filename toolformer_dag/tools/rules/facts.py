@@ -37,9 +37,13 @@ def _searches(text: str) -> Iterator[Proposed]:
         name = next((one for one in reversed(found[:number]) if one[0][0].isalpha()), None)
         if name is not None and _is_new(text, fact) and fact.start() - name.end() < NEAR:
             between = text[name.end() : fact.start()]
-            words = [one for one in WORD.findall(between) if one.lower() not in STOP_WORDS]
             if "\n" not in between:
-                yield Proposed(fact.start(), " ".join([name[0], *words[-WORDS_BETWEEN:]]), fact[0])
+                yield Proposed(fact.start(), _query(name[0], between), fact[0])
+
+
+def _query(name: str, between: str) -> str:
+    words = [one for one in WORD.findall(between) if one.lower() not in STOP_WORDS]
+    return " ".join([name, *words[-WORDS_BETWEEN:]])
 
 
 def _is_new(text: str, fact: re.Match[str]) -> bool:
