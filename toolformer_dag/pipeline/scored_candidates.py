@@ -256,7 +256,7 @@ class TokenPlaces:
 
 
 def _at_tokens(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
-    """The samples of another model before the judge's tokens; those where none begins, and a second one, are counted."""
+    """The samples of another model before the judge's tokens; those where none begins are counted."""
     places = {text: TokenPlaces(worker.encoding(), text) for text in table["text"].unique()}
     found = [places[text].at(char) for text, char in table.select("text", "char").iter_rows()]
     table = table.with_columns(
