@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -52,16 +52,15 @@ class AttentionLayer:
         """Return whether scores have neither a soft cap nor sinks."""
         return self.softcap is None and self.sinks is None
 
-    def capped(self, scores: Tensor) -> Tensor:
-        """Return the scores under the soft cap."""
-        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
-
-    def weights(self, scores: Tensor) -> Tensor:
-        """Return the softmax in float32 of scores [B, G, R, S], where G * R = H heads (or H, T)."""
+    def weights(self, scores: Tensor, bias: Tensor) -> Tensor:
+        """Return the softmax of scores [B, G, R, S], where G * R = H heads (or H, T), under the soft cap."""
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores = scores + bias
         if self.sinks is None:
-            return scores.softmax(-1, torch.float32)
+            return scores.softmax(-1)  # in half precision, too, sums are float32
         sinks = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1, torch.float32)[..., :-1]
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
 Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
@@ -110,8 +109,7 @@ def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tens
         keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
     if layer.is_plain:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
-    scores = layer.capped(queries @ keys.transpose(2, 3) * layer.scale) + bias
-    return layer.weights(scores).to(values.dtype) @ values
+    return layer.weights(queries @ keys.mT * layer.scale, bias) @ values
 
 
 def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -130,11 +128,15 @@ NAME = "toolformer_dag"
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """The attention of a pass. `ignores_extras`: the model's own kernel (SDPA) knows no soft cap and no sinks."""
+    """The attention of a pass. `ignores_extras`: the model's own kernel (SDPA) knows no soft cap and no sinks.
+
+    `rotations`: what GPT-J's layers rotate by, once the first of them has made it.
+    """
 
     attend: Attend
     positions: Tensor | None
     ignores_extras: bool
+    rotations: list[Tensor] = field(default_factory=list)
 
 
 _replacement: ContextVar[_Replacement] = ContextVar("replacement")
@@ -195,15 +197,27 @@ def _mask(mask_function: Callable[..., Tensor], local_size: int | None = None, *
     return None if mask_function is causal_mask_function else Locality(mask_function, local_size or 0)
 
 
-def _gptj_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
+def _codegen_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
     layer = AttentionLayer(module.layer_idx, 1 / float(module.scale_attn))
     return _replacement.get().attend(layer, query, key, value), None
 
 
-def _gptj_rotations(module: Any, position_ids: Tensor) -> Tensor:
-    """Expand the table of sines without copying it: transformers copies 500 kB per row and layer."""
-    table: Tensor = module.embed_positions
-    return table.expand(len(position_ids), -1, -1)
+def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
+    """Attend with all rotations of a layer as one complex product: GPT-J turns neighbouring numbers as a pair.
+
+    transformers copies the table of sines (500 kB) for every row in every layer, and every head's numbers five times.
+    """
+    chosen, dtype = _replacement.get(), hidden_states.dtype
+    if not chosen.rotations:
+        sines, cosines = module.embed_positions[position_ids].to(dtype).float().chunk(2, -1)
+        chosen.rotations.append(torch.complex(cosines, sines)[:, :, None])
+    heads = (*hidden_states.shape[:2], module.num_attention_heads, -1)
+    turned = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)]).float().view(2, *heads)
+    torch.view_as_complex(turned[..., : module.rotary_dim].unflatten(-1, (-1, 2))).mul_(chosen.rotations[0])
+    queries, keys = turned.to(dtype).transpose(2, 3)
+    values = module.v_proj(hidden_states).view(heads).transpose(1, 2)
+    answer = chosen.attend(AttentionLayer(module.layer_idx, 1 / float(module.scale_attn)), queries, keys, values)
+    return module.out_proj(answer.transpose(1, 2).flatten(2)), None
 
 
 def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
@@ -214,8 +228,8 @@ def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, m
 
 
 _METHODS: dict[type, dict[str, Callable[..., Any]]] = {
-    GPTJAttention: {"_attn": _gptj_attention, "_get_embed_positions": _gptj_rotations},
-    CodeGenAttention: {"_attn": _gptj_attention},
+    GPTJAttention: {"forward": _gptj_attention},
+    CodeGenAttention: {"_attn": _codegen_attention},
     GPTNeoSelfAttention: {"_attn": _gpt_neo_attention},
 }
 """Attention that transformers' interface does not reach, with what replaces its methods."""

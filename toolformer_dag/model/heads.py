@@ -119,7 +119,10 @@ class CachedBranches:
         self.ages: list[int] = []
         self.open: list[int] = []
         self.width = 0
-        self._visibility: Visibility | None = None
+        self.heads = {
+            layer: torch.arange(keys.shape[1], device=self.device)[:, None]
+            for layer, (keys, _) in texts.head.layers.items()
+        }
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
         """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
@@ -148,11 +151,8 @@ class CachedBranches:
         for layer, parts in self.own.items():
             if parts[0].shape[2] < self._now:  # the room for own tokens is full: double it
                 self.own[layer] = _grown(parts, 0, 2 * parts[0].shape[2])
-        own = torch.arange(self._now, device=self.device)
-        self._bias = torch.cat([self.text_bias, _hidden(own > self.age[:, None])], -1)
-        self._visibility = None
-        positions = self.starts + self.age
-        features = self.backbone.features(tokens[:, None], positions[:, None], self._attend)[:, 0]
+        self._visibility = self._visible()
+        features = self.backbone.features(tokens[:, None], self._visibility.queries, self._attend)[:, 0]
         self.ages = [age + 1 for age in self.ages]
         self.tokens_run = len(tokens)
         return features
@@ -185,13 +185,16 @@ class CachedBranches:
         self._open(set(slots), max(kept))
         group = {slot: number for number, slot in enumerate(self.open)}
         next_column: dict[int, Iterator[int]] = defaultdict(count)
-        columns = [next(next_column[slot]) for slot in slots]
-        self.group = on_device([group[slot] for slot in slots], self.device)
-        self.column = on_device(columns, self.device)
-        self.rectangle = (len(group), max(columns) + 1)
+        places = [(group[slot], next(next_column[slot])) for slot in slots]
+        self.in_order = places == [(row, 0) for row in range(len(group))]
+        self.group, self.column = on_device(places, self.device).T[..., None]
+        self.order = torch.arange(len(slots), device=self.device)
+        self.rows = self.order.new_zeros(len(group), 1, 1 + max(column for _, column in places))
+        self.rows[self.group, 0, self.column] = self.order[:, None]
         lengths = on_device(kept, self.device)
-        self.starts = lengths + self.texts.head.length
-        self.text_bias = _hidden(torch.arange(self.width, device=self.device) >= lengths[:, None])
+        self.starts = lengths[:, None] + self.texts.head.length
+        behind = torch.arange(self.texts.head.length + self.width, device=self.device)
+        self.behind = behind.expand(len(slots), -1)
 
     def _open(self, slots: set[int], width: int) -> None:
         """Choose whose keys are multiplied: of all slots in place, or, where less than half are used, gathered."""
@@ -211,52 +214,36 @@ class CachedBranches:
 
     def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend to head, text and own tokens in one softmax; inputs and output are [B, H, 1, D]."""
-        heads, now = keys.shape[1], self._now
-        asked = queries.reshape(len(queries), heads, -1, queries.shape[-1]) * layer.scale
-        own_keys, own_values = (part[: len(queries)] for part in self.own[layer.number])
-        rows = torch.arange(len(queries), device=queries.device)
-        own_keys[rows, :, self.age] = keys[:, :, 0]
-        own_values[rows, :, self.age] = values[:, :, 0]
+        asked = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale
+        own_keys, own_values = (part[: len(queries), :, : self._now] for part in self.own[layer.number])
+        own_keys[self.order, :, self.age] = keys[:, :, 0]
+        own_values[self.order, :, self.age] = values[:, :, 0]
         head_keys, head_values = self.texts.head.layers[layer.number]
         text_keys, text_values = (part[:, :, : self.width] for part in self.text_layers[layer.number])
-        parts = [
-            _with_all(asked, head_keys.transpose(2, 3)),
-            self._with_texts(asked, text_keys.transpose(2, 3)),
-            asked @ own_keys[:, :, :now].transpose(2, 3),
-        ]
-        scores = layer.capped(torch.cat(parts, -1))
-        scores[..., head_keys.shape[2] :] += self._bias
-        if layer.locality is not None and self._longest() > layer.locality.size:
-            scores += self._visible().bias(layer)
-        weights = layer.weights(scores).to(values.dtype)
-        of_head, of_text, of_own = torch.split(weights, [head_keys.shape[2], self.width, now], -1)
-        answer = _with_all(of_head, head_values) + self._with_texts(of_text, text_values)
-        answer += of_own @ own_values[:, :, :now]
-        return answer.reshape(*queries.shape[:3], -1)  # values may be narrower than keys
-
-    def _longest(self) -> int:
-        return self.texts.head.length + max(kept + age for kept, age in zip(self.kept, self.ages, strict=True)) + 1
+        heads, sizes = self.heads[layer.number], [head_keys.shape[2], self.width, self._now]
+        parts = [_with_all(asked, head_keys.mT), self._with_texts(heads, asked, text_keys.mT), asked @ own_keys.mT]
+        weights = layer.weights(torch.cat(parts, -1), self._visibility.bias(layer))
+        of_head, of_text, of_own = weights.split(sizes, -1)
+        answer = self._with_texts(heads, of_text, text_values) + _with_all(of_head, head_values)
+        answer += of_own @ own_values
+        return answer.flatten(1, 2)[:, :, None]  # values may be narrower than keys
 
     def _visible(self) -> Visibility:
-        """Return which keys the next token of each branch attends to, by its position alone; made once per step."""
-        if self._visibility is not None:
-            return self._visibility
-        behind = torch.arange(self.texts.head.length + self.width, device=self.device).expand(len(self.kept), -1)
-        own = self.starts[:, None] + torch.arange(self._now, device=self.device)
-        queries = (self.starts + self.age)[:, None]
-        keys = torch.cat([behind, own], 1)  # by position, what lies behind a branch's own tokens is hidden by the bias
-        seen = torch.ones_like(keys, dtype=torch.bool)[:, None]
-        self._visibility = Visibility(queries, keys, self._longest(), self.backbone.model.dtype, seen)
-        return self._visibility
+        """Return which keys the next token of each branch attends to."""
+        head = self.texts.head.length
+        own = self.starts + torch.arange(self._now, device=self.device)
+        queries = self.starts + self.age[:, None]
+        seen = torch.cat([self.behind < self.starts, own <= queries], 1)[:, None]
+        longest = head + max(kept + age for kept, age in zip(self.kept, self.ages, strict=True)) + 1
+        return Visibility(queries, torch.cat([self.behind, own], 1), longest, self.backbone.model.dtype, seen)
 
-    def _with_texts(self, rows: Tensor, shared: Tensor) -> Tensor:
-        """Multiply rows [B, H_kv, R, X] by the [H_kv, X, Y] of each row's text."""
-        groups, columns = self.rectangle
-        _, heads, repeats, width = rows.shape
-        grid = rows.new_zeros(groups, columns, heads, repeats, width)
-        grid[self.group, self.column] = rows
-        product = grid.transpose(1, 2).reshape(groups, heads, columns * repeats, width) @ shared
-        return product.view(groups, heads, columns, repeats, -1)[self.group, :, self.column]
+    def _with_texts(self, heads: Tensor, rows: Tensor, shared: Tensor) -> Tensor:
+        """Multiply rows [B, H_kv, R, X] by the [H_kv, X, Y] of each row's text, laid out by text."""
+        if self.in_order:
+            return rows @ shared
+        grid = rows[self.rows, heads]
+        product = (grid.flatten(2, 3) @ shared).view(*grid.shape[:-1], -1)
+        return product[self.group, heads[:, 0], self.column]
 
 
 def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
@@ -264,11 +251,6 @@ def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
     batch, heads, repeats, width = rows.shape
     product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ shared[0]
     return product.view(heads, batch, repeats, -1).transpose(0, 1)
-
-
-def _hidden(hidden: Tensor) -> Tensor:
-    """Return booleans [B, S] as a bias [B, 1, 1, S]: minus infinity where true."""
-    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None, None]
 
 
 def _grown(parts: tuple[Tensor, Tensor], rows: int, length: int) -> tuple[Tensor, Tensor]:
