@@ -10,7 +10,7 @@ from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.pipeline.shards import shard_files
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
-from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings
+from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings, settings_file
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 VARIABLE = "TOOLFORMER__TOOLS__CALCULATOR__K"
@@ -305,6 +305,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, path, text, words):
         (tmp_path / path).write_text(text)
         assert words in refusal(None, environment={"TOOLFORMER_CONFIG": str(tmp_path / path)})
     assert words in refusal(tmp_path / path)
+
+
+def test_a_tilde_in_the_variable_of_the_file_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings_file(None, {"TOOLFORMER_CONFIG": "~/mine.toml"}) == tmp_path / "mine.toml"
 
 
 def test_a_shard_whose_name_is_not_utf_8_is_named(file, tmp_path):

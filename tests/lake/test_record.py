@@ -1,9 +1,11 @@
 """What changed between two records."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolformer_dag.lake.record import ABSENT, FieldChange, changes, record
+from toolformer_dag.lake import record as records
+from toolformer_dag.lake.record import ABSENT, FieldChange, changes, installed_version, record
 
 leaves = st.one_of(st.integers(), st.text(), st.none(), st.booleans())
 choices = st.dictionaries(st.sampled_from("abc"), st.one_of(leaves, st.dictionaries(st.sampled_from("de"), leaves)))
@@ -23,6 +25,16 @@ def test_changes_are_named_field_by_field() -> None:
 def test_commit_versions_and_time_change_nothing() -> None:
     old = record({"k": 1}, {})
     assert changes(old, {**old, "commit": "x", "versions": {}, "written": "now"}) == []
+
+
+def test_a_package_that_lies_on_the_path_and_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "PACKAGES", ("a-package-on-the-path", "polars"))
+    records.versions.cache_clear()
+    assert record({}, {})["versions"] == {
+        "a-package-on-the-path": "not installed",
+        "polars": installed_version("polars"),
+    }
+    records.versions.cache_clear()
 
 
 def test_a_change_reads_as_one_line() -> None:

@@ -100,6 +100,28 @@ def test_a_document_may_be_told_by_its_text_and_a_result_that_is_known_is_not_as
     assert control.height == 0 or control["p_api"].null_count() == 0
 
 
+def test_a_document_may_be_told_by_its_id_in_the_corpus(sampled: Line, line: Line) -> None:
+    told = (
+        sampled.read("filtered_calls")
+        .unique("digest")
+        .sort("digest")
+        .head(2)
+        .join(sampled.read("raw_shards"), on="digest")
+    )
+    texts = told["text"].to_list()
+    for path in line.web.iterdir():
+        path.unlink()
+    plain = [{"id": 7, "text": texts[0]}, {"id": "urn:2", "url": "https://a.org", "text": texts[1]}]
+    (line.web / "plain.jsonl").write_text("".join(json.dumps(one) + "\n" for one in plain))
+    line.set(corpus__shards='["web/plain.jsonl"]', tools__calculator__proposals=json.dumps([FILE]))
+    call = {"char_offset": told["char_offset"][0], "input": "1 + 1"}
+    write(line, {**call, "id": 7}, {**call, "id": "7"}, {**call, "id": "urn:2"}, {**call, "id": None})
+    report = line.update("raw_shards", "heuristic_subset", CANDIDATES)[CANDIDATES]
+    documents = dict(line.read("raw_shards").select("digest", "url").iter_rows())
+    assert [documents[digest] for digest in line.read(CANDIDATES)["digest"]] == ["7", "7"]
+    assert report.rejections == {"no_such_text": 1, "bad_row": 1}
+
+
 def test_a_changed_file_makes_its_lane_stale_and_a_missing_one_is_named(sampled: Line, line: Line) -> None:
     calls = calls_of(sampled).to_dicts()
     write(line, *calls)

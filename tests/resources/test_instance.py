@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.files import UserError
 
 PROCESSES = 2
 
@@ -27,6 +28,17 @@ def test_a_relative_home_counts_from_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", "home")
     assert shared_instance(tmp_path).get_runs_count() == 0
     assert (tmp_path / "home" / "dagster.yaml").is_file()
+
+
+def test_a_tilde_is_the_home_folder_where_no_shell_replaces_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    monkeypatch.setenv("DAGSTER_HOME", "~/home")
+    assert shared_instance(tmp_path).root_directory == str(tmp_path / "me" / "home")
+    assert not (tmp_path / "~").exists()
+    monkeypatch.setenv("DAGSTER_HOME", "~nobody-of-this-name/home")
+    with pytest.raises(UserError, match="Write the whole path"):
+        shared_instance(tmp_path)
 
 
 def test_two_projects_of_a_process_each_have_a_history(tmp_path, monkeypatch):

@@ -132,6 +132,16 @@ def test_every_format_has_a_published_record() -> None:
     assert {one.name for one in FORMATS} == set(PUBLISHED)
 
 
+@pytest.mark.parametrize("file", ["x.jsonl", "x.parquet"])
+def test_the_id_of_a_plain_record_stands_in_the_place_of_a_url_and_makes_no_digest(tmp_path: Path, file: str) -> None:
+    records = [{"id": 7, "text": "a 2020-05-06"}, {"id": 8, "text": "b"}, {"id": 7, "text": "c"}]
+    documents, rejected = read(write(tmp_path / file, records))
+    assert [(one.url, one.domain, one.date) for one in documents] == [(name, "", None) for name in ("7", "8", "7")]
+    assert len({one.digest for one in documents}) == 3 and not rejected
+    [named] = read(write(tmp_path / file, records[:1]), FormatChoice(fields=(("id", "id"),)))[0]
+    assert (named.digest, named.url) == ("7", "7")
+
+
 def test_equal_texts_without_an_id_have_one_digest(tmp_path: Path) -> None:
     [one] = read(write(tmp_path / "a.json", [PUBLISHED["c4"]]))[0]
     [other] = read(write(tmp_path / "b.parquet", [{**PUBLISHED["c4"], "url": "https://b.org"}]))[0]

@@ -1,6 +1,7 @@
 """The calculator against two references: fractions over expression trees, and Python's own parser."""
 
 import ast
+import re
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
 
@@ -16,6 +17,8 @@ REASONS = {
     *("empty", "too_long", "too_deep", "unknown_symbol", "bad_number", "unbalanced", "syntax"),
     *("division_by_zero", "too_large"),
 }
+
+HEXADECIMAL = re.compile("(?<![0-9.,])0[xX][0-9]")
 
 
 def outcome(expression: str) -> str:
@@ -41,7 +44,8 @@ def rounded(value: Fraction) -> str:
         ("18 + 12 x 3", "54"), ("18 + 12 * 3", "54"), ("658,893 / 11.4%", "5779763.16"), ("723 / 252", "2.87"),
         ("723 - 20", "703"), ("2011 - 1994", "17"), ("4 * 30", "120"), ("27 + 4 * 2", "35"), ("400 / 1400", "0.29"),
         ("735 / 499", "1.47"), ("85 + 23", "108"), ("(1 + 2) * (3 - 5)", "-6"), ("3 × 4 ÷ 2 − 1 · 1", "5"),
-        ("2X3", "6"), ("-5", "-5"), ("+5", "5"), ("2 - -3", "5"), ("--2", "2"), ("2 * -3", "-6"), ("-(2 + 3)", "-5"),
+        ("2X3", "6"), ("10x10", "100"), ("1.0x10", "10"), ("1,000x10", "10000"), ("0 x 10", "0"), ("0×10", "0"),
+        ("-5", "-5"), ("+5", "5"), ("2 - -3", "5"), ("--2", "2"), ("2 * -3", "-6"), ("-(2 + 3)", "-5"),
         ("1,234,567.5 * 2", "2469135"), ("12,34,567 + 1", "1234568"),
         ("1,00,000 / 4", "25000"), (".5 + 5.", "5.5"), ("50% * 200", "100"), ("(20 + 30)% * 4", "2"),
         ("0.005", "0.01"), ("-0.005", "-0.01"), ("1.005", "1.01"), ("2.675", "2.68"), ("-0.004", "0"),
@@ -60,6 +64,8 @@ def test_results(expression: str, result: str) -> None:
     [
         ("", "empty"), (" \n", "empty"), ("two plus two", "unknown_symbol"), ("1e5", "unknown_symbol"),
         ("5.97e24 * 1000", "unknown_symbol"),
+        ("0x10", "unknown_symbol"), ("0X10 + 1", "unknown_symbol"), ("1 + 0x1F", "unknown_symbol"),
+        ("0b11", "unknown_symbol"), ("0o17", "unknown_symbol"),
         ("2 ^ 3", "unknown_symbol"), ("1 + 1 = 2", "unknown_symbol"), ("$5 + $3", "unknown_symbol"),
         ("٣ + 1", "unknown_symbol"), ("\x00", "unknown_symbol"), ("__import__('os')", "unknown_symbol"),
         ("2 ** 3", "syntax"), ("2 // 3", "syntax"), ("1 +", "syntax"), ("* 1", "syntax"), ("x", "syntax"),
@@ -118,7 +124,7 @@ def applied(operator: str, a: Fraction, b: Fraction) -> Fraction | None:
 @given(trees())
 def test_it_computes_what_fractions_compute(tree: tuple[str, Fraction | None]) -> None:
     expression, value = tree
-    assume(len(expression) <= 200)
+    assume(len(expression) <= 200 and not HEXADECIMAL.search(expression))
     assert outcome(expression) == ("division_by_zero" if value is None else rounded(value))
 
 

@@ -172,6 +172,14 @@ def test_a_whole_index_is_found_again_by_its_content_and_not_built_again(
     assert index_folder(second).stat().st_ino == inode and told == []
 
 
+def test_a_tilde_in_the_variable_of_the_cache_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TOOLFORMER_CACHE", "~/cache")
+    assert index_folder("embedded").parent == tmp_path / "cache" / "indexes"
+
+
 def whole_files(folder: Path) -> list[Path]:
     """Return the files of an index that hold something."""
     return [path for path in sorted(folder.iterdir()) if path.stat().st_size]

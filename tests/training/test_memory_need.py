@@ -28,6 +28,7 @@ EIGHT = LlamaConfig(
     [
         (GPTJ, {}, 1, 117.6),
         (GPTJ, {}, 8, 22.3),
+        (GPTJ, {"precision": "mixed"}, 1, 117.6),
         (GPTJ, {"precision": "bfloat16"}, 1, 43.1),
         (GPTJ, {"precision": "bfloat16", "lora_rank": 16}, 1, 19.5),
         (EIGHT, {}, 1, 161.4),

@@ -15,6 +15,7 @@ from tests.language_model.conftest import tiny
 from tests.processes import processes_with, wait_until_ended
 from tests.tiny_models import save
 from tests.training.test_finetune import HELDOUT, TEXTS
+from toolformer_dag.model.loading import fast_dtype
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
@@ -89,6 +90,18 @@ def test_packing_checkpointing_and_plain_training_learn_alike(base: ModelSetting
     assert packed.perplexity < 0.7 * packed.heldout[0].perplexity
 
 
+def test_passes_in_bfloat16_over_float32_weights_learn_what_float32_learns(base: ModelSettings, tmp_path: Path) -> None:
+    """Where the processor has no AVX-512, passes stay in float32."""
+    on_cpu = base.model_copy(update={"device": "cpu"})
+    exact = perplexities(finetune(on_cpu, TEXTS, HELDOUT, SETTINGS, tmp_path / "float32"))
+    mixed = perplexities(finetune(on_cpu, TEXTS, HELDOUT, changed(precision="mixed"), tmp_path / "mixed"))
+    assert exact[0] - exact[-1] > 0.1 * exact[0]
+    assert exact[0] - exact[-1] == pytest.approx(mixed[0] - mixed[-1], rel=0.1)
+    weights = load_file(tmp_path / "mixed" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+    assert (difference(tmp_path / "float32", tmp_path / "mixed") > 0) == (fast_dtype() == torch.bfloat16)
+
+
 @pytest.mark.long
 def test_bfloat16_learns_what_float32_learns(base: ModelSettings, tmp_path: Path) -> None:
     """At this learning rate half a unit in the last place of a bfloat16 weight is more than a step."""
@@ -113,7 +126,9 @@ def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("settings", [{"packing": True}, {"precision": "bfloat16"}, {"lora_rank": 4}])
+@pytest.mark.parametrize(
+    "settings", [{"packing": True}, {"precision": "bfloat16"}, {"precision": "mixed"}, {"lora_rank": 4}]
+)
 def test_an_interrupted_run_goes_on_under_each_recipe(
     base: ModelSettings, tmp_path: Path, settings: dict[str, object]
 ) -> None:

@@ -31,7 +31,7 @@ from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.settings.rounds import FIRST, numbered, plain, round_of
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import printable
+from toolformer_dag.settings.setting_types import expanded, printable
 from toolformer_dag.training.checkpoint_outputs import too_few_to_train
 
 DAGSTER_YAML = b"""\
@@ -231,11 +231,11 @@ def _reason(causes: Sequence[Any]) -> str:
 
 
 def home(root: Path) -> Path:
-    """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use.
+    """Return $DAGSTER_HOME, or `.dagster` beside toolformer.toml, made ready on first use; `~` is the home folder.
 
-    Raises OSError where it is no folder, and UserError where its name is not UTF-8.
+    Raises OSError where it is no folder, and UserError where its name is not UTF-8 or `~` leads nowhere.
     """
-    folder = Path(os.environ.get("DAGSTER_HOME") or root / ".dagster").absolute()
+    folder = expanded(Path(os.environ.get("DAGSTER_HOME") or root / ".dagster")).absolute()
     if printable(folder) != str(folder):
         raise UserError(f"{printable(folder)}: the path is not UTF-8; set DAGSTER_HOME to another folder")
     with locked(folder / "instance.lock"):

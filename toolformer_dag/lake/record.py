@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,15 @@ def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, objec
 @lru_cache(maxsize=1)
 def versions() -> Mapping[str, str]:
     """Return the installed versions of the packages that make rows, without importing them."""
-    return {package: version(package) for package in PACKAGES}
+    return {package: installed_version(package) for package in PACKAGES}
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a package; `not installed` for one that lies on the path alone, as a checkout may."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @lru_cache(maxsize=1)

@@ -49,7 +49,7 @@ FIELDS = pl.Schema(
     {
         "source": pl.String(),
         "digest": pl.String(),
-        "text_hash": pl.String(),
+        "named": pl.String(),
         "at": pl.Int64(),
         "input": pl.String(),
         "result": pl.String(),
@@ -73,7 +73,7 @@ def identity(lane: Lane) -> dict[str, str]:
 def _unreadable(lane: Lane, path: Path, error: Exception) -> UserError:
     return UserError(
         f"[tools.{lane.tool.key}] proposals: {path} cannot be read ({error}); name a Parquet file or JSON lines with "
-        "digest or text, char_offset and input"
+        "digest, text or id, char_offset and input"
     )
 
 
@@ -93,12 +93,20 @@ def _fields(source: str, record: object) -> Fields | None:
     """Return what a row says of its call; None where a field is missing or of another type."""
     if not isinstance(record, dict):
         return None
-    values: list[Any] = list(map(record.get, ("digest", "text", "char_offset", "input", "result", "p_api")))
-    digest, text, at, asked, result, p_api = values
-    typed = isinstance(digest or text, str) and type(at) is int and 0 <= at < 2**62 and isinstance(asked, str)
+    values: list[Any] = list(map(record.get, ("digest", "text", "id", "char_offset", "input", "result", "p_api")))
+    digest, text, identifier, at, asked, result, p_api = values
+    named = _named(text, identifier)
+    typed = isinstance(digest or named, str) and type(at) is int and 0 <= at < 2**62 and isinstance(asked, str)
     if not (typed and isinstance(result, str | None) and isinstance(p_api, int | float | None)):
         return None
-    return source, digest, None if digest else text_digest(text), at, asked, result, p_api
+    return source, digest, None if digest else named, at, asked, result, p_api
+
+
+def _named(text: Any, identifier: Any) -> Any:
+    """The hash of a text, else the id as `documents` holds it, where numbers are text."""
+    if isinstance(text, str):
+        return text_digest(text)
+    return str(identifier) if isinstance(identifier, int) else identifier
 
 
 def _read(lane: Lane) -> list[Fields | None]:
@@ -112,17 +120,18 @@ def _read(lane: Lane) -> list[Fields | None]:
 
 
 def _with_documents(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
-    """Fill in the digest of calls that bring the text of their document: of each document with this text."""
-    by_text = calls.filter(pl.col("text_hash").is_not_null()).drop("digest")
-    if by_text.is_empty():
-        return calls.drop("text_hash")
+    """Fill in the digest of calls that name their document by its text or its id: of each document that has it."""
+    named = calls.filter(pl.col("named").is_not_null()).drop("digest")
+    if named.is_empty():
+        return calls.drop("named")
     found = [calls.clear()]
     for shard in plan.shards:
         for batch in raw_shards.documents(plan, shard):
-            hashed = batch.select("digest", text_hash=pl.Series(map(text_digest, batch["text"]), dtype=pl.String))
-            found.append(hashed.join(by_text, on="text_hash").select(calls.columns))
+            hashes = pl.Series(map(text_digest, batch["text"]), dtype=pl.String)
+            for names in (hashes, batch["digest"], batch["url"]):  # a digest is the id, a url that of a plain record
+                found.append(batch.select("digest", named=names).join(named, on="named").select(calls.columns))
     matched = pl.concat(found).unique(("number", "digest"))
-    return pl.concat([calls.join(matched, on="number", how="anti"), matched]).drop("text_hash")
+    return pl.concat([calls.join(matched, on="number", how="anti"), matched]).drop("named")
 
 
 def of_files(worker: Worker, output: TableOutput, part: str) -> PartRows:

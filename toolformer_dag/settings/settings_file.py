@@ -17,7 +17,15 @@ from pydantic_core import ErrorDetails
 
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.servers import ServerSettings, with_server_lanes
-from toolformer_dag.settings.setting_types import SettingsError, Unfingerprinted, meant, mistake, printable, tables_in
+from toolformer_dag.settings.setting_types import (
+    SettingsError,
+    Unfingerprinted,
+    expanded,
+    meant,
+    mistake,
+    printable,
+    tables_in,
+)
 from toolformer_dag.settings.tool_settings import FORMS
 
 PREFIX = "TOOLFORMER__"
@@ -105,7 +113,7 @@ def _toml(file: Path, named: bool = False) -> dict[str, Any]:
 def settings_file(file: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
     """Return the absolute path of `file`, else of $TOOLFORMER_CONFIG, else of ./toolformer.toml, existing or not."""
     environment = os.environ if environment is None else environment
-    return Path(file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml").absolute()
+    return expanded(Path(file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml")).absolute()
 
 
 def known_profiles(file: Path | None = None) -> list[str]:

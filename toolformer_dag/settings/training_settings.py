@@ -55,11 +55,12 @@ class TrainingSettings(SettingsTable):
         "model that sees them learns when not to call. 0 is the paper's.",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the order of the sequences.")
-    precision: Literal["float32", "bfloat16"] = Field(
+    precision: Literal["float32", "mixed", "bfloat16"] = Field(
         "float32",
         description="Data type of the trained weights. `float32`: AdamW, 16 bytes per parameter, divided among the "
-        "GPUs; passes on a GPU run in bfloat16. `bfloat16`: stochastic rounding and AdamW with moments of 8 bits "
-        "(extra `gpu`), 6 bytes per parameter, on one GPU.",
+        "GPUs; passes on a GPU run in bfloat16. `mixed`: the same, and passes run in bfloat16 also on a CPU with "
+        "AVX-512; elsewhere it trains what `float32` does. `bfloat16`: stochastic rounding and AdamW with moments of 8 "
+        "bits (extra `gpu`), 6 bytes per parameter, on one GPU.",
     )
     lora_rank: int | None = Field(
         None,
@@ -90,6 +91,11 @@ class TrainingSettings(SettingsTable):
         "divided among them (FSDP). When left out: as many of the GPUs as divide the batch; 1 for what is not divided, "
         "such as moments of 8 bits and LoRA.",
     )
+
+    @property
+    def weights_dtype(self) -> str:
+        """Return the name of the data type in which the weights are held between steps."""
+        return "float32" if self.precision == "mixed" else self.precision
 
     def over(self, texts: int) -> Self:
         """Return the settings for training on so many texts: with `passes` where its default may end training earlier.

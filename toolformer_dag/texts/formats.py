@@ -100,12 +100,12 @@ FORMATS = (
             "language": ("metadata.language",),
         },
     ),
-    CorpusFormat(  # without ids: those of such records are often numbers of rows, which begin anew in each file
+    CorpusFormat(  # its ids are often numbers of rows, which begin anew in each file: they name, and make no digest
         "plain",
         ("text",),
         {
             "text": ("text",),
-            "url": ("url",),
+            "url": ("url", "id"),
             "title": ("title",),
             "domain": ("domain",),
             "language": ("language",),

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, ValidationInfo
 
 from toolformer_dag.files import FILES, changed_unseen, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
 from toolformer_dag.identity import file_hash
-from toolformer_dag.settings.setting_types import under
+from toolformer_dag.settings.setting_types import expanded, under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
 
@@ -86,7 +86,7 @@ def index_folder(source: str, root: Path | None = None) -> Path:
 
     The default is `indexes` in $TOOLFORMER_CACHE, else in toolformer-dag in the user's cache.
     """
-    cache = Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag"))
+    cache = expanded(Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag")))
     return (root or cache / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
 
 

@@ -4,7 +4,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.record import installed_version
 from toolformer_dag.model.loading import from_hub
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
@@ -142,7 +142,7 @@ def _finish(
         else:
             merged(base, settings, best).save_pretrained(final)
             trainer.processing_class.save_pretrained(final)
-        versions = {library: version(library) for library in ("torch", "transformers", "accelerate")}
+        versions = {library: installed_version(library) for library in ("torch", "transformers", "accelerate")}
         write_record(final, report, {**identity, "versions": versions})  # they are no part of its identity
         publish(final, out)
     trainer.accelerator.wait_for_everyone()

@@ -33,7 +33,7 @@ ADAM, SHORT_ADAM = 16, 6
 """Bytes per trained parameter: weight, gradient and two moments of AdamW in float32 (Rajbhandari et al. 2020, section
 3.1), or in bfloat16 with moments of 8 bits."""
 AUTOCAST = 2
-"""Bytes of the bfloat16 copy that a pass on a GPU makes of a float32 weight."""
+"""Bytes of the bfloat16 copy that a pass in bfloat16 makes of a float32 weight."""
 LAYER_VALUES = 17
 """Values per token and unit of width that a layer keeps for its backward pass (Korthikanti et al. 2022, equation 1
 without the scores of attention, which a fused kernel does not keep: 34 bytes in 16 bits). With gradient checkpointing
@@ -52,7 +52,7 @@ def memory_need(
     Not covered: weights that several processes gather for a layer, copies within a step of the optimizer, operations
     of a layer that are not fused, the allocator's fragments, and what torch and the driver take (about 1 GB).
     """
-    text, dtype = config.get_text_config(), DTYPES[settings.precision]
+    text, dtype = config.get_text_config(), DTYPES[settings.weights_dtype]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), dtype=dtype, trust_remote_code=trust_remote_code
@@ -61,7 +61,7 @@ def memory_need(
             model = with_adapters(model, settings.lora_rank)
     parameters, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     each = SHORT_ADAM if has_short_moments(settings) else ADAM
-    if on_gpu and settings.precision == "float32":
+    if (on_gpu and settings.weights_dtype == "float32") or settings.precision == "mixed":
         each += AUTOCAST
     states = each * trained // processes + (parameters - trained) * dtype.itemsize
     logit_bytes = LOGIT_BYTES
@@ -93,7 +93,7 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     there = torch.cuda.get_device_properties(0).total_memory if on_gpu else _ram() // processes
     if total > there:
         remedies = [
-            'training.precision = "bfloat16" (extra `gpu`)' * (settings.precision == "float32"),
+            'training.precision = "bfloat16" (extra `gpu`)' * (settings.precision != "bfloat16"),
             "training.lora_rank = 16 (extra `lora`)" * (settings.lora_rank is None),
             "a smaller training.device_batch_size" * (activations > states // 10),
             "more GPUs, among which float32 weights are divided" * on_gpu,

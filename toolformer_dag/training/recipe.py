@@ -79,7 +79,7 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
     `checkpoint` where a run goes on. With `lora_rank`, the weights are frozen and carry adapters. Raises ModelError.
     """
     source = {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
-    options = {**source, "dtype": DTYPES[settings.precision], "use_safetensors": True}
+    options = {**source, "dtype": DTYPES[settings.weights_dtype], "use_safetensors": True}
     name = model_name(base)
     if world > 1:
         options |= _shares(name, source, world)
@@ -134,7 +134,7 @@ def merged(base: ModelSettings, settings: TrainingSettings, adapters: Path) -> A
         AutoModelForCausalLM, model_name(base), {**source, "dtype": torch.float32, "use_safetensors": True}
     )
     _fix_generation(model.generation_config)
-    return PeftModel.from_pretrained(model, adapters).merge_and_unload().to(DTYPES[settings.precision])
+    return PeftModel.from_pretrained(model, adapters).merge_and_unload().to(DTYPES[settings.weights_dtype])
 
 
 def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[str, Any]] | None:

@@ -12,7 +12,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.model.loading import context_length, load_config, load_encoding
+from toolformer_dag.model.loading import context_length, fast_dtype, load_config, load_encoding
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.kept_base import KeptBase
@@ -24,11 +24,10 @@ POINTS = 200  # points of the loss curve
 
 
 def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool) -> Any:
-    """Return the Trainer's arguments; bfloat16 where the GPU supports it, else float32. Raises TrainingError."""
+    """Return the Trainer's arguments; passes run in bfloat16 where `short_passes` says so. Raises TrainingError."""
     world = world_size()
     each = device_batch(settings, world)
     every = min(settings.eval_steps, steps)
-    supported = not on_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     checkpointing = settings.gradient_checkpointing
     return TrainingArguments(
         output_dir=str(folder),
@@ -43,7 +42,7 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         lr_scheduler_type="linear",
         weight_decay=0.0,
         max_grad_norm=1.0,
-        bf16=supported and settings.precision == "float32",
+        bf16=short_passes(settings, on_cpu=on_cpu),
         use_cpu=on_cpu,  # without it, torchrun on a CPU trains independent copies
         ddp_find_unused_parameters=False,
         seed=settings.seed,
@@ -63,6 +62,13 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         disable_tqdm=True,
         dataloader_pin_memory=not on_cpu and torch.cuda.is_available(),
     )
+
+
+def short_passes(settings: TrainingSettings, *, on_cpu: bool) -> bool:
+    """Return whether passes over float32 weights run in bfloat16: on a GPU that has it, on a CPU as `mixed`."""
+    if on_cpu:
+        return settings.precision == "mixed" and fast_dtype() == torch.bfloat16
+    return settings.weights_dtype == "float32" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
 def world_size() -> int:

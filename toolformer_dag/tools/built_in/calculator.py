@@ -15,7 +15,8 @@ MAX_CHARACTERS = 200
 MAX_DEPTH = 50
 MAX_MAGNITUDE = 10**15
 
-TOKEN = re.compile(r"[0-9.,]+|\S")
+TOKEN = re.compile(r"(?<=(?<![0-9.,])0)[xX][0-9]+|[0-9.,]+|\S")
+"""The first form is the rest of `0x10`, whose x is no sign: the token is unknown."""
 NUMBER = re.compile(
     r"(?P<whole>[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3})?(?:\.(?P<decimals>[0-9]*))?"
 )
@@ -29,8 +30,8 @@ def evaluate(expression: str) -> str:
     - Trailing zeros are removed. This is a choice of the project: the paper's table 10 has `85 / 23 -> 3.70`, here the
       result is `3.7`.
     - `%` divides by a hundred.
-    - Not covered: powers, also of ten (`5.97e24`), currencies, words, equations, multiplication without a sign
-      (`2(3)`).
+    - Not covered: powers, also of ten (`5.97e24`), other bases than ten (`0x10`), currencies, words, equations,
+      multiplication without a sign (`2(3)`).
 
     Raises only NoResult, with a reason: empty, too_long (over 200 characters), too_deep (over 50 parentheses),
     unknown_symbol, bad_number (`1,23`, `0,125`, `1.2.3`), unbalanced, syntax, division_by_zero, too_large (beyond
