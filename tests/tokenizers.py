@@ -8,9 +8,16 @@ from transformers import PreTrainedTokenizerFast
 
 
 def byte_level(
-    texts: Sequence[str], vocabulary: int, end: str = "<|end|>", alone: str | None = None
+    texts: Sequence[str],
+    vocabulary: int,
+    end: str = "<|end|>",
+    alone: str | None = None,
+    control: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer in which any text has tokens. `alone`: characters that are merged with no other."""
+    """Return a tokenizer in which any text has tokens.
+
+    `alone`: characters that are merged with no other. `control`: special tokens behind `end`, as SmolLM2 has them.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if alone is not None:
@@ -19,7 +26,7 @@ def byte_level(
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[end],
+        special_tokens=[end, *control],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -27,13 +34,14 @@ def byte_level(
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end)
 
 
-def metaspace(texts: Sequence[str], vocabulary: int, kind: str) -> PreTrainedTokenizerFast:
+def metaspace(texts: Sequence[str], vocabulary: int, kind: str, control: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Return a tokenizer with a BOS before every text, and bytes for unknown characters.
 
     `kind`: before which texts it puts "▁", and drops it when decoding: `bos` before none, `first` before those that do
-    not begin with a space, `prepended` before all (Llama-2).
+    not begin with a space, `prepended` before all (Llama-2). `control`: further special tokens that the vocabulary
+    begins with, as Gemma's.
     """
-    special = ["<unk>", "<s>", "</s>"]
+    special = ["<unk>", "<s>", "</s>", *control]
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=kind != "bos")
     all_bytes = [f"<0x{byte:02X}>" for byte in range(256)]

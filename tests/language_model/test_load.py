@@ -20,6 +20,7 @@ from toolformer_dag.model.loading import (
     load_config,
     load_encoding,
     load_model,
+    wrap_language_model,
 )
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.model.weights import ModelError, model_dtype, model_identity
@@ -122,6 +123,26 @@ def test_a_tokenizer_without_offsets_is_refused_where_texts_are_cut(tmp_path: Pa
     CTRLConfig(vocab_size=2).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="gives no character offsets; save it as a fast tokenizer"):
         load_encoding(ModelSettings(name=str(tmp_path)))
+
+
+def with_token(tokenizer: PreTrainedTokenizerFast, token: str, special: bool) -> PreTrainedTokenizerFast:
+    """Return a copy of the tokenizer with a token more."""
+    found = copy.deepcopy(tokenizer)
+    found.add_tokens([token], special_tokens=special)
+    return found
+
+
+def test_a_token_without_a_row_of_the_embedding_is_named(gpt2: Any, folder: Path) -> None:
+    model, tokenizer = gpt2.language_model.model, gpt2.language_model.tokenizer
+    rows = model.config.vocab_size
+    with_token(tokenizer, "<think>", special=False).save_pretrained(folder)
+    with pytest.raises(ModelError, match=rf"'<think>' with number {rows}, .* {rows} rows .*resize_token_embeddings"):
+        load_model(ModelSettings(name=str(folder), device="cpu"))
+    unwritten = with_token(tokenizer, "<image>", special=True)  # no text holds it
+    assert wrap_language_model("gpt2", model, unwritten).encoding.texts(["<image>"])[0].ids != [rows]
+    unwritten.eos_token = "<image>"
+    with pytest.raises(ModelError, match="'<image>' with number"):
+        wrap_language_model("gpt2", model, unwritten)
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:

@@ -16,6 +16,7 @@ from tests.processes import processes_with, wait_until_ended
 from tests.tiny_models import save
 from tests.training.test_finetune import HELDOUT, TEXTS
 from toolformer_dag.model.loading import fast_dtype
+from toolformer_dag.model.trials import trial_tokens
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
@@ -58,8 +59,9 @@ def perplexities(report: TrainingReport) -> list[float]:
 
 @pytest.mark.parametrize("architecture", ["gptj", "gpt2", "llama", "gemma2", "gemma3"])
 def test_packed_texts_cost_what_they_cost_alone(architecture: str) -> None:
-    model = tiny(architecture).model.float()
-    check_apart(model)
+    made = tiny(architecture)
+    model = made.model.float()
+    check_apart(model, trial_tokens(made.encoding))
     parts = [[3, 5, 7, 9], [2, 4, 6], [8, 1, 3, 2, 5]]
     alone = sum(losses(model, [[part]]) for part in parts)
     together = losses(model, [[parts[0], parts[1]], [parts[2]]])
@@ -78,7 +80,7 @@ def test_a_model_without_attention_is_not_packed() -> None:
     torch.manual_seed(0)
     model = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
     with pytest.raises(TrainingError, match=r"MambaForCausalLM does not keep packed texts apart.*packing = false"):
-        check_apart(model)
+        check_apart(model, range(1, 31))
 
 
 def test_packing_checkpointing_and_plain_training_learn_alike(base: ModelSettings, tmp_path: Path) -> None:

@@ -104,11 +104,7 @@ def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
         from toolformer_dag.model.weights import folder_name
 
         model = plan.settings.model
-        named = (
-            model
-            if tokenizer is None
-            else model.model_copy(update={"name": tokenizer, "revision": None, "trust_remote_code": False})
-        )
+        named = model if tokenizer is None else model.other(tokenizer).model_copy(update={"trust_remote_code": False})
         encoding = load_encoding(named)
         if name == "chat":
             return chat_form(plan.lanes, encoding)

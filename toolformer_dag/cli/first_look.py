@@ -17,6 +17,10 @@ select tool, "2" as texts, "4" as calls, "5" as "with a result", coalesce(places
        end as "by chance (95 %)"
 from lanes join counts using (tool) left join swapped_statistics using (tool, tau_f) order by lanes.rowid
 """
+ECHOES = """
+select tool, count(*), count(*) filter (loss_minus - loss_plus >= tau_f), count(*) filter (delta >= tau_f)
+from eligible join lanes using (tool) where echo is not null group by tool order by tool
+"""
 SPENT = f"""
 select coalesce(sum(tokens), 0)::bigint, coalesce(sum(seconds), 0) from costs
 where stage not in {(*CHECKPOINTS, "accuracy", "perplexity")}
@@ -37,11 +41,16 @@ def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
     database = plan.settings.warehouse
     texts, documents = training_text_counts(plan)
     enough = f"{texts:,} texts in C* to train on, about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
+    echoes = [
+        f"{tool}: of {calls:,} calls with an echo {alone:,} gain tau_f, {over:,} of them over the echo."
+        for tool, calls, alone, over in query(database, ECHOES).iter_rows()
+    ]
     lanes = drawn(query(database, LANES), 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
     return "\n".join(
         (
             f"\nThe first look: {len(plan.shards)} of {len(whole.shards)} shards, {documents:,} documents",
             lanes,
+            *echoes,
             f"{too_few_to_train(plan) or enough}.",
             _rest(plan, whole),
             NEXT.format(options=options, corpus=corpus, first=f" --first {first}"),

@@ -71,8 +71,8 @@ def generate(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="A folder, an id of the hub, `embedded`, or of the lake: base, 'base + C', Toolformer, 'Toolformer "
-            "(disabled)', finetuned_checkpoint, baseline_checkpoint. Several: one after another."
+            help="A folder, a GGUF file, an id of the hub, `embedded`, or of the lake: base, 'base + C', Toolformer, "
+            "'Toolformer (disabled)', finetuned_checkpoint, baseline_checkpoint. Several: one after another."
         ),
     ] = None,
     k: Annotated[
@@ -267,7 +267,7 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     if name == "base":
         return AskedModel(name, model_name(settings.model), k)
     if name not in CHECKPOINTS:
-        folder = model_name(settings.model.model_copy(update={"name": name}))
+        folder = model_name(settings.model.other(name))
         check_model(folder, settings.model.revision if name == settings.model.name else None)
         return AskedModel(name, folder, k)
     checkpoint_files(settings, CHECKPOINTS[name]).receive()

@@ -30,7 +30,9 @@ Set = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 Shards = Annotated[list[str] | None, typer.Option("--shards", help="CCNet shards, a path or a quoted glob.")]
-ModelName = Annotated[str | None, typer.Option("--model", help="A folder, an id of the hub, or `embedded`.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="A folder, a GGUF file, an id of the hub, or `embedded`.")
+]
 
 
 def settings_of(

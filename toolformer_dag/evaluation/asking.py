@@ -46,7 +46,7 @@ def compared(
     yield from measure(load_identified(settings.model, baseline), [BASE_C])
     yield from measure(load_identified(settings.model, finetuned), toolformer_conditions(settings, TOOLFORMER))
     for name, model in settings.evaluation.models.items():
-        own = settings.model.model_copy(update={"name": model.name, "revision": model.revision})
+        own = settings.model.other(model.name, model.revision)
         conditions = toolformer_conditions(settings, name) if model.tools else [Condition(name, NO_CALLS)]
         yield from measure(load_identified(own), conditions)
 

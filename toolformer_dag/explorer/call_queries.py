@@ -44,8 +44,8 @@ VERDICT = "CASE WHEN NOT eligible THEN reason ELSE coalesce(why_not(false, NULL,
 COLUMNS = f"""
 rowid AS row, tool, shard, digest, segment, position, sample, domain, date, char_offset, text_offset,
 input[:{SHORT}] AS input, length(input) AS input_length, result[:{SHORT}] AS result, length(result) AS result_length,
-chain, need, p_api, loss_empty, loss_call, loss_before, loss_result, loss_minus, loss_plus, delta, delta_is_bound,
-eligible, best, kept, reason
+chain, need, source, echo, p_api, loss_empty, loss_call, loss_before, loss_result, loss_minus, loss_plus, delta,
+delta_is_bound, eligible, best, kept, reason
 """
 SIDES = (("delta >= $tau", "delta, rowid"), ("NOT delta >= $tau", "delta DESC, rowid"), ("delta IS NULL", "rowid"))
 KEY = ("tool", "shard", "digest", "segment", "position", "sample")

@@ -2,22 +2,23 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.model.memory import is_out_of_memory
 from toolformer_dag.model.sentencepieces import check_sentencepiece
+from toolformer_dag.model.trials import bos_gain, check_causal, trial_tokens
 from toolformer_dag.model.weights import (
+    CHECKPOINT,
     IDENTIFYING,
     MARKERS,
     SMALL,
@@ -55,63 +56,13 @@ def fast_dtype() -> torch.dtype:
     return torch.bfloat16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else torch.float32
 
 
-CHECK_TOKENS = (7, 3, 5, 2, 9, 4, 8, 6, 1)
-CHECK_TOKENS_OTHER_END = (*CHECK_TOKENS[:4], 1, 9, 2, 7, 3)
-SAME_ORDER_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""Shares of the largest logit that rounding explains between passes of the model's own operations."""
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Shares of the largest logit that another order of summation explains. Missing attention differs by more."""
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Multiply float32 in full inside the block: TF32 on a GPU rounds more than the trials of a model allow."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@exact_products()
-@torch.no_grad()  # tables that a model caches in a pass (rotary) must serve training too
-def check_causal(model: Any) -> None:
-    """Raise ModelError for a model that attends to later tokens (BERT loads as a causal model too)."""
-    # same length: another length rounds differently, which may change the choice of an expert
-    expected, found = own_logits(model, CHECK_TOKENS)[:4], own_logits(model, CHECK_TOKENS_OTHER_END)[:4]
-    tolerance = SAME_ORDER_TOLERANCES[model.dtype] * expected.abs().max()
-    if bool((expected - found).abs().max() > tolerance):  # false for NaN
-        raise ModelError(
-            f"{type(model).__name__} attends to later tokens; use a causal model (some models need "
-            "is_decoder = true in config.json)"
-        )
-
-
-def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
-    """Compute the model's own logits [tokens, V] in float32, with its own attention and without a cache."""
-    logits: Tensor = model(torch.tensor([tokens], device=model.device)).logits[0].float()
-    return logits
-
-
-def logits_or_none(way: Callable[[], Tensor]) -> Tensor | None:
-    """Return the logits of `way`, or None where the model is incompatible with it. Raises out-of-memory errors."""
-    try:
-        return way()
-    except (AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and is_out_of_memory(error):
-            raise
-        return None
-
-
-def agrees(expected: Tensor, found: Tensor | None, tolerance: float) -> bool:
-    """Return whether two tables of logits differ by at most `tolerance` times the largest expected logit."""
-    return found is not None and bool((expected - found).abs().max() <= tolerance * expected.abs().max())
-
-
 _log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNLIMITED = 1 << 30
+BOS_HELPS = (
+    "%s: a text costs %.2f nats per token less behind %s, which its tokenizer does not add; set model.bos = true to "
+    "begin with it, or false to keep this"
+)
 
 disable_progress_bar()  # the bar of loading weights would break the progress display of a stage
 
@@ -156,9 +107,10 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
 
     Another model takes the data type of the settings' model for `auto`, so that a checkpoint, which is stored in
     float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the whole process.
-    Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
+    Where BOS clearly helps and the tokenizer does not add it, a warning names the setting. Raises ModelError where a
+    file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    named = model if name is None else model.model_copy(update={"name": name, "revision": None})
+    named = model if name in (None, model_name(model)) else model.other(name)
     if model.engine == "vllm":
         return _load_in_vllm(named, _wanted_dtype(model, name, dtype), model.url if name is None else ())
     target = _device(model.device)
@@ -172,7 +124,16 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
         _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', stored)
     if target.type == "cuda" and stored == "float32":
         torch.set_float32_matmul_precision("high")
-    return wrap_language_model(model_name(named), loaded.to(target), tokenizer)
+    wrapped = wrap_language_model(model_name(named), loaded.to(target), tokenizer)
+    _warn_of_bos(named, wrapped)
+    return wrapped
+
+
+def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
+    """Log where BOS would help and nothing is set; a checkpoint goes on as it was trained."""
+    open_question = model.bos is None and not Path(loaded.name, CHECKPOINT).is_file()
+    if open_question and (gain := bos_gain(loaded.model, loaded.encoding)):
+        _log.warning(BOS_HELPS, loaded.name, gain, loaded.tokenizer.bos_token)
 
 
 def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence[str]) -> LanguageModel:
@@ -188,6 +149,7 @@ def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence
             'model.engine = "transformers"'
         ) from error
     name, encoding, config = model_name(model), load_encoding(model), load_config(model)
+    check_rows(name, encoding, config)
     if config.model_type == "gptj" and config.tie_word_embeddings:
         raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
@@ -204,11 +166,30 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
     Raises ModelError for a tokenizer that cannot write calls or a model that attends to later tokens.
     """
     check_tokenizer(name, tokenizer)
+    encoding = Encoding(tokenizer)
+    check_rows(name, encoding, model.config)
     fuse_activations(model)
     size = fit_threads(model)
     model.eval()
-    check_causal(model)
-    return LanguageModel(Encoding(tokenizer), context_length(model.config), name, model, tokenizer, model.config, size)
+    check_causal(model, trial_tokens(encoding))
+    return LanguageModel(encoding, context_length(model.config), name, model, tokenizer, model.config, size)
+
+
+def check_rows(name: str, encoding: Encoding, config: Any) -> None:
+    """Raise ModelError where texts, calls or their ends may hold a token that the embedding has no row for.
+
+    Special tokens beyond it, as Gemma 3's token of an image, stand in no text: their characters are encoded.
+    """
+    rows, added = int(config.get_text_config().vocab_size), encoding.tokenizer.added_tokens_decoder
+    written = {*encoding.bos, *encoding.eos, *chain.from_iterable(encoding.added.values())}
+    unwritten = {token for token, content in added.items() if content.special} - written
+    for text, token in encoding.tokenizer.get_vocab().items():
+        if token >= rows and token not in unwritten:
+            raise ModelError(
+                f"the tokenizer of {name!r} has the token {text!r} with number {token}, and the model has {rows} rows "
+                "of embeddings; call model.resize_token_embeddings(len(tokenizer)) and save both again, or remove the "
+                "token"
+            )
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
@@ -300,6 +281,8 @@ def load_encoding(model: ModelSettings) -> Encoding:
     check_model(name, model.revision)
     tokenizer = from_hub(AutoTokenizer, name, _source(model))
     check_sentencepiece(name, tokenizer, model.revision)
+    if model.bos is not None:
+        set_bos(name, tokenizer, model.bos)
     markers = told_markers(name, model.revision) or model.markers
     if markers != PAPER:
         tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
@@ -307,6 +290,17 @@ def load_encoding(model: ModelSettings) -> Encoding:
     for key in OF_THIS_MACHINE:
         tokenizer.init_kwargs.pop(key, None)
     return Encoding(tokenizer)
+
+
+def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
+    """Let a tokenizer begin sequences with its BOS, or with nothing; its saved files do so too.
+
+    Raises ModelError where it has no BOS.
+    """
+    if wanted and tokenizer.bos_token_id is None:
+        raise ModelError(f"model.bos = true, but the tokenizer of {name!r} has no BOS; remove model.bos")
+    if wanted != bool(Encoding(tokenizer).bos):
+        tokenizer.add_bos_token = wanted
 
 
 def load_config(model: ModelSettings) -> Any:

@@ -12,16 +12,16 @@ from torch import Tensor
 from toolformer_dag.model.attention import padded
 from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.heads import CachedBranches, CachedHead, CachedTexts
-from toolformer_dag.model.loading import (
-    CHECK_TOKENS,
+from toolformer_dag.model.own_cache import CacheUse, ModelCache, OwnBranches, OwnTexts
+from toolformer_dag.model.trials import (
     SAME_ORDER_TOLERANCES,
     TOLERANCES,
+    TRIAL,
     agrees,
     exact_products,
     logits_or_none,
     own_logits,
 )
-from toolformer_dag.model.own_cache import CacheUse, ModelCache, OwnBranches, OwnTexts
 
 _log = logging.getLogger(__name__)
 
@@ -66,12 +66,13 @@ Texts = CachedTexts | OwnTexts
 Branches = CachedBranches | OwnBranches
 
 
-def choose_sharing(backbone: Backbone, name: str) -> Sharing:
+def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
     """Return the first way that reproduces the model's own logits of short sequences, and log it with its cost.
 
-    The backbone is switched to whole passes where body and head apart do not reproduce the logits.
+    `tokens`: as `trial_tokens` returns them. The backbone is switched to whole passes where body and head apart do not
+    reproduce the logits.
     """
-    sharing = _choose_sharing(backbone)
+    sharing = _choose_sharing(backbone, tokens[:TRIAL])
     kind = f"{name!r} ({type(backbone.model).__name__})"
     if sharing.way == SHARED:
         _log.info("%s: the keys of prompt and text are computed and stored once for all samples", kind)
@@ -93,57 +94,65 @@ def choose_sharing(backbone: Backbone, name: str) -> Sharing:
 
 
 @exact_products()
-def _choose_sharing(backbone: Backbone) -> Sharing:
-    expected = own_logits(backbone.model, CHECK_TOKENS)
+def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
+    expected = own_logits(backbone.model, tokens)
     split, tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype], TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = False
-    if not _splits(backbone, expected, split):
+    if not _splits(backbone, tokens, expected, split):
         backbone.run_whole_model()
-    elif _replaces_attention(backbone, expected, tolerance):
+    elif _replaces_attention(backbone, tokens, expected, tolerance):
         return Sharing(SHARED)
     backbone.uses_custom_attention = False
-    expected = _branched(backbone.model, expected)
+    expected = _branched(backbone.model, tokens, expected)
     for sharing in OWN_CACHES:
-        if agrees(expected, logits_or_none(partial(_continued, sharing.head, backbone)), tolerance):
+        if agrees(expected, logits_or_none(partial(_continued, sharing.head, backbone, tokens)), tolerance):
             return sharing
     return Sharing(RECOMPUTED, CacheUse(chunks=True, company="equal", whole=True))
 
 
-def _splits(backbone: Backbone, expected: Tensor, tolerance: float) -> bool:
+def _splits(backbone: Backbone, tokens: Sequence[int], expected: Tensor, tolerance: float) -> bool:
     for body in backbone.bodies():
         backbone.body = body
-        if agrees(expected, logits_or_none(partial(_plain, backbone)), tolerance):
+        if agrees(expected, logits_or_none(partial(_plain, backbone, tokens)), tolerance):
             return True
     return False
 
 
-def _replaces_attention(backbone: Backbone, expected: Tensor, tolerance: float) -> bool:
+def _replaces_attention(backbone: Backbone, tokens: Sequence[int], expected: Tensor, tolerance: float) -> bool:
     backbone.uses_custom_attention = True
-    if not agrees(expected, logits_or_none(partial(_plain, backbone)), tolerance):
+    if not agrees(expected, logits_or_none(partial(_plain, backbone, tokens)), tolerance):
         return False
-    found = logits_or_none(partial(_continued, CachedHead, backbone))
-    return agrees(_branched(backbone.model, expected), found, tolerance)
+    found = logits_or_none(partial(_continued, CachedHead, backbone, tokens))
+    return agrees(_branched(backbone.model, tokens, expected), found, tolerance)
 
 
-def _plain(backbone: Backbone) -> Tensor:
-    return backbone.logits(backbone.features(padded([CHECK_TOKENS], backbone.device))[0])
+def _plain(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
+    return backbone.logits(backbone.features(padded([tokens], backbone.device))[0])
 
 
-def _continued(start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone) -> Tensor:
-    """Compute what `_branched` expects from a head of 3 tokens, texts behind it, and branches with 2 own tokens.
+HEAD, TEXT, SHORT = 8, 10, 3
+"""Tokens of the trial that are its head and its text, and of the text for a branch that begins early."""
 
-    The branches keep 4, 1 and 4 tokens of their texts; the texts have further tokens, which no branch may see.
+
+def _continued(start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone, tokens: Sequence[int]) -> Tensor:
+    """Compute what `_branched` expects from a head, texts behind it, and branches with 2 own tokens.
+
+    Two branches keep `TEXT` tokens of their text and one `SHORT`; the texts have further tokens, which no branch may
+    see.
     """
-    sequences = [[*CHECK_TOKENS[3:7], 0], [*CHECK_TOKENS[3:5]]]
-    texts = start(backbone, CHECK_TOKENS[:3]).texts(slots=2, width=5)
-    behind = texts.features([0, 1], sequences, first=0)[0, :4]
-    branches = texts.branches(capacity=3, room=2)
-    branches.admit([0, 1, 0], [4, 1, 4])
-    steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in CHECK_TOKENS[7:]]
+    text, own = tokens[HEAD : HEAD + TEXT], tokens[HEAD + TEXT :]
+    sequences = [[*text, tokens[0]], [*text[: SHORT + 1]]]
+    texts = start(backbone, tokens[:HEAD]).texts(slots=2, width=TEXT + 1)
+    behind = texts.features([0, 1], sequences, first=0)[0, :TEXT]
+    branches = texts.branches(capacity=3, room=len(own))
+    branches.admit([0, 1, 0], [TEXT, SHORT, TEXT])
+    steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in own]
     return backbone.logits(torch.cat([behind, *steps]))
 
 
-def _branched(model: Any, whole: Tensor) -> Tensor:
-    """Return the model's own logits: behind a head of 3 tokens, 4 of a text; then two tokens of each of 3 branches."""
-    short = own_logits(model, [*CHECK_TOKENS[:4], *CHECK_TOKENS[7:]])
-    return torch.stack([*whole[3:7], whole[7], short[4], whole[7], whole[8], short[5], whole[8]])
+def _branched(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
+    """Return the model's own logits: behind the head, those of the text; then two tokens of each of 3 branches."""
+    long, early = HEAD + TEXT, HEAD + SHORT
+    short = own_logits(model, [*tokens[:early], *tokens[long:]])
+    steps = [row for at in (0, 1) for row in (whole[long + at], short[early + at], whole[long + at])]
+    return torch.stack([*whole[HEAD:long], *steps])

@@ -23,6 +23,7 @@ from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, Places, TokenBud
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.proposing import Proposing
 from toolformer_dag.model.sharing import Head, choose_sharing
+from toolformer_dag.model.trials import trial_tokens
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 
@@ -44,7 +45,7 @@ class TransformersBackend:
         self.counts = TokenCounts()
         self.budget = TokenBudget(token_budget or free_token_budget(language_model.model, language_model.device))
         self.backbone = Backbone(language_model.model, self.budget)
-        self.sharing = choose_sharing(self.backbone, language_model.name)
+        self.sharing = choose_sharing(self.backbone, language_model.name, trial_tokens(language_model.encoding))
         self._head: tuple[list[int], Head] | None = None
 
     @property

@@ -1,19 +1,27 @@
 """Identity and size of a model folder or hub id, without loading it. Imports no torch."""
 
 import json
+import logging
 import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
-from toolformer_dag.files import UserError, changed_unseen
+from toolformer_dag.files import UserError, cache_folder, changed_unseen, locked, replace_folder
 from toolformer_dag.identity import file_hash
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
-from toolformer_dag.settings.model_settings import ModelSettings
+from toolformer_dag.settings.model_settings import GGUF, ModelSettings
 from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import MODEL
+
+_log = logging.getLogger(__name__)
 
 
 class ModelError(UserError):
@@ -92,10 +100,13 @@ IDENTIFYING = ("name", "revision", "dtype")
 def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     """Return hashes of the files that determine a folder's results, or the hub's id and revision.
 
+    Of a GGUF file, return its hash, how it is converted, and whether BOS was chosen.
     A hub id without a revision means `main`; pin a revision to notice changes of the branch. Raises ModelError for a
     path that is not a model folder. Not covered: whether the files fit each other.
     """
     if folder := _folder(name):
+        if folder.parent == _conversions():
+            return dict(json.loads((folder / ORIGIN).read_bytes()))
         return {file.name: file_hash(file) for file in _files(folder)}
     return {"id": name, "revision": revision or "main"}
 
@@ -193,6 +204,8 @@ def check_model(name: str, revision: str | None = None) -> None:
 def _folder(name: str) -> Path | None:
     """Return the folder of a model, None for a hub id. Raises ModelError for a path that leads nowhere."""
     folder = Path(name).expanduser()
+    if name.endswith(GGUF):
+        return converted(folder)
     if folder.is_dir():
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
@@ -246,8 +259,64 @@ def _checkpoint_dtype(folder: Path) -> str:
 
 
 def model_name(model: ModelSettings) -> str:
-    """Return the folder or id of the settings' model; `embedded` is the model in the package."""
+    """Return the folder or id of the settings' model; `embedded` is the model in the package.
+
+    Of a GGUF file, return the folder that it is converted to. Raises ModelError.
+    """
+    if model.name.endswith(GGUF):
+        return str(converted(Path(model.name).expanduser()))
     return str(MODEL) if model.name == "embedded" else model.name
+
+
+ORIGIN = "gguf.json"
+"""The file of a converted model that holds its identity."""
+CONVERTER = "toolformer_dag.model.gguf_conversion"
+CONVERSION = 1
+"""Raise this when the same GGUF file gives other weights or tokens; part of folder names and identities."""
+
+
+def _conversions() -> Path:
+    return cache_folder() / "models"
+
+
+def converted(file: Path) -> Path:
+    """Return the folder of safetensors and tokenizer that a GGUF file is converted to; convert it where there is none.
+
+    The folder is named after the file's content and lies in `models` of the cache. It appears only when complete; one
+    process converts, others wait. Raises ModelError.
+    """
+    try:
+        digest = file_hash(file)
+        folder = _conversions() / f"{digest}-v{CONVERSION}"
+        with nullcontext() if folder.is_dir() else locked(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                _convert(file, digest, folder)
+    except OSError as error:
+        raise ModelError(
+            f"{file} cannot be read or converted: {error}; correct the path, or free disk space"
+        ) from error
+    return folder
+
+
+def _convert(file: Path, digest: str, folder: Path) -> None:
+    if find_spec("gguf") is None:
+        raise ModelError(
+            f"{file} needs the package gguf, which is not there; run `pip install -c constraints.txt -e '.[gguf]'`, "
+            "or give a folder with safetensors"
+        )
+    _log.warning("%s is converted to safetensors once, which may take minutes; they stay in %s", file.name, folder)
+    for unfinished in folder.parent.glob(f"{folder.name}.*.building"):
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed, whose process may still write there
+    fresh = folder.with_suffix(f".{os.getpid()}.building")
+    # a process of its own: definitions load no torch, and the libraries' bars stay off the terminal
+    command = [sys.executable, "-P", "-m", CONVERTER, str(file.absolute()), digest, str(fresh)]
+    child = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
+    if child.returncode:
+        reason = (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1]
+        raise ModelError(f"{file} cannot be converted: {reason}; give another GGUF file, or a folder with safetensors")
+    replace_folder(folder, fresh)
+    if bos := model_identity(str(folder)).get("bos"):
+        _log.warning("%s: texts begin with %s, behind which they cost clearly less; see model.bos", file.name, bos)
 
 
 def folder_name(model: str) -> str:

@@ -35,8 +35,8 @@ def cutting(plan: Plan) -> Mapping[str, Any]:
 
 
 def tokenizing(plan: Plan) -> dict[str, object]:
-    """Return what determines the tokens of a text: the model, however calls are written for it."""
-    return {name: value for name, value in plan.model.items() if name != "markers"}
+    """Return what determines the tokens of a text: the model, whatever begins it and however calls are written."""
+    return {name: value for name, value in plan.model.items() if name not in ("markers", "bos")}
 
 
 class DocumentCuts:

@@ -44,7 +44,10 @@ class DecodingSettings(SettingsTable):
 class EvaluatedModel(SettingsTable):
     """Name a further model that is measured: `"facebook/opt-125m"` for short."""
 
-    name: str = Field(description="A model folder (relative to that of toolformer.toml), or a Hugging Face model id.")
+    name: str = Field(
+        description="A model folder or GGUF file (relative to the folder of toolformer.toml), or a Hugging Face model "
+        "id."
+    )
     revision: str | None = Field(None, description="Revision of a Hugging Face model: branch, tag or commit.")
     tools: bool = Field(
         False, description="Whether it is asked with tools too, as a Toolformer of another size is for Figure 4."

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, under
 
+GGUF = ".gguf"
+"""How the name of a file of llama.cpp's format ends."""
 GPU_OPTIONS = ("tensor_parallel_size", "pipeline_parallel_size")
 """Options of vLLM that say over how many GPUs a model is spread."""
 
@@ -19,9 +21,15 @@ class ModelSettings(SettingsTable):
 
     name: str = Field(
         "embedded",
-        description="`embedded`, a model folder (relative to that of toolformer.toml), or a Hugging Face model id.",
+        description="`embedded`, a model folder or GGUF file (relative to the folder of toolformer.toml), or a Hugging "
+        "Face model id.",
     )
     revision: str | None = Field(None, description="Revision of a Hugging Face model: branch, tag or commit.")
+    bos: Annotated[bool | None, AsBefore(None)] = Field(
+        None,
+        description="Whether every sequence begins with the tokenizer's BOS. When left out, as the tokenizer does it; "
+        "for a GGUF file, as was measured when it was converted.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Data type of the weights when M annotates and answers; `auto` is that of the checkpoint. "
@@ -74,16 +82,20 @@ class ModelSettings(SettingsTable):
         """Return how many GPUs of a machine run M together."""
         return prod(self.vllm.get(option, 1) for option in GPU_OPTIONS) if self.engine == "vllm" else 1
 
+    def other(self, name: str, revision: str | None = None) -> Self:
+        """Return the settings for another model, which has a revision and a BOS of its own."""
+        return self.model_copy(update={"name": name, "revision": revision, "bos": None})
+
     def under(self, root: Path) -> Self:
-        """Return the model with the absolute path of its folder, where `name` is a folder."""
+        """Return the model with the absolute path of its folder or file, where `name` is one."""
         return self.model_copy(update={"name": folder_or_id(root, self.name)})
 
 
 def folder_or_id(root: Path, name: str) -> str:
-    """Return the absolute path of a model where `name` is a folder, else `name`."""
-    folder, found = under(root, name), False
+    """Return the absolute path of a model where `name` is a folder or ends in .gguf, else `name`."""
+    folder, found = under(root, name), name.endswith(GGUF)
     with suppress(OSError):  # such as a name longer than the file system takes: an id, or an error of the loader
-        found = name != "embedded" and folder.is_dir()
+        found = found or (name != "embedded" and folder.is_dir())
     return str(folder) if found else name
 
 

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +11,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tantivy
-from platformdirs import user_cache_path
 from pydantic import AfterValidator, ValidationInfo
 
-from toolformer_dag.files import FILES, changed_unseen, damaged_beside, hashes_beside, locked, sealed, sync, write_whole
+from toolformer_dag.files import (
+    FILES,
+    cache_folder,
+    changed_unseen,
+    damaged_beside,
+    hashes_beside,
+    locked,
+    sealed,
+    sync,
+    write_whole,
+)
 from toolformer_dag.identity import file_hash
-from toolformer_dag.settings.setting_types import expanded, under
+from toolformer_dag.settings.setting_types import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
 
@@ -86,8 +94,7 @@ def index_folder(source: str, root: Path | None = None) -> Path:
 
     The default is `indexes` in $TOOLFORMER_CACHE, else in toolformer-dag in the user's cache.
     """
-    cache = expanded(Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag")))
-    return (root or cache / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
+    return (root or cache_folder() / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
 
 
 def ensure_index(

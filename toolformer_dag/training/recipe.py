@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback
 
-from toolformer_dag.model.loading import DTYPES, fit_threads, from_hub
+from toolformer_dag.model.loading import DTYPES, fit_threads, from_hub, load_encoding
+from toolformer_dag.model.trials import TRIAL, TRIAL_ENDS, trial_tokens
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
@@ -93,7 +94,7 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
         model.config.output_router_logits = False  # disables the auxiliary loss of experts
     fit_threads(model)
     if settings.packing:
-        check_apart(model)
+        check_apart(model, trial_tokens(load_encoding(base)))
     return model if settings.lora_rank is None else with_adapters(model, settings.lora_rank)
 
 
@@ -153,9 +154,12 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
 
 
 @torch.no_grad()
-def check_apart(model: Any) -> None:
-    """Raise TrainingError for a model in which packed texts see each other: its masks do not follow position ids."""
-    first, second = [3, 5, 7], [2, 4, 6, 1]
+def check_apart(model: Any, tokens: Sequence[int]) -> None:
+    """Raise TrainingError for a model in which packed texts see each other: its masks do not follow position ids.
+
+    `tokens`: as `trial_tokens` returns them.
+    """
+    first, second = list(tokens[:TRIAL_ENDS]), list(tokens[TRIAL_ENDS:TRIAL])
     ids = torch.tensor([first + second], device=model.device)
     positions = torch.tensor([[*range(len(first)), *range(len(second))]], device=model.device)
     alone = model(ids[:, len(first) :], use_cache=False).logits[0].float()

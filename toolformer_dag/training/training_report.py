@@ -40,11 +40,11 @@ def run_identity(
 ) -> Mapping[str, object]:
     """Return what determines the weights: base model, settings, fingerprints of texts. Raises ModelError.
 
-    The markers of calls are written into the checkpoint's tokenizer.
+    The markers of calls and BOS are written into the checkpoint's tokenizer.
     """
     named = settings.keep_base and any(map(NAMED.search, texts))
     return {
-        **determining(base, "markers"),
+        **determining(base, "markers", "bos"),
         "base": dict(model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
         "texts": fingerprint(list(texts)),

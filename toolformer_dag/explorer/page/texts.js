@@ -115,7 +115,8 @@ function details(overview, call) {
   return el("article", { className: "card", "aria-label": "The chosen call" },
     el("h2", {}, foreign(tool.name)),
     el("dl", {}, entry("verdict", verdictMark(shownVerdict(call, tool, tau)), ` at τ = ${nats(tau, 2)}`), el("dt", {}, "input"), input, el("dt", {}, "result"), result,
-      entry("p", nats(call.p_api)), entry("L⁻ − L⁺", formula)),
+      entry("proposed by", foreign(call.source)), entry("p", nats(call.p_api)), entry("L⁻ − L⁺", formula),
+      ...(call.echo === null ? [] : entry("its echo gains", `${nats(call.echo)}, with the result of another input that holds the same words`))),
     cut && !offline ? whole : null, el("h3", {}, "Losses, nats"), call.loss_empty === null ? el("p", {}, "This call was not scored.") : bars(call),
     overview.live && !offline && call.loss_empty !== null ? live : null, places);
 }
