@@ -1,8 +1,10 @@
 """A step while it runs: its progress for whoever watches and for the log, its cost, its tags."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -16,9 +18,10 @@ from toolformer_dag.assets.metadata import ROWS, TOKENS, UNCHANGED
 from toolformer_dag.files import UserError, WriteError, file_name, locked, write_whole
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.spending import Spent, StepCost, add_cost
+from toolformer_dag.pipeline.worker import Ahead
 from toolformer_dag.resources.live_runs import run_folder
 
-LOG_EVERY_SECONDS, WRITE_EVERY_SECONDS = 15.0, 0.3
+LOG_EVERY_SECONDS, WRITE_EVERY_SECONDS, TELL_EVERY_SECONDS = 15.0, 0.3, 1.0
 CHANGED = "toolformer/changed"
 """The tag of a run that says which settings changed: `calculator.tau_f 0.5 -> 0.8`."""
 
@@ -27,7 +30,8 @@ CHANGED = "toolformer/changed"
 class Step:
     """An asset that is being made. `done` of `total` units; a total of 0 is unknown.
 
-    `tokens`, `calls`: what was spent so far; `waits`: for which process of another run it waited; `outcome`: what came
+    `tokens`, `calls`: what was spent so far; `expected`: some tokens that it takes in all, 0 where none are expected;
+    `waits`: for which process of another run it waited; `outcome`: what came
     of it, once it has ended.
     """
 
@@ -40,6 +44,7 @@ class Step:
     waits: str = ""
     outcome: str | None = None
     began: float = field(default_factory=time.monotonic)
+    expected: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -48,16 +53,22 @@ class Step:
 
     @property
     def under_way(self) -> str:
-        """Return `312 of 800 texts, 5,120 tokens/s, 0:01:12 left`; what is not known is left out."""
-        seconds, told = max(self.seconds, 1e-3), []
-        if self.total:
+        """Return `312 of 800 texts, 5,120 tokens/s, 0:01:12 left`; what is not known is left out.
+
+        Before the first of them are done: `9,800 of some 25,000 tokens, 5,120 tokens/s, 0:00:03 left`.
+        """
+        seconds, tokens, told = max(self.seconds, 1e-3), self.tokens, []
+        if not self.done and 0 < tokens < self.expected:
+            told.append(f"{tokens:,} of some {self.expected:,.0f} tokens")
+        elif self.total:
             told.append(f"{self.done:,} of {self.total:,} {self.unit}")
         elif self.done:
             told.append(f"{self.done:,} {self.unit}")
-        if tokens := self.tokens:
+        if tokens:
             told.append(f"{tokens / seconds:,.0f} tokens/s")
-        if 0 < self.done < self.total:
-            left = seconds / self.done * (self.total - self.done)
+        done, total = (tokens, self.expected) if self.expected > tokens else (self.done, self.total)
+        if 0 < done < total:
+            left = seconds / done * (total - done)
             told.append(f"{timedelta(seconds=round(left))} left")
         return ", ".join(told)
 
@@ -75,6 +86,9 @@ class Running(Step):
 
     file: Path | None = None
     spent: Callable[[], Spent] = Spent
+    ahead: Callable[[], Ahead] = Ahead
+    passed: tuple[float, int] = (0.0, 0)
+    """Tokens that chunks which are done were estimated to take, and those that had been spent by then."""
 
     def wait(self, holder: str) -> None:
         """Tell for which process of another run over the lake this step waits."""
@@ -82,9 +96,16 @@ class Running(Step):
         self.write()
 
     def write(self) -> None:
-        """Tell how the step gets on."""
-        spent = self.spent()
+        """Tell how the step gets on, within a chunk too."""
+        spent, ahead = self.spent(), self.ahead()
         self.tokens, self.calls = spent.tokens, spent.calls
+        self.total = self.total or ahead.units
+        if self.unit == "calls":
+            self.done = max(self.done, min(self.calls, self.total))
+        if ahead.tokens_done != self.passed[0]:
+            self.passed = ahead.tokens_done, self.tokens
+        estimated, taken = self.passed
+        self.expected = taken + (ahead.tokens - estimated) * (taken / estimated if estimated else 1)
         if self.file is not None:
             with suppress(WriteError):  # the disk is full: the figures of before stay
                 write_whole(self.file, json.dumps(asdict(self)).encode())
@@ -99,10 +120,20 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
     made = Running(name)
     if not context.instance.is_ephemeral:
         made.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
-    token = _current.set(made)
+    token, ended = _current.set(made), threading.Event()
     made.write()
+
+    def tell() -> None:
+        while not ended.wait(TELL_EVERY_SECONDS):
+            made.write()
+
     try:
-        yield made
+        with ThreadPoolExecutor(1) as beside:
+            beside.submit(tell)
+            try:
+                yield made
+            finally:
+                ended.set()
     except Exception as error:
         made.outcome = f"failed: {str(error).partition(chr(10))[0]}"
         raise
@@ -112,15 +143,18 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
 
 
 def progress(
-    context: dg.AssetExecutionContext, unit: str = "", spent: Callable[[], Spent] = Spent
+    context: dg.AssetExecutionContext,
+    unit: str = "",
+    spent: Callable[[], Spent] = Spent,
+    ahead: Callable[[], Ahead] = Ahead,
 ) -> Callable[[int, int], None]:
     """Return what a stage calls with the units done and the units there are; 0 where nobody knows how many.
 
     `spent`: what went through the model and the tools in this process so far; a step without it tells its cost at the
-    end (`note_cost`). The log of the run gets a line every LOG_EVERY_SECONDS.
+    end (`note_cost`). `ahead`: what the units take, as planned. The log of the run gets a line every LOG_EVERY_SECONDS.
     """
     made, before = _current.get(), spent()
-    made.unit, made.spent = unit, lambda: spent() - before
+    made.unit, made.spent, made.ahead = unit, lambda: spent() - before, ahead
     logged, written = time.monotonic(), 0.0
 
     def advance(done: int, total: int) -> None:

@@ -79,7 +79,7 @@ def table(made: TableOutput) -> Output:
 
     def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         before = made.table.version()
-        advance = progress(context, stage.unit, lambda: compute.workers.spent)
+        advance = progress(context, stage.unit, lambda: compute.workers.spent, lambda: compute.worker.ahead)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
         refuse_unread(made)
         _log(context, made, report)

@@ -6,11 +6,17 @@ import pty
 import re
 import struct
 import termios
+import threading
+import time
 
+import dagster as dg
 import pytest
 
 from tests.runs.conftest import World
+from toolformer_dag.assets.running import Running, progress, step
 from toolformer_dag.cli.forecast import NOT_COVERED, forecast
+from toolformer_dag.pipeline.spending import Spent
+from toolformer_dag.pipeline.worker import Ahead
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -43,6 +49,34 @@ def test_a_terminal_has_one_live_line_with_texts_tokens_and_what_is_left(fresh: 
     live = re.compile(r"(calculator|sums)/\w+  [\d,]+ of [\d,]+ texts, [\d,]+ tokens/s, \d:\d\d:\d\d left")
     assert any(map(live.fullmatch, lines)), lines
     assert "ran warehouse/dataset" in "".join(lines)
+
+
+def test_a_step_says_within_its_first_chunk_how_far_it_is_and_what_is_left() -> None:
+    spent, ahead = Spent(250), Ahead(40, 0, 1000)
+    made = Running("calculator/loss_deltas", "texts", began=time.monotonic() - 10)
+    made.spent, made.ahead = lambda: spent, lambda: ahead
+    made.write()
+    assert made.under_way == "250 of some 1,000 tokens, 25 tokens/s, 0:00:30 left"
+    # what was estimated at 200 took 300, so the rest will take half as much again
+    made.done, spent, ahead = 8, Spent(300), Ahead(40, 200, 1000)
+    made.write()
+    spent = Spent(500)
+    made.write()
+    assert made.expected == 1500 and made.under_way == "8 of 40 texts, 50 tokens/s, 0:00:20 left"
+
+
+def test_tool_calls_are_counted_while_a_chunk_of_them_is_made() -> None:
+    made = Running("calculator/tool_results", "calls", began=time.monotonic() - 10)
+    made.spent, made.ahead = lambda: Spent(0, 100), lambda: Ahead(400)
+    made.write()
+    assert made.under_way == "100 of 400 calls, 0:00:30 left"
+
+
+def test_a_step_that_computes_is_asked_beside_it_how_far_it_is() -> None:
+    asked = threading.Event()
+    with step(dg.build_asset_context(), "calculator/loss_deltas"):
+        progress(dg.build_asset_context(), "texts", ahead=lambda: asked.set() or Ahead(1))
+        assert asked.wait(60)
 
 
 def _read(terminal: int) -> bytes:

@@ -19,12 +19,13 @@ from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
 from toolformer_dag.pipeline.losses import (
+    loss_tokens,
     losses_identity,
     stored_losses,
 )
 from toolformer_dag.pipeline.plan import Lane
-from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
-from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
+from toolformer_dag.pipeline.stage import Chunk, Claimed, Planned, TableOutput, Work
+from toolformer_dag.pipeline.stored_rows import chunk_limits, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.chains import chain_text, least_need, other_results, read_chain, written_chain
 
@@ -88,19 +89,23 @@ def planned_chains(
     needing = chains.filter(pl.col("others").is_not_null()).select(NEED_KEY).unique(maintain_order=True)
     unknown = claim(claimed, needs.name, needs.missing(needing))
     of_texts = pl.concat([lacking.select("text_digest"), unknown.select("text_digest")]).unique()
-    distinct = asked.select("text_digest").unique(maintain_order=True)
+    tokens = loss_tokens(pl.col("chain").str.len_bytes())
+    distinct = asked.group_by("text_digest", maintain_order=True).agg(tokens=tokens)
     by_digest = texts.select("text_digest", "text").unique("text_digest")
-    size = chunk_size(worker.plan.settings)
-    payloads = [
-        ChainChunk(
-            lacking.join(some, on="text_digest", how="semi", maintain_order="left"),
-            unknown.join(some, on="text_digest", how="semi", maintain_order="left"),
-            by_digest.join(some, on="text_digest", how="semi"),
+    chunks = [
+        Chunk(
+            some.height,
+            ChainChunk(
+                lacking.join(some, on="text_digest", how="semi", maintain_order="left"),
+                unknown.join(some, on="text_digest", how="semi", maintain_order="left"),
+                by_digest.join(some, on="text_digest", how="semi"),
+            ),
+            float(some["tokens"].sum()),
         )
-        for some in text_chunks(distinct, of_texts.with_columns(whole=False), size)
+        for some in text_chunks(distinct, of_texts.with_columns(whole=False), *chunk_limits(worker.plan, "judge"))
     ]
     counted = Work(computed=Counter(losses=lacking.height), reused=Counter(losses=asked.height - lacking.height))
-    return Planned([(payload.texts.height, payload) for payload in payloads], counted)
+    return Planned(chunks, counted)
 
 
 def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:

@@ -10,14 +10,16 @@ import polars as pl
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
 from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import Claimed, Planned, TableOutput, Work
-from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
+from toolformer_dag.pipeline.stage import Chunk, Claimed, Planned, TableOutput, Work
+from toolformer_dag.pipeline.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3
 """Raised when the same model would give other losses; a golden test notices where it was not."""
 KEY = ("text_digest", "position", "input", "result")
+AROUND = 12
+"""Tokens beside the text and what a call holds, for estimates: its name and marks, and those of the window."""
 LOSSES = pl.Schema(
     {
         "text_digest": pl.String(),
@@ -90,21 +92,34 @@ def planned_losses(
     if worker.plan.settings.filtering.loss_floor is not None:
         lacking = lacking.join(stored_losses(worker, output.lane, lacking), on=KEY, how="anti", maintain_order="left")
     missing = claim(claimed, store.name, lacking)
-    distinct = keys.select("text_digest").unique(maintain_order=True)
+    tokens = loss_tokens(pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes())
+    distinct = keys.group_by("text_digest", maintain_order=True).agg(tokens=tokens)
     stored = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
     whole = ~pl.col("text_digest").is_in(stored.implode())
     lacking = missing.select("text_digest").unique().with_columns(whole=whole)
     by_digest = texts.select("text_digest", "text").unique("text_digest")
-    chunks = text_chunks(distinct, lacking, chunk_size(worker.plan.settings))
-    payloads = [
-        LossChunk(
-            missing.join(chunk, on="text_digest", how="semi", maintain_order="left"),
-            by_digest.join(chunk, on="text_digest", how="semi"),
+    chunks = [
+        Chunk(
+            some.height,
+            LossChunk(
+                missing.join(some, on="text_digest", how="semi", maintain_order="left"),
+                by_digest.join(some, on="text_digest", how="semi"),
+            ),
+            float(some["tokens"].sum()),
         )
-        for chunk in chunks
+        for some in text_chunks(distinct, lacking, *chunk_limits(worker.plan, "judge"))
     ]
     work = Work(computed=Counter(losses=missing.height), reused=Counter(losses=keys.height - missing.height))
-    return Planned([(payload.texts.height, payload) for payload in payloads], work)
+    return Planned(chunks, work)
+
+
+def loss_tokens(call: pl.Expr) -> pl.Expr:
+    """Estimate what the losses of a text's calls run, of `position` and the bytes of each `call`.
+
+    That is the text up to the place, once alone, and for each call twice behind it.
+    """
+    behind = pl.col("position") + call / TOKEN_BYTES + AROUND
+    return 2 * behind.sum() + pl.col("position").max()
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:

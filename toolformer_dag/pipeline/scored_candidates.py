@@ -22,6 +22,7 @@ from toolformer_dag.pipeline.stage import (
     P_API,
     SOURCE,
     WORDS,
+    Chunk,
     Claimed,
     Column,
     PartRows,
@@ -32,7 +33,7 @@ from toolformer_dag.pipeline.stage import (
     Work,
     counted,
 )
-from toolformer_dag.pipeline.stored_rows import chunk_size, claim, require_whole, text_chunks
+from toolformer_dag.pipeline.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
 from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.rounds import FIRST
 from toolformer_dag.settings.setting_types import determining
@@ -121,6 +122,7 @@ class SampleStore:
 
     def __init__(self, worker: Worker, lane: Lane, prefix: str = "", prompt: str | None = None) -> None:
         plan, self._lane, self.prompt = worker.plan, lane, lane.tool.prompt if prompt is None else prompt
+        self._longest = plan.settings.sampling.max_call_tokens
         of_positions, of_samples = positions_identity(plan, self.prompt), samples_identity(plan, self.prompt)
         self.positions = worker.rows(f"{lane.tool.key}/{prefix}positions", of_positions, ("text_digest",), POSITIONS)
         self.samples = worker.rows(f"{lane.tool.key}/{prefix}samples", of_samples, SAMPLE_KEY, SAMPLES)
@@ -138,6 +140,11 @@ class SampleStore:
         """Return (text_digest, reason) of texts that the engine could not take."""
         place = (pl.lit(REFUSED, pl.Int32()).alias("position"), pl.lit(0, pl.Int32()).alias("sample"))
         return self.samples.stored(texts.select("text_digest", *place)).select("text_digest", "reason")
+
+    def estimated_tokens(self, one_place: bool) -> pl.Expr:
+        """Return what a text runs at most, or `one_place` of it: x, "Output:" and x again, and samples to their end."""
+        places = 1 if one_place else self._lane.k
+        return 2 * pl.col("text").str.len_bytes() / TOKEN_BYTES + places * self._lane.m * self._longest
 
     def _chosen(self, known: pl.DataFrame) -> Iterator[tuple[str, int, float, int]]:
         for digest, probabilities, offsets in zip(*known.select(POSITIONS.names()), strict=True):
@@ -160,17 +167,22 @@ def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Cl
     free = claim(claimed, store.samples.name, lacking.unique(maintain_order=True))
     free = free.with_columns(whole=pl.col("text_digest").is_in(asked.unknown["text_digest"].implode()))
     unknown = free.filter("whole").height
-    payloads = [
-        TextChunk(
-            chunk,
-            store.positions.stored(chunk.select("text_digest")),
-            present.join(chunk, on="text_digest", how="semi").select(SAMPLE_KEY),
+    estimated = texts.with_columns(tokens=store.estimated_tokens("position" in texts.columns))
+    chunks = [
+        Chunk(
+            some.height,
+            TextChunk(
+                some.drop("tokens"),
+                store.positions.stored(some.select("text_digest")),
+                present.join(some, on="text_digest", how="semi").select(SAMPLE_KEY),
+            ),
+            float(some["tokens"].sum()),
         )
-        for chunk in text_chunks(texts, free, chunk_size(worker.plan.settings))
+        for some in text_chunks(estimated, free, *chunk_limits(worker.plan, "proposer"))
     ]
     reused = Counter(texts=texts.height - unknown, samples=present.height)
     work = Work(computed=Counter(texts=unknown), reused=reused)
-    return Planned([(payload.texts.height, payload) for payload in payloads], work)
+    return Planned(chunks, work)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:

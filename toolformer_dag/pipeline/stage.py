@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
@@ -104,14 +104,19 @@ class PartRows:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Chunk(NamedTuple):
+    """What is computed and committed together: `units` (texts, calls), and some `tokens` that the model will run."""
+
+    units: int
+    payload: Any
+    tokens: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The missing rows of a part. `chunks`: payloads with the units (texts, calls) that each computes.
+    """The missing rows of a part. `work`: rows that are computed and reused."""
 
-    `work`: rows that are computed and reused.
-    """
-
-    chunks: Sequence[tuple[int, Any]]
+    chunks: Sequence[Chunk]
     work: Work
 
 

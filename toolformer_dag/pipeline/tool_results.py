@@ -15,6 +15,7 @@ from toolformer_dag.pipeline.stage import (
     RETRY,
     TEXT_KEY,
     TOOL,
+    Chunk,
     Claimed,
     Column,
     PartRows,
@@ -77,9 +78,9 @@ def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claim
     known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls[output.lane.key], given)])
     missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
     size = worker.plan.settings.execution.chunk_calls
-    payloads = [CallChunk(output.lane.key, missing[at : at + size]) for at in range(0, missing.height, size)]
+    cut = [missing[at : at + size] for at in range(0, missing.height, size)]
     work = Work(computed=Counter(calls=missing.height), reused=Counter(calls=calls.height - missing.height))
-    return Planned([(payload.calls.height, payload) for payload in payloads], work)
+    return Planned([Chunk(calls.height, CallChunk(output.lane.key, calls)) for calls in cut], work)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:

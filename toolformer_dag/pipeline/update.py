@@ -18,6 +18,7 @@ from toolformer_dag.pipeline.stage import (
     REJECTIONS,
     RETRY,
     VIOLATIONS,
+    Chunk,
     Claimed,
     InputsOf,
     PartRows,
@@ -27,7 +28,7 @@ from toolformer_dag.pipeline.stage import (
     Work,
 )
 from toolformer_dag.pipeline.stored_rows import release
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.pipeline.worker import Ahead, Worker
 from toolformer_dag.pipeline.workers import Workers, in_process
 
 AT_ONCE, AT_ONCE_BYTES = 64, 2**24
@@ -205,17 +206,18 @@ class _Parts:
 
     def __init__(self, worker: Worker, output: TableOutput) -> None:
         self._worker, self._output = worker, output
-        self._chunks: list[tuple[str, int]] = []  # of each task the part, and how many units
+        self._chunks: list[tuple[str, Chunk]] = []  # of each task
         self._open: dict[str, int] = {}  # chunks that are not done, by part, in order
         self._near: Sequence[str] = ()  # parts whose inputs were brought together
         self._made: dict[str, PartRows] = {}  # rows of parts that were made together
         self._claimed = Claimed()
         self.done = self.total = 0
+        self._tokens_done = self._tokens = 0.0
         self.work = Work()
 
     def tasks(self, parts: Sequence[str]) -> Iterator[Task]:
         """Yield the chunks of the parts, each planned when it is asked for."""
-        output, step, known = self._output, uuid4().hex, 0
+        output, step, known, tokens = self._output, uuid4().hex, 0, 0.0
         read = output.depends_on if output.stage.sharded else ()
         for number, part in enumerate(parts):
             if number % AT_ONCE == 0:
@@ -223,28 +225,36 @@ class _Parts:
                 for name in read:
                     output.plan.lake.table(name).bring(self._near)
             planned = self._planned(part)
-            known += sum(units for units, _ in planned.chunks)
+            known += sum(chunk.units for chunk in planned.chunks)
+            tokens += sum(chunk.tokens for chunk in planned.chunks)
             self.total = round(known * len(parts) / (number + 1))
+            self._tokens = tokens * len(parts) / (number + 1)
+            self._tell()
             self.work += planned.work
             self._open[part] = len(planned.chunks)
             self._publish()
-            for units, payload in planned.chunks:
-                self._chunks.append((part, units))
-                yield Task(output.name, output.code_version, payload, step)
+            for chunk in planned.chunks:
+                self._chunks.append((part, chunk))
+                yield Task(output.name, output.code_version, chunk.payload, step)
 
     def _planned(self, part: str) -> Planned:
         """The chunks of a part; a shard that a worker publishes is one."""
         stage = self._output.stage
         if stage.chunks is not None:
             return stage.chunks(self._worker, self._output, part, self._claimed)
-        return Planned([] if stage.shard_rows is None else [(1, part)], Work())
+        return Planned([] if stage.shard_rows is None else [Chunk(1, part)], Work())
+
+    def _tell(self) -> None:
+        self._worker.ahead = Ahead(self.total, self._tokens_done, self._tokens)
 
     def ended(self, number: int, work: Work) -> None:
         """Count what a chunk has cost, and publish what is complete."""
-        part, units = self._chunks[number]
+        part, chunk = self._chunks[number]
         self._output.plan.lake.take(work.news)
         self._open[part] -= 1
-        self.done += units
+        self.done += chunk.units
+        self._tokens_done += chunk.tokens
+        self._tell()
         self.work += work
         self._publish()
 

@@ -9,7 +9,7 @@ from itertools import islice
 from multiprocessing import parent_process
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
@@ -30,10 +30,19 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable that names the GPUs of a process, in its order."""
 
 
+class Ahead(NamedTuple):
+    """What a table takes, as planned: `units` of all chunks, estimated tokens of those that are done and of all."""
+
+    units: int = 0
+    tokens_done: float = 0.0
+    tokens: float = 0.0
+
+
 class Worker:
     """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for.
 
     `lost_calls`: by lane, this update's calls that its tool lost: published with their reason, never stored.
+    `ahead`: what the table that is brought up to date takes, which other threads may read.
     `has_small_web`: whether this step has seen that the small web's files are there and whole.
     """
 
@@ -46,6 +55,7 @@ class Worker:
         self._stores: dict[str, RowStore] = {}
         self._runners: dict[str, Runner] = {}
         self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        self.ahead = Ahead()
         self.has_small_web = False
 
     def engine(self, role: Role) -> "Engine":
@@ -99,13 +109,15 @@ class Worker:
         notes = tuple(note for store in self._stores.values() for note in store.damaged)
         self._stores.clear()
         self.lost_calls.clear()
+        self.ahead = Ahead()
         self.has_small_web = False
         return notes
 
     def spent(self) -> Spent:
-        """Return what this process has spent so far."""
-        computed = token_count(self._engine.counts.as_dict()) if self._engine is not None else 0
-        return Spent(self._released + computed, sum(runner.finished for runner in self._runners.values()))
+        """Return what this process has spent so far; other threads may ask."""
+        engine = self._engine
+        computed = token_count(engine.counts.as_dict()) if engine is not None else 0
+        return Spent(self._released + computed, sum(runner.finished for runner in list(self._runners.values())))
 
     def release(self) -> None:
         """Let go of the weights: finetuning and evaluation load models of their own."""
