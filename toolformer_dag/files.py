@@ -163,7 +163,7 @@ def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
 
 def cache_folder() -> Path:
     """Return $TOOLFORMER_CACHE, else toolformer-dag in the user's cache."""
-    return Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag"))
+    return Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag")).expanduser()
 
 
 def beside(path: Path, suffix: str = "") -> Path:
