@@ -132,7 +132,7 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
     """Log where BOS would help and nothing is set; a checkpoint goes on as it was trained."""
     open_question = model.bos is None and not Path(loaded.name, CHECKPOINT).is_file()
-    if open_question and (gain := bos_gain(loaded.model, loaded.encoding)):
+    if open_question and (gain := bos_gain(loaded.model, loaded.encoding, loaded.context_length)):
         _log.warning(BOS_HELPS, loaded.name, gain, loaded.tokenizer.bos_token)
 
 
