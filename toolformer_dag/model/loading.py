@@ -24,6 +24,7 @@ from toolformer_dag.model.weights import (
     SMALL,
     ModelError,
     check_model,
+    cores,
     model_dtype,
     model_folder,
     model_identity,
@@ -37,8 +38,8 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import in_markers
 
-THREADS = torch.get_num_threads()
-"""What torch was started with."""
+THREADS = min(torch.get_num_threads(), cores())
+"""What torch was started with; threads without a core of their own would spin until they get one."""
 
 
 def fit_threads(model: Any) -> int:

@@ -1,7 +1,6 @@
 """The workers of a run: how many and where, as `[execution]` says; the loop that gives them chunks."""
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -11,10 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 
 from toolformer_dag.files import UserError
-from toolformer_dag.model.weights import is_small
+from toolformer_dag.model.weights import cores, is_small
 from toolformer_dag.pipeline.chunks import Answer, Crew, Here, OneProcess, Place, Tables, Task, WorkerError
 from toolformer_dag.pipeline.ray_actors import ray_crew
 from toolformer_dag.pipeline.spending import Spent
@@ -28,7 +26,6 @@ Ended = Generator[tuple[int, Work] | None, None, None]
 """Numbers of tasks that ended and what each cost, in any order; None about once a second."""
 STARTS = 10
 """How many workers in a row may die before they start, for each that there may be."""
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 Crews = Callable[[Worker, Tables], Crew]
@@ -291,21 +288,3 @@ def worker_count(settings: Settings) -> int:
     if model.device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
         return max(1, gpus // model.gpus)
     return cores() if model.device in ("auto", "cpu") and model.engine != "vllm" and is_small(model) else 1
-
-
-def cores() -> int:
-    """Return the cores this process may use: hardware threads of one core count once, a container's share is kept."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    return max(1, min(len({_core(cpu) for cpu in allowed}), _quota()))
-
-
-def _core(cpu: int) -> str:
-    """The hardware threads that share the core of one of them."""
-    file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    return file.read_text() if file.is_file() else str(cpu)
-
-
-def _quota() -> int:
-    """Whole cores that a container's limit leaves; a large number where there is none."""
-    share, _, period = QUOTA.read_text().partition(" ") if QUOTA.is_file() else ("max", "", "")
-    return 1_000_000 if share == "max" else int(share) // int(period)
