@@ -58,9 +58,9 @@ class AttentionLayer:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         scores = scores + bias
         if self.sinks is None:
-            return scores.softmax(-1)  # in half precision, too, sums are float32
+            return scores.softmax(-1, torch.float32).to(scores.dtype)
         sinks = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return torch.cat([scores, sinks], -1).softmax(-1, torch.float32)[..., :-1].to(scores.dtype)
 
 
 Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
