@@ -18,17 +18,17 @@ import polars as pl
 import typer
 
 from embedded_model.effect_study import percent
+from toolformer_dag.computing.plan import Plan, lanes
+from toolformer_dag.computing.stage import TableOutput
+from toolformer_dag.computing.update import update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, in_process
 from toolformer_dag.evaluation.asking import TOOLFORMER, benchmark_outcomes, compared
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
 from toolformer_dag.evaluation.scores import Condition, outcome_table
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.plan import Plan, lanes
-from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import update
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import PROMPTS

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import polars as pl
 
+from toolformer_dag.computing.plan import lanes
 from toolformer_dag.evaluation.asking import BASE_C, DISABLED, TOOLFORMER, benchmark_outcomes, compared
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
 from toolformer_dag.evaluation.measurements import OUTCOMES, PERPLEXITY
 from toolformer_dag.evaluation.scores import Condition, outcome_table, wilson
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.phenomena import TOOLS

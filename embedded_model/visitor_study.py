@@ -10,11 +10,11 @@ from typing import Literal
 
 import polars as pl
 
+from toolformer_dag.computing.plan import lanes
 from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words, number_is_right
 from toolformer_dag.evaluation.scores import wilson
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic.calculations import operands, result_of
 from toolformer_dag.synthetic.lexicon import phrase

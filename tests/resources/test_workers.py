@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.processes import at_work
+from toolformer_dag.computing.workers import worker_count
 from toolformer_dag.model.weights import cores
-from toolformer_dag.pipeline.workers import worker_count
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
 
 REPOSITORY = Path(__file__).parents[2]
 TAKE = """
 import sys
-from toolformer_dag.pipeline.worker import own_gpus, visible_gpus
+from toolformer_dag.computing.worker import own_gpus, visible_gpus
 visible, size = visible_gpus(4), int(sys.argv[1])
 print(*own_gpus(visible, size)[0], *own_gpus(visible, size)[0], flush=True)
 sys.stdin.read()
@@ -34,7 +34,7 @@ print(torch.get_num_threads())
 PARENT = """
 import time
 from multiprocessing import get_context
-from toolformer_dag.pipeline.chunks import end_with_parent
+from toolformer_dag.computing.chunks import end_with_parent
 
 def child(line):
     end_with_parent()

@@ -104,7 +104,7 @@ def evaluate(
     from embedded_model.effect_study import study_settings, study_tables
     from embedded_model.probes import evaluate as probe
     from embedded_model.real_text import load_real_text
-    from toolformer_dag.pipeline.chunks import end_with_parent
+    from toolformer_dag.computing.chunks import end_with_parent
 
     paths = tuple(path.absolute() for path in real_text or ())
     named = str(Path(model).absolute()) if Path(model).is_dir() else model

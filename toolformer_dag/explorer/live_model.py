@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import run_sql, scratch
 from toolformer_dag.lake.scoring import NUMBERS, with_scores
 from toolformer_dag.lake.warehouse_filling import JUDGED, RULE, SCORED_DOCUMENTS
 from toolformer_dag.model.requests import LossRequest, Proposal, ProposalRequest, SampledCall
-from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.pipeline.scored_candidates import parsed_call
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.calls import Call, format_call

@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.shards import Shard, ShardFile
+from toolformer_dag.computing.spending import token_count
+from toolformer_dag.computing.stage import TEXT_KEY, PartRows, Stage, TableOutput
+from toolformer_dag.computing.update import Progress, difference, update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, in_process
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline import heuristic_subset, swapped_results
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.shards import Shard, ShardFile
-from toolformer_dag.pipeline.spending import token_count
-from toolformer_dag.pipeline.stage import TEXT_KEY, PartRows, Stage, TableOutput
 from toolformer_dag.pipeline.stages import lane_stages
-from toolformer_dag.pipeline.update import Progress, difference, update
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers, in_process
 
 GROUPS, STUDENT = 4, 3.18
 """Parts of the sample, whose differences tell the range, and the 97.5 % point of Student's distribution for them."""

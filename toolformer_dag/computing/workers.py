@@ -11,13 +11,13 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import islice
 
+from toolformer_dag.computing.chunks import Answer, Crew, Here, OneProcess, Place, Tables, TablesOf, Task, WorkerError
+from toolformer_dag.computing.ray_actors import ray_crew
+from toolformer_dag.computing.spending import Spent
+from toolformer_dag.computing.stage import Work
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import cores, is_small
-from toolformer_dag.pipeline.chunks import Answer, Crew, Here, OneProcess, Place, Tables, Task, WorkerError
-from toolformer_dag.pipeline.ray_actors import ray_crew
-from toolformer_dag.pipeline.spending import Spent
-from toolformer_dag.pipeline.stage import Work
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.sections import Settings
 
 log = logging.getLogger(__name__)
@@ -36,18 +36,18 @@ def in_process(worker: Worker, tables: Tables) -> Crew:
     return Crew(lambda: 1, lambda: Here(worker, tables))
 
 
-def local_processes(count: int, worker: Worker, tables: Tables) -> Crew:
+def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
     """Return processes of this machine, each with a model of its own: where one dies, the others go on."""
-    return Crew(lambda: count, lambda: OneProcess(worker.plan.settings), (BrokenProcessPool,))
+    return Crew(lambda: count, lambda: OneProcess(worker.plan.settings, tables_of), (BrokenProcessPool,))
 
 
-def crew_of(worker: Worker, tables: Tables) -> Crew:
+def crew_of(tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
     """Return the crew that the settings name. Raises ClusterError where the cluster cannot be reached."""
     settings = worker.plan.settings
     if settings.execution.engine == "ray":
-        return ray_crew(settings)
+        return ray_crew(settings, tables_of)
     count = worker_count(settings)
-    return in_process(worker, tables) if count == 1 else local_processes(count, worker, tables)
+    return in_process(worker, tables) if count == 1 else local_processes(count, tables_of, worker, tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Workers:
     The first chunk decides how many there may be: a run that has nothing to compute starts none.
     """
 
-    def __init__(self, worker: Worker, tables: Tables, crews: Crews = crew_of) -> None:
+    def __init__(self, worker: Worker, tables: Tables, crews: Crews) -> None:
         self._here, self._tables, self._crews = worker, tables, crews
         self._starting: list[Place] = []
         self._failed_starts = 0
