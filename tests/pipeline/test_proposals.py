@@ -1,7 +1,11 @@
 """Calls of files and of rules take the place of sampling, or stand beside it, and go the same way from there."""
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import polars as pl
 import pytest
@@ -287,3 +291,71 @@ def test_another_model_samples_and_the_model_judges(tmp_path: Path, sampled: Lin
         assert tokens.offsets[row["position"]] + text["offset"] == row["char_offset"]
     line.set(tau_f=0.3)
     assert {name for name, output in line.outputs().items() if differences(output)} == {"filtered_calls"}
+
+
+class Completing(BaseHTTPRequestHandler):
+    """Writes the text of a request again, with a call before the last number, or before a text of its own."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        """Answer as an OpenAI-compatible server; the first request finds it busy."""
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(request)
+        if len(self.asked) == 1:
+            self.send_response(503)
+            self.end_headers()
+            return
+        text = request["messages"][0]["content"].rpartition("Input: ")[2].removesuffix("\nOutput:")
+        before, _, last = text.rstrip(" .").rpartition(" ")
+        call = "[Calculator(1 + 2)]"
+        written = f" {before} {call} {last} ." if request["seed"] % 2 == 0 else f"Another text {call} {last}"
+        answer = json.dumps({"choices": [{"message": {"content": written}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *told: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def completing() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Completing)
+    Completing.asked = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_proposes_and_is_asked_once_per_sample(line: Line, completing: str) -> None:
+    line.values.clear()
+    line.set(proposer__engine='"openai"', proposer__name='"other"', proposer__url=json.dumps([completing]), m=2)
+    reports = line.update()
+    texts = line.read("heuristic_subset")
+    rows = line.read(CANDIDATES)
+    assert rows.height == texts.height and set(rows["source"]) == {"model"} and set(rows["input"]) == {"1 + 2"}
+    assert reports[CANDIDATES].rejections["text_changed"] == texts.height
+    distinct = texts["text_digest"].n_unique()
+    assert len(Completing.asked) == 2 * distinct + 1  # one was sent again
+    by_text = {(one["digest"], one["segment"]): one for one in texts.iter_rows(named=True)}
+    for row in rows.iter_rows(named=True):
+        text = by_text[row["digest"], row["segment"]]
+        assert text["text"][row["char_offset"] - text["offset"] :].strip(" .").isdigit()
+    assert not any(differences(output) for output in line.outputs().values())
+    line.set(m=3)
+    line.update()
+    assert len(Completing.asked) == 3 * distinct + 1
+
+
+def test_a_server_that_is_gone_is_named_and_none_judges(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolformer_dag.model.completions.TRIES", 1)
+    line.values.clear()
+    line.set(proposer__engine='"openai"', proposer__name='"other"', proposer__url='["http://127.0.0.1:9/v1"]')
+    with pytest.raises(UserError, match=r"proposer.url: http://127.0.0.1:9/v1/chat/completions does not answer"):
+        line.update()
+    line.set(model__engine='"openai"', model__url='["http://127.0.0.1:9/v1"]')
+    with pytest.raises(UserError, match=r"only \[proposer\] may have it"):
+        line.plan()

@@ -46,7 +46,8 @@ class Lane:
 
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
     rejected before they are scored. `proposals`: the sources of calls, MODEL, RULE or files; `files`: the path of each
-    of these, by its name in tables; `rule`: a pattern in place of the tool's own rule.
+    of these, by its name in tables; `rule`: a pattern in place of the tool's own rule; `served`: the model
+    that proposes is asked at an OpenAI-compatible server.
     `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
     whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `score`: what tau_f
     is held against, in SQL. `round`: in which it annotates.
@@ -62,6 +63,7 @@ class Lane:
     proposals: tuple[str, ...] = (MODEL,)
     files: Mapping[str, Path] = field(default_factory=dict, hash=False)
     rule: PatternRule | None = None
+    served: bool = False
     min_probability: float = 0.0
     depth: int = 1
     then: tuple["Lane", ...] = ()
@@ -183,6 +185,12 @@ def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> L
     return replace(lane, depth=section.depth, then=tuple(others[key] for key in section.then), chain_prompt=prompt)
 
 
+def _is_served(settings: Settings) -> bool:
+    """Whether calls of the first round come from an OpenAI-compatible server."""
+    proposer = settings.proposer
+    return settings.rounds.count == FIRST and proposer is not None and proposer.engine == "openai"
+
+
 def _files(tool: Tool, section: ToolSettings, root: Path) -> dict[str, Path]:
     """The files among the sources, by their names in tables. Raises SettingsError for a rule that does not exist."""
     if RULE in section.proposals and section.rule is None and type(tool).propose is Tool.propose:
@@ -206,6 +214,7 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         proposals=section.proposals,
         files=_files(tool, section, settings.root),
         rule=section.rule,
+        served=_is_served(settings) and MODEL in section.proposals,
         min_probability=settings.decoding.min_probability if least is None else least,
         score=_score(tool, section, settings),
         round=settings.rounds.count,
@@ -255,7 +264,9 @@ def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, o
     Raises SettingsError where a server holds the weights, which would be those of the base model.
     """
     if settings.rounds.count == FIRST:
-        return base if settings.proposer is None else _identity(settings.proposer)
+        if settings.proposer is None:
+            return base
+        return {"served": settings.proposer.name} if _is_served(settings) else _identity(settings.proposer)
     if settings.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "

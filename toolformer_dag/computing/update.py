@@ -171,7 +171,7 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     worker.close_rows()  # a step that failed left them open
     with session():
         for inner in output.inner:
-            _bring_up_to_date(worker, workers, inner, lambda done, total: None)
+            _bring_up_to_date(worker, workers, inner, progress)
         found, work = _bring_up_to_date(worker, workers, output, progress)
         return _report(output, found, work, time.monotonic() - began)
 

@@ -1,8 +1,8 @@
 """Calls that the model does not sample: those of files (another model, a log, an annotator), and those of a rule.
 
 An inner table per kind of source finds the place of each call in the lane's texts: file_proposals over all shards,
-rule_proposals shard by shard. A part of scored_candidates takes their rows. From there on they are calls like others;
-`source` tells them apart.
+rule_proposals and served_proposals shard by shard. A part of scored_candidates takes their rows. From there on they are
+calls like others; `source` tells them apart.
 """
 
 from collections import Counter
@@ -21,9 +21,7 @@ from toolformer_dag.computing.stage import (
     BY_SHARD,
     CALL_KEY,
     REJECTIONS,
-    RESULT,
     TEXT_KEY,
-    Column,
     InputsOf,
     PartRows,
     Rejected,
@@ -35,16 +33,13 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.pipeline import raw_shards, scored_candidates
-from toolformer_dag.pipeline.document_cuts import tokenizing
+from toolformer_dag.pipeline import raw_shards, scored_candidates, served_proposals
+from toolformer_dag.pipeline.placing import COLUMNS, UNPLACED, at_tokens, placing
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
-from toolformer_dag.texts.calls import clean_result
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import OverBudget
 
 FROM_FILES, FROM_RULE = "file_proposals", "rule_proposals"
-PLACING = 2
-"""Raised when the same proposals would give other rows; no loss is computed again."""
 FIELDS = pl.Schema(
     {
         "source": pl.String(),
@@ -151,7 +146,7 @@ def of_files(worker: Worker, output: TableOutput, part: str) -> PartRows:
     for shard in plan.shards:
         here = _in_texts(plan, lane, shard, calls)
         found.update(here["number"])
-        frames.append(_at_tokens(worker, output, shard, here, rejected))
+        frames.append(at_tokens(worker, output, shard, here, rejected))
     rejected[first, "no_such_text"] += rows.height - len(found)
     table = pl.concat(frames)
     rows_of = table.partition_by("shard", as_dict=True)
@@ -185,36 +180,8 @@ def of_rule(worker: Worker, output: TableOutput, shard: str) -> PartRows:
             continue
         place = (*key, offset, text, context, RULE)
         calls += [(*place, offset + one.offset, one.input, None, None, one.words or None) for one in proposed]
-    named = {**texts.schema, "source": pl.String(), "at": pl.Int64()}
-    answers = {"input": pl.String(), "result": pl.String(), "p_api": pl.Float32(), "words": pl.String()}
-    rows = pl.DataFrame(calls, schema={**named, **answers}, orient="row")
-    return PartRows([_at_tokens(worker, output, shard, rows, rejected)], rejected)
-
-
-def _at_tokens(
-    worker: Worker, output: TableOutput, shard: str, calls: pl.DataFrame, rejected: Rejected
-) -> pl.DataFrame:
-    """The rows of calls that stand before a token and are calls of the tool."""
-    lane = output.lane
-    rows: list[tuple[object, ...]] = []
-    for some in calls.partition_by(TEXT_KEY, maintain_order=True):
-        text, offset = some["text"][0], some["offset"][0]
-        places = scored_candidates.TokenPlaces(worker.encoding(), text)
-        for digest, segment, context, source, place, asked, result, p_api, words in some.select(
-            "digest", "segment", "context", "source", "at", "input", "result", "p_api", "words"
-        ).iter_rows():
-            found = places.at(place - offset)
-            body, input, reason = scored_candidates.parsed_call(lane, f"{lane.tool.name}({asked})")
-            if found is None or reason:
-                rejected[shard, reason or "inside_a_token"] += 1
-                continue
-            at, position = found
-            key = (lane.key, shard, digest, segment, position, 0)
-            cleaned = result and clean_result(result, lane.limits.max_result_characters)
-            rows.append((*key, source, offset + at, p_api, body, input, words, None, context, cleaned))
-    numbered = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
-    table = pl.DataFrame(rows, schema=output.stage.schema, orient="row").with_columns(sample=numbered)
-    return table.sort(CALL_KEY)
+    rows = pl.DataFrame(calls, UNPLACED, orient="row")
+    return PartRows([at_tokens(worker, output, shard, rows, rejected)], rejected)
 
 
 def given_results(output: TableOutput) -> pl.DataFrame:
@@ -236,7 +203,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     The `sample` of calls that were not sampled counts down from -1: so they keep it whatever m is.
     """
     lane, stage = output.lane, output.stage
-    made = scored_candidates.rows(worker, output, shard) if MODEL in lane.proposals else PartRows([])
+    made = scored_candidates.rows(worker, output, shard) if _is_sampled(lane) else PartRows([])
     order = {source_name(source): number for number, source in enumerate(lane.proposals)}
     own = [stage.schema.to_frame()]
     for inner in stage.inner:
@@ -253,13 +220,16 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the texts; how calls are sampled only where they are."""
-    sampled = scored_candidates.settings(plan, lane) if MODEL in lane.proposals else {}
-    return {**_placing(plan, lane), **sampled, **identity(lane), **_rule(lane), "proposals": list(lane.proposals)}
-
-
-def _placing(plan: Plan, lane: Lane) -> dict[str, Any]:
-    model = {"model": tokenizing(plan), "placing": PLACING}
-    return {**model, "tool": lane.tool.name, "parsing": scored_candidates.PARSING}
+    sampled = scored_candidates.settings(plan, lane) if _is_sampled(lane) else {}
+    served = served_proposals.STAGE.settings(plan, lane) if lane.served else {}
+    return {
+        **placing(plan, lane),
+        **sampled,
+        **served,
+        **identity(lane),
+        **_rule(lane),
+        "proposals": list(lane.proposals),
+    }
 
 
 def _rule(lane: Lane) -> dict[str, object]:
@@ -274,18 +244,13 @@ def inputs(output: TableOutput) -> InputsOf:
     return versions({texts: table(f"{key}/{texts}")}, files)
 
 
-COLUMNS = {
-    **scored_candidates.STAGE.columns,
-    "context": Column(pl.String(), "what the result depends on beside the input"),
-    "result": RESULT,
-}
 PLACED = Stage(
     name=FROM_FILES,
     description="Calls of the lane's files at their places in its texts.",
     columns=COLUMNS,
     key=CALL_KEY,
     settings=lambda plan, lane: {
-        **_placing(plan, lane),
+        **placing(plan, lane),
         **identity(lane),
         "characters": lane.limits.max_result_characters,
     },
@@ -298,22 +263,28 @@ RULED = Stage(
     description="Calls that the lane's rule proposes for its texts.",
     columns=COLUMNS,
     key=CALL_KEY,
-    settings=lambda plan, lane: {**_placing(plan, lane), **_rule(lane)},
+    settings=lambda plan, lane: {**placing(plan, lane), **_rule(lane)},
     reads=("heuristic_subset",),
     shard_rows=of_rule,
 )
 
 
+def _is_sampled(lane: Lane) -> bool:
+    """Whether the model's own p chooses the places."""
+    return MODEL in lane.proposals and not lane.served
+
+
 def stage(lane: Lane) -> Stage:
     """Return scored_candidates of a lane, whose calls come from its sources; discarded samples have a reason."""
-    if lane.proposals == (MODEL,):
+    if lane.proposals == (MODEL,) and not lane.served:
         return scored_candidates.STAGE
-    return _stage(bool(lane.files), RULE in lane.proposals, MODEL in lane.proposals)
+    return _stage(bool(lane.files), RULE in lane.proposals, lane.served, _is_sampled(lane))
 
 
 @cache
-def _stage(files: bool, rule: bool, sampled: bool) -> Stage:
-    inner = (*((PLACED,) if files else ()), *((RULED,) if rule else ()))
+def _stage(files: bool, rule: bool, served: bool, sampled: bool) -> Stage:
+    there = ((PLACED, files), (RULED, rule), (served_proposals.STAGE, served))
+    inner = tuple(one for one, used in there if used)
     found = replace(scored_candidates.STAGE, settings=settings, inputs=inputs, inner=inner, rows=rows)
     alone = replace(found, pool="lake", kinds=frozenset({"polars", "parquet"}), chunks=None, compute=None)
     return found if sampled else alone

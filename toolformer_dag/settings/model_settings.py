@@ -35,10 +35,11 @@ class ModelSettings(SettingsTable):
         description="Data type of the weights when M annotates and answers; `auto` is that of the checkpoint. "
         "Finetuning has `training.precision`.",
     )
-    engine: Unfingerprinted[Literal["transformers", "vllm"]] = Field(
+    engine: Unfingerprinted[Literal["transformers", "vllm", "openai"]] = Field(
         "transformers",
         description="What runs M. `vllm` gives the same rows, from continuous batches on one GPU or many; "
-        "finetuning stays with transformers.",
+        "finetuning stays with transformers. `openai`, for `[proposer]` alone, asks an OpenAI-compatible server at "
+        "`url`.",
     )
     vllm: Unfingerprinted[dict[str, Any]] = Field(
         {},
@@ -70,8 +71,10 @@ class ModelSettings(SettingsTable):
     def _keys_of_vllm(self) -> Self:
         if self.quantization is not None and self.engine != "vllm":
             raise ValueError('only vLLM quantizes; set engine = "vllm" beside it, or remove the key')
-        if self.url and self.engine != "vllm":
+        if self.url and self.engine == "transformers":
             raise ValueError('only vLLM is asked at a url; set engine = "vllm" beside it, or remove the key')
+        if self.engine == "openai" and not self.url:
+            raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
         for option in GPU_OPTIONS:
             if not isinstance(size := self.vllm.get(option, 1), int) or size < 1:
                 raise ValueError(f"vllm.{option} must be an integer >= 1 (got {size!r})")

@@ -244,6 +244,13 @@ class Settings(SettingsTables):
         """The DuckDB file of this round."""
         return self.paths.warehouse.with_stem(numbered(self.paths.warehouse.stem, self.rounds.count))
 
+    @field_validator("model")
+    @classmethod
+    def _that_judges(cls, model: ModelSettings) -> ModelSettings:
+        if model.engine == "openai":
+            raise ValueError('engine = "openai" gives no losses; only [proposer] may have it')
+        return model
+
     @field_validator("tools")
     @classmethod
     def _some_lane(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:

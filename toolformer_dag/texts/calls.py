@@ -250,6 +250,17 @@ def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER) ->
     return "".join(kept) + text[at:]
 
 
+def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
+    """Return the closed calls to `tools` in a text: where each stands in `take_out(text)`, and its input."""
+    found, inserted = [], 0
+    for start, inner, end in _closed_calls(text, call_opening(tools), API_END):
+        arrow = _arrow(text, inner, end, PAPER.arrow)
+        body = text[inner : (end - len(API_END)) if arrow < 0 else arrow].rstrip()
+        found.append((start - inserted, body.partition("(")[2].removesuffix(")")))
+        inserted += end - start
+    return found
+
+
 def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER) -> list[PlacedCall]:
     """Return the calls with results that `splice` put into a text: `splice(take_out(text), found) == text`.
 
