@@ -4,13 +4,13 @@ The model has the shape of GPT-J-6B on a GPU, else a small shape of the same arc
 
 - documents and tokens per second of whole annotations;
 - operations per second of positions, samples and losses, beside a plain matrix product of the same dtype;
-- bytes read while decoding, beside a plain copy;
 - the share of a run in which the device works (on a CPU: in which operators of torch run);
 - a decoding step of one row beside reading the weights once: a CUDA graph saves at most the difference per step;
 - on a GPU, how often the host waits for the device.
 
-Goals stand beside the figures: 45 % of the plain product for losses, 35 % for positions, half the bytes per second of a
-plain copy for samples, a device that works 90 % of the time. They have not been measured on a GPU yet.
+Goals stand beside the figures: shares of the plain product, and a device that works 90 % of the time. On an NVIDIA H200
+(torch 2.11, transformers 5.19, commit 8470518, 100 texts) positions reached 64 %, samples 38 % and losses 49 %, and the
+device worked 76 % of the time.
 
 Seconds are wall-clock on a GPU, else processor time.
 """
@@ -33,10 +33,8 @@ from toolformer_dag.tools.registry import load_tool
 
 SHAPES = {"cuda": "gptj-6b", "cpu": "gptj-small"}
 TEXTS = {"cuda": 400, "cpu": 8}
-GOALS = {"positions": 0.35, "losses": 0.45}
-"""Shares of the rate of a plain matrix product."""
-BANDWIDTH_GOAL = 0.5
-"""Share of the rate of a plain copy at which decoding reads weights, keys and values."""
+GOALS = {"positions": 0.35, "samples": 0.5, "losses": 0.45}
+"""Shares of the rate of a plain matrix product; 2,500 branches a step are bound by products, not by memory."""
 BUSY_GOAL = 0.9
 STEPS = 32
 
@@ -122,7 +120,6 @@ def _proposals(engine: Engine, task: AnnotationTask, requests: list[ProposalRequ
     _show("positions", counts["positions"], positions, engine, peak, read)
     both, counts = cost_of(task.m)
     _show("samples", counts["samples"], both - positions, engine, peak, counts["samples"])
-    _bandwidth(engine, _read(engine, task, counts["decoding_steps"], read), both - positions)
 
 
 def _calls(chosen: Sequence[str]) -> list[LossRequest]:
@@ -147,7 +144,7 @@ def _show(name: str, tokens: int, seconds: float, engine: Engine, peak: float, r
     rate = 2 * (tokens * matrices + rows * head.numel()) / seconds
     print(
         f"{name:10} {tokens / seconds:9.0f} tokens/s {rate / 1e9:9.1f} GFLOP/s, {rate / peak:4.0%} of the plain product"
-        + (f" (goal {GOALS[name]:.0%})" if name in GOALS else "")
+        + f" (goal {GOALS[name]:.0%})"
     )
 
 
@@ -161,28 +158,6 @@ def transformers_backend(engine: Engine) -> TransformersBackend:
 def _embeddings(body: torch.nn.Module) -> int:
     tables = [m for m in body.modules() if isinstance(m, torch.nn.Embedding)]
     return sum(table.weight.numel() for table in tables)
-
-
-def _read(engine: Engine, task: AnnotationTask, steps: int, tokens: int) -> int:
-    """Estimate the bytes read by decoding steps.
-
-    The weights and the head's keys and values are read once per step. The keys and values of a text (twice its tokens)
-    are read once per token of its samples, which hardly ever end early with random weights.
-    """
-    weights: int = sum(p.numel() * p.element_size() for p in engine.language_model.model.parameters())
-    config = engine.language_model.model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = config.hidden_size // config.num_attention_heads * heads
-    key_bytes: int = 2 * config.num_hidden_layers * width * engine.language_model.model.dtype.itemsize
-    head = len(engine.encoding.head(task.tool.prompt))
-    own_steps: int = task.sampling.max_call_tokens
-    return steps * (weights + head * key_bytes) + 2 * tokens * own_steps * key_bytes
-
-
-def _bandwidth(engine: Engine, read: int, seconds: float) -> None:
-    rate, peak = read / seconds, copy_rate(engine.language_model.device)
-    shares = f"{rate / peak:.0%} of a plain copy (goal {BANDWIDTH_GOAL:.0%})"
-    print(f"{'':10} weights, keys and values read at {rate / 1e9:.1f} GB/s, {shares}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

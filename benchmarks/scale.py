@@ -36,15 +36,15 @@ from isal import igzip
 from benchmarks.object_lake import PLACE, store
 from benchmarks.worlds import LANE, World, differing
 from tests.ray_cluster import HEAD, SPACE, cluster, why_no_namespace
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import PartRows, TableOutput
+from toolformer_dag.computing.update import differences, update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, in_process
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.scored_candidates import SAMPLE_KEY, SAMPLES
-from toolformer_dag.pipeline.stage import PartRows, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import differences, update
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.synthetic.web import write_shards

@@ -17,9 +17,9 @@ import torch
 import uvicorn
 
 from toolformer_dag.cli.web_server import bound
+from toolformer_dag.computing.plan import lanes
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model.loading import load_model
-from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.serving.server import serving_app
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.settings.settings_file import load_settings

@@ -15,16 +15,16 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import polars as pl
 
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import Stage, TableOutput
+from toolformer_dag.computing.update import update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, in_process
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.table import Table
 from toolformer_dag.lake.warehouse import build, query
 from toolformer_dag.pipeline import loss_deltas
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import Stage, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import update
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.settings_file import load_settings
 
 SHARDS = 10

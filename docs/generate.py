@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toolformer_dag.cli import app
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.markdown import table
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.sections import SettingsTables
 from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable, tables_in

@@ -27,8 +27,8 @@ from tests.damage import flip
 from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
 from toolformer_dag.cli.run_display import shown
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError, require_threads, sealed
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
 

@@ -13,8 +13,8 @@ import pytest
 
 from toolformer_dag.assets import outputs
 from toolformer_dag.cli.explore_command import explore
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import definitions_of, definitions_to_merge
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.settings_file import load_settings
 
 REPOSITORY = Path(__file__).parents[1]

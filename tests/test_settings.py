@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from tests.test_docs import generator
-from toolformer_dag.pipeline.plan import lanes
-from toolformer_dag.pipeline.shards import shard_files
+from toolformer_dag.computing.plan import lanes
+from toolformer_dag.computing.shards import shard_files
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
 from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings, settings_file

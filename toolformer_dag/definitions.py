@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets import graph, jobs, shard_sensor
-from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.resources import RESOURCES, LakeResource, compute_resource
 from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.settings.rounds import numbered

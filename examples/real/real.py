@@ -25,7 +25,7 @@ SETTINGS = Path(__file__).with_name("toolformer.toml")
 HUB = {
     "mawps": ("MU-NLPC/Calc-mawps", "train", {"input": "question", "target": "result_float"}),
     "svamp": ("ChilleD/SVAMP", "train+test", {"Body": "Body", "Question": "Question", "Answer": "Answer"}),
-    "asdiv": ("EleutherAI/asdiv", "validation", {"Body": "body", "Question": "question", "Answer": "answer"}),
+    "asdiv": ("EleutherAI/asdiv", "validation", {"body": "body", "question": "question", "answer": "answer"}),
 }
 """The data set, its split, and the columns that are taken, by the names that they get."""
 SHARED_WORDS = 8
@@ -50,13 +50,7 @@ def of_folder(folder: Path, name: str) -> list[dict[str, Any]]:
     from xml.etree import ElementTree
 
     problems = ElementTree.parse(folder / "ASDiv.xml").getroot().iter("Problem")
-    return [{tag: problem.findtext(tag) for tag in ("Body", "Question", "Answer")} for problem in problems]
-
-
-def in_plain_form(record: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return Body, Question and Answer; None where the answer is not one number, such as `9 (apples)`."""
-    answer = re.fullmatch(r"\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)(?:\s*\([^()]*\))?\s*", str(record["Answer"]))
-    return answer and {"Body": record["Body"], "Question": record["Question"], "Answer": answer[1].replace(",", "")}
+    return [{tag.lower(): problem.findtext(tag) for tag in ("Body", "Question", "Answer")} for problem in problems]
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
@@ -69,7 +63,7 @@ def texts(
     problems: Iterable[Mapping[str, Any]], asked: Iterable[Mapping[str, str]]
 ) -> tuple[list[dict[str, str]], int]:
     """Return the problems of MAWPS as texts, and how many of them share words with a question."""
-    held = {run for one in asked for run in runs(f"{one['Body']} {one['Question']}")}
+    held = {run for one in asked for run in runs(" ".join(map(str, one.values())))}
     found: dict[str, dict[str, str]] = {}
     shared = 0
     for problem in problems:
@@ -94,12 +88,11 @@ def prepare(out: Path, data: Path | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(SETTINGS, out)
     read = {name: of_folder(data, name) if data else of_hub(name) for name in HUB}
-    asked = {name: [one for one in map(in_plain_form, read[name]) if one] for name in ("svamp", "asdiv")}
-    found, shared = texts(read["mawps"], [one for some in asked.values() for one in some])
+    found, shared = texts(read["mawps"], [*read["svamp"], *read["asdiv"]])
     write(out / "texts.jsonl", found)
-    write(out / "SVAMP.jsonl", asked["svamp"])
-    write(out / "ASDiv.jsonl", asked["asdiv"])
-    print(f"{len(found)} texts, {shared} left out; questions: { ({name: len(some) for name, some in asked.items()}) }")
+    write(out / "SVAMP.jsonl", read["svamp"])
+    write(out / "ASDiv.jsonl", read["asdiv"])
+    print(f"{len(found)} texts; {shared} left out, which share {SHARED_WORDS} words in a row with a question")
 
 
 def packaged_model() -> str:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_models import tiny_model, tokenizer_of
+from toolformer_dag.computing.plan import Lane, lanes
 from toolformer_dag.decoding.generation import Generation
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.plan import Lane, lanes
 from toolformer_dag.serving.shared_decoder import SharedDecoder, TextRequest
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.decoding.conftest import teach
+from toolformer_dag.computing.plan import Lane
 from toolformer_dag.evaluation import asking
 from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
@@ -25,7 +26,6 @@ from toolformer_dag.evaluation.scores import (
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel, load_identified
-from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.settings.evaluation_settings import DecodingSettings
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.settings.sections import PathSettings, Settings

@@ -475,3 +475,14 @@ def test_a_part_of_a_benchmark_is_spread_over_its_kinds_and_is_another_measureme
 def test_real_wikitext(shared: Path) -> None:
     articles = wikitext(shared / "data" / "benchmarks" / "wikitext-2" / "test.txt")
     assert len(articles) == 60 and sum(len(article.split()) for article in articles) > 240_000
+
+
+def test_asdiv_is_read_as_the_hub_has_it_too(tmp_path: Path) -> None:
+    rows = [
+        {"body": "Seven apples and two.", "question": "How many?", "answer": "9 (apples)", "solution_type": "Addition"},
+        {"body": "Ann and Bo.", "question": "Who?", "answer": "Ann"},
+    ]
+    (tmp_path / "asdiv.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [found] = read_benchmark("asdiv", tmp_path / "asdiv.jsonl")
+    assert [(one.answers, "Seven apples" in one.prompt) for one in found.questions] == [(("9",), True)]
+    assert sum(found.left_out.values()) == 1

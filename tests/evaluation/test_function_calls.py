@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.tiny_models import tiny_model, tokenizer_of
+from toolformer_dag.computing.plan import lanes
 from toolformer_dag.decoding.generation import DecodedCall
 from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.evaluation.function_calls import calls_are_right
 from toolformer_dag.evaluation.scores import Condition
-from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.settings.settings_file import load_settings
 
 PAINT = {

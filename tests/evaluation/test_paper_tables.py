@@ -14,6 +14,8 @@ from duckdb import DuckDBPyConnection
 
 from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
 from toolformer_dag.cli.query_results import saved_queries
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.evaluated_tables import all_tables
@@ -38,8 +40,6 @@ from toolformer_dag.evaluation.scores import (
 )
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import CLOSED, build, opened, query
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 

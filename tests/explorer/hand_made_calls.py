@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from tests.pipeline.conftest import hand_made, publish, update_one
+from toolformer_dag.computing.spending import StepCost, add_cost
 from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation import measurements as measured
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
@@ -15,7 +16,6 @@ from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.evaluation.scores import Condition, judge, outcome_table, score_table
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
-from toolformer_dag.pipeline.spending import StepCost, add_cost
 from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
 
 TOOLS = ("calculator", "calendar")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.pipeline.conftest import NewLine
@@ -45,19 +46,32 @@ def test_token_losses_add_up_to_the_stored_losses(
     assert other["sums"] != pytest.approx(found["sums"], abs=1e-3)
 
 
-def test_a_typed_text_gets_the_calls_that_the_pipeline_gives_it(finished: NewLine) -> None:
+@pytest.mark.parametrize("look_ahead", [False, True])
+def test_a_typed_text_gets_the_calls_that_the_pipeline_gives_it(finished: NewLine, look_ahead: bool) -> None:
     line = finished()
+    line.set(look_ahead=str(look_ahead).lower(), tau_f=-0.2)
+    line.update()
     rows = line.read("loss_deltas").join(line.read("heuristic_subset"), on=["tool", "shard", "digest", "segment"])
-    text = rows["text"][0]
+    kept = set(line.read("filtered_calls").select("digest", "segment", "position", "sample").rows())
+    before = {path: path.stat().st_mtime_ns for path in (line.folder / "lake").rglob("*")}
     model = LiveModel(line.plan)
-    found = model.line("calculator", text, "")
-    stored = rows.filter(rows["text"] == text).sort("position", "sample")
-    scored = [sample for sample in found["samples"] if sample["delta"] is not None]
-    assert [(s["position"], s["sample"], s["input"], s["result"]) for s in scored] == stored.select(
-        "position", "sample", "input", "result"
-    ).rows()
-    assert [s["delta"] for s in scored] == pytest.approx(stored["delta"].to_list(), abs=1e-5)
-    assert "".join(piece["text"] for piece in found["augmented"] if not piece["call"]) == text
+    for text in rows["text"].unique(maintain_order=True)[:3]:
+        found = model.line("calculator", text, "")
+        stored = rows.filter(rows["text"] == text).filter(pl.col("digest") == pl.col("digest").first())
+        stored = stored.sort("position", "sample")
+        assert [
+            (one["position"], one["sample"], one["input"], one["result"]) for one in found["calls"]
+        ] == stored.select("position", "sample", "input", "result").rows()
+        for one, delta in zip(found["calls"], stored["delta"], strict=True):
+            assert one["delta"] == (delta if delta is None else pytest.approx(delta, abs=1e-5))
+        chosen = [
+            (row[0], row[1], row[2], row[3]) in kept
+            for row in stored.select("digest", "segment", "position", "sample").rows()
+        ]
+        assert [one["kept"] for one in found["calls"]] == chosen
+        assert any(one["reason"] == "looks_ahead" for one in found["calls"]) <= look_ahead
+        assert len(found["positions"]) > len(found["samples"]) / 4 and found["text"] == text
+    assert before == {path: path.stat().st_mtime_ns for path in (line.folder / "lake").rglob("*")}
     for wrong in ("", "x" * 5000):
         with pytest.raises(UserError, match="give"):
             model.line("calculator", wrong, "")
@@ -69,14 +83,13 @@ def test_a_threshold_by_chance_decides_as_the_filter_found_it(finished: NewLine,
     text = line.read("heuristic_subset")["text"][0]
     line.set(tau_f="{by_chance=0.05}")
     told = LiveModel(line.plan).line("calculator", text, "", found)
-    scored = [sample for sample in told["samples"] if sample["delta"] is not None]
+    scored = [call for call in told["calls"] if call["delta"] is not None]
     assert (told["tau_f"], told["by_chance"]) == (found, True) and scored
-    for sample in scored:
+    for call in scored:
         if found is None:
-            assert sample["verdict"] == "no_threshold"
+            assert call["reason"] == "no_threshold"
         else:
-            assert (sample["verdict"] == "below_tau_f") == (sample["delta"] < found)
-    assert any(piece["call"] for piece in told["augmented"]) == any(s["verdict"] == "kept" for s in scored)
+            assert (call["reason"] == "below_tau_f") == (call["delta"] < found)
 
 
 def test_a_typed_text_is_completed_as_the_command_completes_it(new_line: NewLine) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import Once
 from tests.runs.conftest import World
 from tests.worlds import lay_out, write_shard
-from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.computing.plan import Plan
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,12 @@ from datasets import load_dataset
 
 from tests.command_line import cli
 from tests.runs.conftest import World, by_machine
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import corpus_reasons, corpus_texts, export_corpus
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
 from toolformer_dag.exports.forms import preference_form, text_form
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import WarehouseError
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.texts.calls import take_out
 
 

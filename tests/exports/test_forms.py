@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import make_llama_tokenizer, make_tiny_tokenizer
 from tests.runs.conftest import World
 from tests.tiny_models import tokenizer_of
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import corpus_texts, export_corpus
 from toolformer_dag.exports.forms import (
     CorpusText,
@@ -23,7 +24,6 @@ from toolformer_dag.exports.forms import (
 )
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form, conversation, functions_form
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
 from toolformer_dag.training.sequences import IGNORED, examples
 

@@ -16,11 +16,11 @@ from tests.command_line import cli
 from tests.exports.named_calls import FAMILIES, TEMPLATES, chat_rows
 from tests.runs.conftest import World
 from tests.tiny_models import tiny_model, tokenizer_of
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.forms import Form, masked_form
 from toolformer_dag.exports.structured_forms import chat_form
 from toolformer_dag.model.loading import LanguageModel, load_model
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.training.sequences import IGNORED
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.lake.earlier_release import turn_back
 from tests.object_store import S3, s3, s3_running
 from toolformer_dag.assets.running import note_cost, step
+from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
 from toolformer_dag.files import StorageError, file_name
 from toolformer_dag.lake import object_storage
 from toolformer_dag.lake.cleaning import clean
@@ -31,7 +32,6 @@ from toolformer_dag.lake.session import session
 from toolformer_dag.lake.storage import ABSENT, Overtaken, Version
 from toolformer_dag.lake.table import DamagedPart, Lake, LostRace, MissingPart
 from toolformer_dag.lake.verification import checked_files
-from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
 
 __all__ = ["s3", "s3_running"]  # fixtures
 
@@ -152,7 +152,7 @@ ENDING = """
 import sys
 from pathlib import Path
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.spending import StepCost, add_cost
+from toolformer_dag.computing.spending import StepCost, add_cost
 lake = Lake.at(sys.argv[1], Path(sys.argv[2]))
 for number in range(3):
     lake.storage.write_beside(lambda run=str(number): add_cost(lake, run, "calculator/loss_deltas", StepCost(1.0)))

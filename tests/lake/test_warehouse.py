@@ -8,11 +8,11 @@ import duckdb
 import polars as pl
 import pytest
 
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.table import DamagedPart, Lake
 from toolformer_dag.lake.warehouse import WarehouseError, build, out_of_date, query, version, warehouse_settings
 from toolformer_dag.lake.warehouse_filling import OWN_TABLES, WarehouseTable
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import STAGES, table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
 

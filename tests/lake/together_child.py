@@ -5,10 +5,10 @@ from pathlib import Path
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline.loss_deltas import STAGE
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
 

@@ -13,15 +13,16 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from tests.worlds import BASE, PROMPT, write_shard
+from toolformer_dag.computing import workers as crews_of_settings
+from toolformer_dag.computing.chunks import Here, OneProcess, Task, WorkerError
+from toolformer_dag.computing.plan import Lane, Plan, Role, lanes
+from toolformer_dag.computing.stage import TEXT_KEY, Claimed, Column, PartRows, Stage, StaleInput, TableOutput
+from toolformer_dag.computing.update import NEVER_MADE, Progress, TableReport, differences, update, withdraw
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Crew, Crews, Tables, Workers, in_process, worker_count
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
-from toolformer_dag.pipeline.chunks import Here, OneProcess, Task, WorkerError
-from toolformer_dag.pipeline.plan import Lane, Plan, Role, lanes
-from toolformer_dag.pipeline.stage import TEXT_KEY, Claimed, Column, PartRows, Stage, StaleInput, TableOutput
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
-from toolformer_dag.pipeline.update import NEVER_MADE, Progress, TableReport, differences, update, withdraw
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Crews, Workers, crew_of, in_process, local_processes, worker_count
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -73,6 +74,18 @@ chunk_texts = 4
 chunk_calls = 4
 """
 MEASURED = ("seconds", "cost")
+
+
+def crew_of(worker: Worker, tables: Tables) -> Crew:
+    """Return the crew that the settings name."""
+    return crews_of_settings.crew_of(table_outputs, worker, tables)
+
+
+def local_processes(count: int, worker: Worker, tables: Tables) -> Crew:
+    """Return processes of this machine."""
+    return crews_of_settings.local_processes(count, table_outputs, worker, tables)
+
+
 LANE = ("tau_s", "k", "m", "tau_f", "look_ahead")
 Reports = Mapping[str, TableReport]
 

@@ -20,7 +20,7 @@ import psutil
 from tests.pipeline.conftest import Line, Worker, Workers, crew_of
 from tests.processes import processes_with
 from tests.ray_cluster import HEAD, Machine, actors, cluster, kill
-from toolformer_dag.pipeline.update import Progress
+from toolformer_dag.computing.update import Progress
 
 ACTOR = "ray::ChunkServer"
 

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pipeline.conftest import Line, NewLine, engine_of, tokens, warehouse
+from toolformer_dag.computing.stage import CALL_KEY
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, NeedRequest
-from toolformer_dag.pipeline.stage import CALL_KEY
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.texts.calls import Call, format_call, take_out
 from toolformer_dag.texts.chains import chain_text, other_results, read_chain

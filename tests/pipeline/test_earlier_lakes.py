@@ -4,8 +4,8 @@ import shutil
 
 from tests.lake.earlier_release import turn_back
 from tests.pipeline.conftest import NewLine, computed, tokens
+from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
 from toolformer_dag.lake.manifest import FOLDER
-from toolformer_dag.pipeline.spending import COSTS, StepCost, add_cost
 
 
 def test_parts_rows_and_costs_of_an_earlier_release_are_used_without_a_token(finished: NewLine) -> None:

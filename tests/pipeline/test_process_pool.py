@@ -26,10 +26,10 @@ from tests.pipeline.conftest import (
     worker_count,
 )
 from tests.processes import at_work, wait_until_ended
+from toolformer_dag.computing.chunks import STARTED, Answer, Crew
+from toolformer_dag.computing.spending import Spent
+from toolformer_dag.computing.stage import Work
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.chunks import STARTED, Answer, Crew
-from toolformer_dag.pipeline.spending import Spent
-from toolformer_dag.pipeline.stage import Work
 
 ROOT = Path(__file__).parents[2]
 RAW = "raw_shards"

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tests.pipeline.conftest import Line, NewLine, update_one
-from toolformer_dag.pipeline.plan import Plan
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.tools.registry import load_tools

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, create_model
 
 from tests.pipeline.conftest import Column, Lane, Line, NewLine, Stage, TableOutput
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
 from toolformer_dag.lake.record import ABSENT, changes
@@ -24,7 +25,6 @@ from toolformer_dag.pipeline import (
     scored_candidates,
     swapped_results,
 )
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools

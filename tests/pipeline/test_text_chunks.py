@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from tests.pipeline.conftest import NewLine
-from toolformer_dag.pipeline import stored_rows
-from toolformer_dag.pipeline.stored_rows import chunk_limits, text_chunks
+from toolformer_dag.computing import stored_rows
+from toolformer_dag.computing.stored_rows import chunk_limits, text_chunks
 
 
 def digests(numbers: list[int]) -> pl.DataFrame:

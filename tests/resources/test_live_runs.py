@@ -10,9 +10,9 @@ import dagster as dg
 import pytest
 
 from toolformer_dag.cli.project import shared_instance
+from toolformer_dag.computing.spending import Spent
 from toolformer_dag.files import write_whole
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.resources import LakeResource, live_runs
 from toolformer_dag.resources.live_runs import (
     HOME,

@@ -9,22 +9,32 @@ from pathlib import Path
 import pytest
 
 from tests.processes import at_work
-from toolformer_dag.pipeline.workers import cores, worker_count
+from toolformer_dag.computing.workers import worker_count
+from toolformer_dag.model.weights import cores
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
 
 REPOSITORY = Path(__file__).parents[2]
 TAKE = """
 import sys
-from toolformer_dag.pipeline.worker import own_gpus, visible_gpus
+from toolformer_dag.computing.worker import own_gpus, visible_gpus
 visible, size = visible_gpus(4), int(sys.argv[1])
 print(*own_gpus(visible, size)[0], *own_gpus(visible, size)[0], flush=True)
 sys.stdin.read()
 """
+THREADS = """
+import os, torch
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+from transformers import AutoModelForCausalLM, GPT2Config
+from toolformer_dag.model.loading import fit_threads
+shape = {"n_layer": 1, "n_head": 1, "n_embd": 64, "vocab_size": 320_000, "n_positions": 8}
+fit_threads(AutoModelForCausalLM.from_config(GPT2Config(**shape)))
+print(torch.get_num_threads())
+"""
 PARENT = """
 import time
 from multiprocessing import get_context
-from toolformer_dag.pipeline.chunks import end_with_parent
+from toolformer_dag.computing.chunks import end_with_parent
 
 def child(line):
     end_with_parent()
@@ -122,3 +132,10 @@ def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
         parent.kill()
     while at_work(worker):
         time.sleep(0.01)
+
+
+def test_a_large_model_runs_on_no_more_threads_than_there_are_cores() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", THREADS], check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "2"}
+    )
+    assert ended.stdout.split() == [b"1"]

@@ -18,13 +18,13 @@ from polars.testing import assert_frame_equal
 from tests.worlds import WorldFolder, copy_world, lay_out
 from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.cli.project import Project, RunReport
+from toolformer_dag.computing.spending import Spent
+from toolformer_dag.computing.update import TableReport, update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, in_process
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.spending import Spent
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import TableReport, update
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers, in_process
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 

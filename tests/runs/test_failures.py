@@ -11,9 +11,9 @@ from tests.runs.conftest import by_machine
 from toolformer_dag.assets import JOB, outputs, shard_sensor
 from toolformer_dag.assets.staleness import tell_dagster
 from toolformer_dag.cli.project import NOT_RUN
+from toolformer_dag.computing.spending import COSTS
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.pipeline.spending import COSTS
 from toolformer_dag.training.checkpoint_outputs import checkpoint_reasons
 from toolformer_dag.training.training_report import RECORD
 

@@ -13,8 +13,8 @@ import pytest
 from tests.command_line import cli
 from tests.runs.conftest import World
 from toolformer_dag.cli.project import shared_instance
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.spending import Spent
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.spending import Spent
 
 GARBAGE = bytes(range(256)) * 100
 HISTORY = r"error: Dagster's history cannot be used \(.+\); .+ move \.dagster or .+ away"

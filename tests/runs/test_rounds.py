@@ -6,9 +6,9 @@ from polars.testing import assert_frame_equal
 
 from tests.runs.conftest import World, assert_same, free
 from tests.worlds import copy_world
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import table_outputs
 
 TEXT = ("shard", "digest", "segment")

@@ -15,8 +15,8 @@ import pytest
 from tests.runs.conftest import World
 from toolformer_dag.assets.running import Running, progress, step
 from toolformer_dag.cli.forecast import NOT_COVERED, forecast
-from toolformer_dag.pipeline.spending import Spent
-from toolformer_dag.pipeline.worker import Ahead
+from toolformer_dag.computing.spending import Spent
+from toolformer_dag.computing.worker import Ahead
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.worlds import write_shard
 from toolformer_dag.cli.terminal import settings_of
+from toolformer_dag.computing.shards import shard_files, small_web_files, write_small_web
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content, json_lines, wikitext
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.shards import shard_files, small_web_files, write_small_web
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic.web import write_shards
@@ -165,7 +165,7 @@ def test_the_small_web_is_written_once_by_several_at_a_time(tmp_path: Path, monk
         written.append(arguments)
         return write_shards(*arguments)
 
-    monkeypatch.setattr("toolformer_dag.pipeline.shards.write_shards", slowly)
+    monkeypatch.setattr("toolformer_dag.computing.shards.write_shards", slowly)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write_small_web, [settings] * 4))
     assert len(written) == 1

@@ -13,8 +13,8 @@ from tests.processes import processes_with
 from tests.runs.conftest import ALL_SPENT, World, assert_same, ended, spent
 from tests.ui_server import launched, served
 from toolformer_dag.assets import JOB
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import definitions_of, job_of
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.sections import Settings
 
 THREE = "execution.steps_at_once=3"

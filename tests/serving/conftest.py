@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 
 from toolformer_dag.cli.web_server import LOOPBACK, OwnPages, bound
+from toolformer_dag.computing.plan import Lane, lanes
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model.loading import LanguageModel, load_model
-from toolformer_dag.pipeline.plan import Lane, lanes
 from toolformer_dag.serving.server import serving_app
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.settings.sections import Settings

@@ -12,11 +12,11 @@ from tests.command_line import cli
 from tests.conftest import make_tiny_tokenizer
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.cli.servers_command import _tell
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.exports.forms import CorpusText, ScoredCall
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.servers import LISTING
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from toolformer_dag.pipeline.plan import lanes
+from toolformer_dag.computing.plan import lanes
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import load_tool, load_tools

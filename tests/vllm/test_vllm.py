@@ -36,6 +36,9 @@ from tests.decoding.test_markers import FORMS, tokenizer_with
 from tests.runs.conftest import World
 from tests.tiny_models import PROMPT, TEXTS, tokenizer_of
 from tests.worlds import lay_out, make_model
+from toolformer_dag.computing.update import update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, local_processes
 from toolformer_dag.decoding.generation import DecodedCall
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.language_modeling import perplexity
@@ -44,9 +47,6 @@ from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.update import update
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers, local_processes
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.tools.options import ToolOptions
@@ -243,7 +243,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_chunk_changes_no_row(line, t
             timers.append(Timer(0.2, os.kill, (child.pid, signal.SIGKILL)))
             timers[0].start()
 
-    workers = Workers(worker, tables, partial(local_processes, 1))
+    workers = Workers(worker, tables, partial(local_processes, 1, table_outputs))
     try:
         for output in tables.values():
             asks = output.stage.name == "scored_candidates"

@@ -10,12 +10,12 @@ from toolformer_dag.assets.declaration import Output, asset_key, asset_of
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets
 from toolformer_dag.assets.tables import prepared_tool, prepares, table
 from toolformer_dag.assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.update import Reasons
 from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
-from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.settings.rounds import FIRST, in_round, numbered, plain, round_of

@@ -10,6 +10,9 @@ from toolformer_dag.assets.declaration import Output, shared_reasons
 from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
 from toolformer_dag.assets.plots import bars, loss_curve
 from toolformer_dag.assets.running import note_cost, progress
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.spending import StepCost
+from toolformer_dag.computing.update import Reasons
 from toolformer_dag.evaluation.measurements import (
     ACCURACY,
     HELDOUT_C,
@@ -31,9 +34,6 @@ from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import too_few
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.spending import StepCost
-from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources import Compute
 from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.training.checkpoint_outputs import (

@@ -10,9 +10,9 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
+from toolformer_dag.computing.spending import token_count
+from toolformer_dag.computing.update import TableReport
 from toolformer_dag.markdown import table
-from toolformer_dag.pipeline.spending import token_count
-from toolformer_dag.pipeline.update import TableReport
 
 ROWS = "dagster/row_count"
 TOKENS, CALLS = "tokens through the model", "tool calls"

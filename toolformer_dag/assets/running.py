@@ -15,10 +15,10 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.metadata import ROWS, TOKENS, UNCHANGED
+from toolformer_dag.computing.spending import Spent, StepCost, add_cost
+from toolformer_dag.computing.worker import Ahead
 from toolformer_dag.files import UserError, WriteError, file_name, locked, write_whole
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.spending import Spent, StepCost, add_cost
-from toolformer_dag.pipeline.worker import Ahead
 from toolformer_dag.resources.live_runs import run_folder
 
 LOG_EVERY_SECONDS, WRITE_EVERY_SECONDS, TELL_EVERY_SECONDS = 15.0, 0.3, 1.0

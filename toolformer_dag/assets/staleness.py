@@ -7,9 +7,9 @@ import dagster as dg
 
 from toolformer_dag.assets.declaration import OWNERS, Output, asset_key
 from toolformer_dag.assets.metadata import ROWS, counts_table, last_materialization
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.update import Reasons
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.update import Reasons
 
 VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/input_data_version/"
 """Tags of a materialization."""

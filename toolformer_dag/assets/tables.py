@@ -12,17 +12,17 @@ from toolformer_dag.assets.declaration import Output
 from toolformer_dag.assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
 from toolformer_dag.assets.plots import chance_curves, delta_histogram, frontier_curve
 from toolformer_dag.assets.running import note_cost, progress, tag_changes
+from toolformer_dag.computing.plan import Lane
+from toolformer_dag.computing.spending import NO_TOKENS, StepCost, token_count
+from toolformer_dag.computing.stage import TableOutput
+from toolformer_dag.computing.update import Reasons, TableReport, differences, update
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_told
-from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.scores import cost_frontier, scored_deltas
-from toolformer_dag.pipeline.spending import NO_TOKENS, StepCost, token_count
-from toolformer_dag.pipeline.stage import TableOutput
-from toolformer_dag.pipeline.update import Reasons, TableReport, differences, update
 from toolformer_dag.resources import Compute
 from toolformer_dag.settings.rounds import FIRST, in_round, numbered
 from toolformer_dag.settings.servers import lane_key

@@ -19,6 +19,8 @@ from toolformer_dag.assets.metadata import (
     last_metadata,
 )
 from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.update import Reasons
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, over_min_probability, tools_called
 from toolformer_dag.exports.corpus_export import (
@@ -42,9 +44,7 @@ from toolformer_dag.lake.warehouse import (
     warehouse_files,
     warehouse_settings,
 )
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.stages import shown_outputs
-from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources.step_processes import step_tags
 from toolformer_dag.settings.rounds import in_round, numbered, plain, round_of
 

@@ -10,7 +10,7 @@ from toolformer_dag.cli.terminal import Config, Set, harmless
 
 if TYPE_CHECKING:
     from toolformer_dag.assets.running import Step
-    from toolformer_dag.pipeline.plan import Plan
+    from toolformer_dag.computing.plan import Plan
 
 TABLES = {
     "Funnel: what is left after each stage": """

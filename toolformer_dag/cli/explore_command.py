@@ -30,12 +30,12 @@ def explore(
     """
     settings = settings_of(config, profile, set)
     from toolformer_dag.cli.web_server import HOST, OwnPages, answer, bound
+    from toolformer_dag.computing.plan import Plan
     from toolformer_dag.explorer.explorer_server import explorer_app
     from toolformer_dag.explorer.exported_page import export_page
     from toolformer_dag.explorer.live_model import LiveModel
     from toolformer_dag.explorer.warehouse_reader import WarehouseReader
     from toolformer_dag.lake.warehouse import received
-    from toolformer_dag.pipeline.plan import Plan
 
     reader = WarehouseReader(received(settings))
     reader.version()  # a missing file is told before anything is started

@@ -10,8 +10,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import FormName
 
 if TYPE_CHECKING:
+    from toolformer_dag.computing.plan import Plan
     from toolformer_dag.exports.forms import Form
-    from toolformer_dag.pipeline.plan import Plan
 
 DEFAULT_FORM: FormName = "text"
 
@@ -45,11 +45,11 @@ def export(
     _refuse_contradictions(warehouse, form, tokenizer)
     pairs = [] if license is None else [f"export.license={license!r}"]
     settings = checked_settings(config, profile, [*(set or ()), *pairs])
+    from toolformer_dag.computing.plan import Plan
     from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.exports.corpus_export import export_corpus
     from toolformer_dag.exports.warehouse_export import export_warehouse
     from toolformer_dag.lake.warehouse_filling import views_sql
-    from toolformer_dag.pipeline.plan import Plan
     from toolformer_dag.pipeline.stages import table_outputs
 
     plan = Plan.of(settings)
@@ -77,10 +77,10 @@ def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | Non
 
 def _refuse_stale(plan: "Plan") -> None:
     """Raise UserError where the warehouse does not hold what the settings say."""
+    from toolformer_dag.computing.update import differences
     from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.lake.warehouse import out_of_date, query, received
     from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
-    from toolformer_dag.pipeline.update import differences
 
     outputs, database = table_outputs(plan), received(plan.settings)
     query(database, "SELECT 1")  # raises where there is none

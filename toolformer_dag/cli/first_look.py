@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from toolformer_dag.cli.query_results import drawn
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, too_few_to_train, training_text_counts
 
 LANES = """

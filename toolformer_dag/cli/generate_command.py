@@ -18,9 +18,9 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
 if TYPE_CHECKING:
+    from toolformer_dag.computing.plan import Lane
     from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
     from toolformer_dag.model.loading import LanguageModel
-    from toolformer_dag.pipeline.plan import Lane
 
 
 CHECKPOINTS = {
@@ -124,7 +124,7 @@ def generate(
 
 def _lanes(settings: Settings, min_probability: float | None) -> "Sequence[Lane]":
     """Return the lanes, with another threshold of decoding where one was typed."""
-    from toolformer_dag.pipeline.plan import lanes
+    from toolformer_dag.computing.plan import lanes
 
     known = lanes(settings)
     return known if min_probability is None else [replace(lane, min_probability=min_probability) for lane in known]
@@ -281,8 +281,8 @@ def _decoder(
     settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, asked: AskedModel
 ) -> Decode:
     """Load the model."""
+    from toolformer_dag.computing.plan import start_thresholds
     from toolformer_dag.decoding.greedy import generate as decode
-    from toolformer_dag.pipeline.plan import start_thresholds
 
     known = [lane.at_inference() for lane in lanes]
     return partial(

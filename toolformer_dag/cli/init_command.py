@@ -51,7 +51,7 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder of the project; mad
 
 def _corpus(folder: Path) -> Iterator[str]:
     """Yield the folders with files of documents in them, and a name of each such file beside them."""
-    from toolformer_dag.pipeline.shards import DATA, SIDE_FILE
+    from toolformer_dag.computing.shards import DATA, SIDE_FILE
 
     for entry in sorted(folder.glob("*")):
         if entry.name.startswith((".", "_")) or entry.name == "lake" or (entry / "config.json").exists():

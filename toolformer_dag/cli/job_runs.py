@@ -17,8 +17,8 @@ from uuid import uuid4
 import dagster as dg
 
 from toolformer_dag.assets.running import Step
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import definitions_of
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, free_slots_of_ended_runs, home_name, run_folders
 from toolformer_dag.resources.step_processes import PRELOADED
 

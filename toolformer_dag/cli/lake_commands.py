@@ -26,9 +26,9 @@ def verify(
 
     Example: toolformer-dag verify; toolformer-dag verify my_export
     """
+    from toolformer_dag.computing.plan import Plan
     from toolformer_dag.exports.verify_project import verified, verified_folder
     from toolformer_dag.lake.table import Lake
-    from toolformer_dag.pipeline.plan import Plan
 
     settings = settings_of(config, profile, set)
     report = verified(Plan.to_read(settings)) if folder is None else verified_folder(folder)

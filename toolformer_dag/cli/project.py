@@ -18,16 +18,16 @@ from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, t
 from toolformer_dag.assets.warehouse import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.cli.terminal import damaged_history, of_history
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.spending import Spent
+from toolformer_dag.computing.update import Reasons
 from toolformer_dag.exports.verify_project import set_aside
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.storage import CheckedFile
 from toolformer_dag.lake.table import DamagedPart, MissingPart
 from toolformer_dag.model.weights import DamagedCheckpoint
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
-from toolformer_dag.pipeline.spending import Spent
-from toolformer_dag.pipeline.update import Reasons
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
 from toolformer_dag.settings.rounds import FIRST, numbered, plain, round_of
 from toolformer_dag.settings.sections import Settings

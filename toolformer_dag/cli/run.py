@@ -15,7 +15,7 @@ from toolformer_dag.files import UserError
 if TYPE_CHECKING:
     from toolformer_dag.assets.running import Step
     from toolformer_dag.cli.project import Project, RunReport
-    from toolformer_dag.pipeline.plan import Plan
+    from toolformer_dag.computing.plan import Plan
 
 
 Round = Annotated[
@@ -138,9 +138,9 @@ def completed(
     `again`: shards that are made anew; `told`: what to print behind a step that has ended.
     """
     from toolformer_dag.cli.run_display import shown
+    from toolformer_dag.computing.spending import Spent
     from toolformer_dag.lake.session import session
     from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
-    from toolformer_dag.pipeline.spending import Spent
 
     _withdraw(project.plan, again)
     if others := project.others():
@@ -163,8 +163,8 @@ def completed(
 
 def _withdraw(plan: "Plan", shards: Sequence[str]) -> None:
     """Withdraw the parts of shards from every table of all rounds. Raises UserError where there is no such shard."""
+    from toolformer_dag.computing.update import withdraw
     from toolformer_dag.pipeline.stages import table_outputs
-    from toolformer_dag.pipeline.update import withdraw
 
     for shard in shards:
         if shard not in plan.shards:

@@ -36,8 +36,8 @@ def serve(
         raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
     asked = asked_model(settings, model, None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
+    from toolformer_dag.computing.plan import lanes
     from toolformer_dag.model.weights import folder_name
-    from toolformer_dag.pipeline.plan import lanes
     from toolformer_dag.serving.server import serving_app
     from toolformer_dag.serving.shared_decoder import SharedDecoder
     from toolformer_dag.tools.tool import blamed

@@ -36,7 +36,7 @@ def tool(
     toolformer-dag tool weather 'city="Rome", days=3'
     """
     settings = checked_settings(config, profile, set)
-    from toolformer_dag.pipeline.plan import lane_named
+    from toolformer_dag.computing.plan import lane_named
     from toolformer_dag.tools.runner import run_calls
     from toolformer_dag.tools.tool import ToolCall
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, start_thresholds
 from toolformer_dag.decoding.generation import DECODING, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
@@ -16,7 +17,6 @@ from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from toolformer_dag.computing.spending import COST_COLUMNS, COSTS
+from toolformer_dag.computing.stage import TableOutput
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS
 from toolformer_dag.evaluation.paper_tables import VIEWS
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.evaluation.scores import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.lake.table import DamagedPart, Lake
 from toolformer_dag.lake.warehouse_filling import WarehouseTable
-from toolformer_dag.pipeline.spending import COST_COLUMNS, COSTS
-from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import warehouse_tables
 from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
 

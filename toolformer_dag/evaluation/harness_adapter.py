@@ -15,12 +15,12 @@ from datasets import Dataset
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from toolformer_dag.computing.plan import lanes
 from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import load_model
-from toolformer_dag.pipeline.plan import lanes
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.training.training_report import finetuned_or_base
 

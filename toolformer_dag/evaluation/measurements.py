@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Plan, start_thresholds
+from toolformer_dag.computing.stage import REJECTIONS, encoded
 from toolformer_dag.decoding.generation import DECODING
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmark_files import content, wikitext
@@ -36,8 +38,6 @@ from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.weights import checkpoint_folder, folder_name, model_identity
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.heldout_texts import document_texts, heldout_documents, heldout_texts
-from toolformer_dag.pipeline.plan import Plan, start_thresholds
-from toolformer_dag.pipeline.stage import REJECTIONS, encoded
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP

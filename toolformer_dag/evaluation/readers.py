@@ -268,7 +268,9 @@ NO_NUMBER = "answer_is_no_number"
 
 
 def asdiv(file: Path) -> list[Benchmark]:
-    """Read ASDiv.xml; problems whose answer is not a single number (a name, a ratio) are left out."""
+    """Read ASDiv.xml, or JSON records with `body`, `question` and `answer`; answers that are no number are left out."""
+    if file.suffix in (".json", ".jsonl"):
+        return [benchmark("ASDiv", {file: records(file)}, _asdiv, number_is_right, known="body, question and answer")]
     try:
         problems = ElementTree.parse(file).getroot().iter("Problem")
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
@@ -293,11 +295,12 @@ def mawps(folder: Path) -> list[Benchmark]:
 
 
 def _asdiv(problem: Any) -> QuestionOrReason:
-    body, question, answer = (problem.findtext(tag).strip() for tag in ("Body", "Question", "Answer"))
+    field = problem.findtext if hasattr(problem, "findtext") else lambda tag: problem.get(tag.lower().replace("-", "_"))
+    body, question, answer = (field(tag).strip() for tag in ("Body", "Question", "Answer"))
     match = ASDIV_ANSWER.fullmatch(answer)
     if match is None:
         return NO_NUMBER
-    return _question(mathematics(body, question), match[1], problem.findtext("Solution-Type"))
+    return _question(mathematics(body, question), match[1], field("Solution-Type") or "")
 
 
 def _svamp(record: Any) -> QuestionOrReason:

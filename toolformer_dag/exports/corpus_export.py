@@ -7,6 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.dataset_folder import (
     CARD,
     CITATION,
@@ -35,7 +36,6 @@ from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.rounds import in_round, numbered
 from toolformer_dag.settings.setting_types import determining

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from toolformer_dag.computing.plan import Lane
 from toolformer_dag.files import UserError, WriteError, locked, replace_folder, sealed, unsealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.markdown import table
-from toolformer_dag.pipeline.plan import Lane
 
 RECORD, CARD, DATA = "export.json", "README.md", "data"
 LAYOUT = 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.exports.dataset_folder import CITATION, TOOL_TITLES, lane_cells
 from toolformer_dag.files import unsealed
 from toolformer_dag.identity import fingerprint
@@ -17,7 +18,6 @@ from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.merging import TRAIN
-from toolformer_dag.pipeline.plan import Lane, Plan
 from toolformer_dag.training.training_report import RECORD, TrainingReport, read_card, write_card
 
 CARD_TEXT = Template(sql_text(__package__, "model_card.md"))

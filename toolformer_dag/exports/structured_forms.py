@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from toolformer_dag.computing.plan import Lane
 from toolformer_dag.exports.forms import CALLS, ORIGIN, CorpusText, Form, ScoredCall, column, own
-from toolformer_dag.pipeline.plan import Lane
 from toolformer_dag.texts.arguments import Schema, read_arguments
 from toolformer_dag.tools.tool import schemas_of
 

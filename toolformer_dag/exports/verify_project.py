@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.shards import PINS, WEB_RECORD, ShardFile
 from toolformer_dag.exports import dataset_folder
 from toolformer_dag.files import UserError, files_beside, unsealed
 from toolformer_dag.identity import stream_hash
@@ -16,9 +18,7 @@ from toolformer_dag.lake.storage import CheckedFile
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.verification import checked_files, set_aside_damaged, set_aside_file
 from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.pipeline.plan import Plan
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
-from toolformer_dag.pipeline.shards import PINS, WEB_RECORD, ShardFile
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.shard_reader import ShardError
 from toolformer_dag.tools.passage_search import MANIFEST, RetrievalOptions, set_aside_damaged_index

@@ -58,9 +58,9 @@ class AttentionLayer:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         scores = scores + bias
         if self.sinks is None:
-            return scores.softmax(-1)  # in half precision, too, sums are float32
+            return scores.softmax(-1, torch.float32).to(scores.dtype)
         sinks = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return torch.cat([scores, sinks], -1).softmax(-1, torch.float32)[..., :-1].to(scores.dtype)
 
 
 Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
@@ -213,7 +213,8 @@ def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor,
         chosen.rotations.append(torch.complex(cosines, sines)[:, :, None])
     heads = (*hidden_states.shape[:2], module.num_attention_heads, -1)
     turned = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)]).float().view(2, *heads)
-    torch.view_as_complex(turned[..., : module.rotary_dim].unflatten(-1, (-1, 2))).mul_(chosen.rotations[0])  # type: ignore[no-untyped-call]
+    pairs = turned[..., : module.rotary_dim].view(2, *heads, 2)
+    torch.view_as_complex(pairs).mul_(chosen.rotations[0])
     queries, keys = turned.to(dtype).transpose(2, 3)
     values = module.v_proj(hidden_states).view(heads).transpose(1, 2)
     answer = chosen.attend(AttentionLayer(module.layer_idx, 1 / float(module.scale_attn)), queries, keys, values)

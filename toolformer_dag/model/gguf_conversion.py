@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.model.loading import set_bos
+from toolformer_dag.model.loading import context_length, set_bos
 from toolformer_dag.model.trials import bos_gain
 from toolformer_dag.model.weights import CONVERSION, ORIGIN
 
@@ -24,7 +24,7 @@ def convert(file: Path, digest: str, folder: Path) -> None:
     options = {"gguf_file": file.name, "dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
     model = AutoModelForCausalLM.from_pretrained(file.parent, **options).eval()
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    gain = bos_gain(model, Encoding(tokenizer))
+    gain = bos_gain(model, Encoding(tokenizer), context_length(model.config))
     if gain:
         set_bos(file.name, tokenizer, True)
     model.save_pretrained(folder)

@@ -223,7 +223,7 @@ class CachedBranches:
         heads, sizes = self.heads[layer.number], [head_keys.shape[2], self.width, self._now]
         parts = [_with_all(asked, head_keys.mT), self._with_texts(heads, asked, text_keys.mT), asked @ own_keys.mT]
         weights = layer.weights(torch.cat(parts, -1), self._visibility.bias(layer))
-        of_head, of_text, of_own = weights.split(sizes, -1)  # type: ignore[no-untyped-call]
+        of_head, of_text, of_own = torch.split(weights, sizes, -1)
         answer = self._with_texts(heads, of_text, text_values) + _with_all(of_head, head_values)
         answer += of_own @ own_values
         return answer.flatten(1, 2)[:, :, None]  # values may be narrower than keys

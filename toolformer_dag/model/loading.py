@@ -24,6 +24,7 @@ from toolformer_dag.model.weights import (
     SMALL,
     ModelError,
     check_model,
+    cores,
     model_dtype,
     model_folder,
     model_identity,
@@ -37,8 +38,8 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import in_markers
 
-THREADS = torch.get_num_threads()
-"""What torch was started with."""
+THREADS = min(torch.get_num_threads(), cores())
+"""What torch was started with; threads without a core of their own would spin until they get one."""
 
 
 def fit_threads(model: Any) -> int:
@@ -132,7 +133,7 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
     """Log where BOS would help and nothing is set; a checkpoint goes on as it was trained."""
     open_question = model.bos is None and not Path(loaded.name, CHECKPOINT).is_file()
-    if open_question and (gain := bos_gain(loaded.model, loaded.encoding)):
+    if open_question and (gain := bos_gain(loaded.model, loaded.encoding, loaded.context_length)):
         _log.warning(BOS_HELPS, loaded.name, gain, loaded.tokenizer.bos_token)
 
 

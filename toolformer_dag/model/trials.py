@@ -96,12 +96,12 @@ LOWER = 0.1
 
 
 @torch.no_grad()
-def bos_gain(model: Any, encoding: Encoding) -> float:
+def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
     """Return how many nats per token `ORDINARY_TEXT` costs less behind BOS; 0 where that is not clear.
 
-    0 too where the tokenizer has no BOS, or adds it itself.
+    `context`: the most tokens of a sequence. 0 too where the tokenizer has no BOS, or adds it itself.
     """
-    bos, ids = encoding.tokenizer.bos_token_id, encoding.texts([ORDINARY_TEXT])[0].ids
+    bos, ids = encoding.tokenizer.bos_token_id, encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
     if encoding.bos or bos is None or bos >= model.config.get_text_config().vocab_size:
         return 0.0
     gains = _losses(model, ids) - _losses(model, [bos, *ids])[1:]

@@ -1,1 +1,1 @@
-"""The stages of the line, one declaration each; chunks, workers and the update of a table. Knows no Dagster."""
+"""The stages of the line, one declaration each, in the order of the data. Knows no Dagster."""

@@ -11,6 +11,24 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
+    BY_SHARD,
+    DIGEST,
+    SEGMENT,
+    SHARD,
+    TEXT_KEY,
+    Column,
+    InputsOf,
+    PartRows,
+    Rejected,
+    Stage,
+    StaleInput,
+    TableOutput,
+    counted,
+    versions,
+)
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
@@ -27,24 +45,6 @@ from toolformer_dag.pipeline.merging import (
     split_of,
     text_order,
 )
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import (
-    BY_SHARD,
-    DIGEST,
-    SEGMENT,
-    SHARD,
-    TEXT_KEY,
-    Column,
-    InputsOf,
-    PartRows,
-    Rejected,
-    Stage,
-    StaleInput,
-    TableOutput,
-    counted,
-    versions,
-)
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.rounds import FIRST
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out

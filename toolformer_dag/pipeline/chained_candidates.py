@@ -12,11 +12,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.identity import fingerprint
-from toolformer_dag.pipeline import scored_candidates, tool_results
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.scored_candidates import SampleStore, TextChunk, parsed_call
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
     CALL,
     CALL_KEY,
     CHAIN,
@@ -36,7 +33,10 @@ from toolformer_dag.pipeline.stage import (
     Work,
     counted,
 )
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline import scored_candidates, tool_results
+from toolformer_dag.pipeline.scored_candidates import SampleStore, TextChunk, parsed_call
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.calls import Call

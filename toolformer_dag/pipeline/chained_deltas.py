@@ -9,12 +9,12 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import Claimed, PartRows, Planned, TableOutput
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import loss_deltas, swapped_results
 from toolformer_dag.pipeline.chained_candidates import ahead, stage_names
 from toolformer_dag.pipeline.chained_losses import chained_calls, compute_chains, planned_chains, with_chains
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import Claimed, PartRows, Planned, TableOutput
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.chains import read_chain, written_chain
 
 

@@ -15,6 +15,10 @@ from math import isfinite
 import orjson
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane
+from toolformer_dag.computing.stage import Chunk, Claimed, Planned, TableOutput, Work
+from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_whole, text_chunks
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
@@ -23,10 +27,6 @@ from toolformer_dag.pipeline.losses import (
     losses_identity,
     stored_losses,
 )
-from toolformer_dag.pipeline.plan import Lane
-from toolformer_dag.pipeline.stage import Chunk, Claimed, Planned, TableOutput, Work
-from toolformer_dag.pipeline.stored_rows import chunk_limits, claim, require_whole, text_chunks
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.texts.chains import chain_text, least_need, other_results, read_chain, written_chain
 
 PLACE = {"text_digest": pl.String(), "position": pl.Int32(), "chain": pl.String()}

@@ -11,13 +11,13 @@ from typing import Any
 import duckdb
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import REJECTIONS
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SCORED_DOCUMENTS, SWAPPED_PLACES
 from toolformer_dag.pipeline import scores
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import REJECTIONS
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 CALL = (

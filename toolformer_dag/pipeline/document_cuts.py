@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.segments import CUTTING, Segment, TokenCounter, pieces, segments, text_digest
 

@@ -5,33 +5,26 @@ time of annotating. Not covered: finetuning, evaluation, C* and the warehouse.
 """
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from functools import cached_property
-from pathlib import Path
 from statistics import mean, stdev
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.spending import token_count
+from toolformer_dag.computing.stage import Stage, TableOutput
+from toolformer_dag.computing.update import Progress, difference, update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers
 from toolformer_dag.lake import parquet
-from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline import heuristic_subset, swapped_results
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.shards import Shard, ShardFile
-from toolformer_dag.pipeline.spending import token_count
-from toolformer_dag.pipeline.stage import TEXT_KEY, PartRows, Stage, TableOutput
 from toolformer_dag.pipeline.stages import lane_stages
-from toolformer_dag.pipeline.update import Progress, difference, update
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers, in_process
+from toolformer_dag.pipeline.trial import ALL, trial
 
 GROUPS, STUDENT = 4, 3.18
 """Parts of the sample, whose differences tell the range, and the 97.5 % point of Student's distribution for them."""
 TEXTS, SHARE = 256, 5
 """Texts of a lane that are annotated, at most, and at most one in so many."""
-ALL = "sample"
 
 
 class Range(NamedTuple):
@@ -149,57 +142,14 @@ def _bytes(costs: Sequence[_Cost]) -> int:
 
 def _annotated(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:
     """Annotate texts up to the last of the stages, as the only shard of a lake of its own."""
-    with TemporaryDirectory() as folder:
-        lake = _SampleLake(Path(folder), worker.plan.lake)
-        plan = _SamplePlan(worker.plan.settings, (lane,), worker.plan.model, lake, worker.plan.proposer)
-        rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
-        TableOutput(heuristic_subset.STAGE, plan, lane).publish(ALL, PartRows([rows]))
-        own = copy(worker)  # with the same model and tools
-        own.plan = plan
-        outputs = [TableOutput(stage, plan, lane) for stage in stages]
-        reports = [update(own, Workers(own, {one.name: one}, in_process), one, progress) for one in outputs]
-        pointers = [one.table.pointer(ALL) for one in outputs]
-        lines = [pointer.encode(one.name, ALL) for pointer, one in zip(pointers, outputs, strict=True)]
+    with trial(worker, lane, texts, stages, progress, worker.plan.lake) as made:
+        pointers = [one.table.pointer(ALL) for one in made.outputs]
+        lines = [pointer.encode(one.name, ALL) for pointer, one in zip(pointers, made.outputs, strict=True)]
     empty = [len(parquet.encode(stage.schema.to_frame())) for stage in stages]
     return _Cost(
-        sum(token_count(report.work.tokens) for report in reports),
-        sum(report.seconds for report in reports),
-        lake.appended,
+        sum(token_count(report.work.tokens) for report in made.reports),
+        sum(report.seconds for report in made.reports),
+        made.appended,
         sum(empty) + sum(map(len, lines)),
         [sum(file.bytes - none for file in one.files) for one, none in zip(pointers, empty, strict=True)],
     )
-
-
-class _SampleLake(Lake):
-    """Tables of its own over the computed rows of another lake. `appended`: what was added to these."""
-
-    def __init__(self, root: Path, lake: Lake) -> None:
-        super().__init__(root)
-        self._lake = lake
-        self.appended: dict[str, list[pl.DataFrame]] = {}
-
-    def rows(
-        self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
-    ) -> RowStore:
-        store = self._lake.rows(name, identity, key, schema)
-        noted = _Noting(store.storage, store.name, store.key, store.schema)
-        noted.appended = self.appended
-        return noted
-
-
-class _Noting(RowStore):
-    """Notes what is appended."""
-
-    appended: dict[str, list[pl.DataFrame]]
-
-    def append(self, rows: pl.DataFrame) -> None:
-        self.appended.setdefault(self.name, []).append(rows)
-        super().append(rows)
-
-
-class _SamplePlan(Plan):
-    """A plan over the sample as its only shard."""
-
-    @cached_property
-    def shards(self) -> Mapping[str, Shard]:
-        return {ALL: ShardFile(ALL, self.lake.root / ALL)}

@@ -14,16 +14,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
-from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.lake.warehouse import CHOSEN, THRESHOLD
-from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, RULE, SWAPPED_PLACES
-from toolformer_dag.pipeline import scores
-from toolformer_dag.pipeline.chance import chance_threshold
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
     DIGEST,
     SCORED,
     SEGMENT,
@@ -37,7 +29,15 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     versions,
 )
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
+from toolformer_dag.lake.queries import rows as answer
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.warehouse import CHOSEN, THRESHOLD
+from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, RULE, SWAPPED_PLACES
+from toolformer_dag.pipeline import scores
+from toolformer_dag.pipeline.chance import chance_threshold
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 

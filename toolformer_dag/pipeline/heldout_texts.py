@@ -6,13 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.lake.table import WHOLE, MissingPart
-from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
-from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import (
     CHARACTERS,
     DIGEST,
     SEGMENT,
@@ -24,7 +19,12 @@ from toolformer_dag.pipeline.stage import (
     Stage,
     TableOutput,
 )
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.lake.table import WHOLE, MissingPart
+from toolformer_dag.pipeline import raw_shards, removed_documents
+from toolformer_dag.pipeline.augmented_corpus import corpus_batches
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
+from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.texts.segments import text_digest
 
 NAME = "ccnet/heldout_texts"

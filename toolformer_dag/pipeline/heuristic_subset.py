@@ -6,11 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.files import UserError
-from toolformer_dag.pipeline import raw_shards, removed_documents
-from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
     CHARACTERS,
     DIGEST,
     SEGMENT,
@@ -24,7 +21,10 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     counted,
 )
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.files import UserError
+from toolformer_dag.pipeline import raw_shards, removed_documents
+from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document

@@ -6,12 +6,12 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import TEXT_KEY, InputsOf, PartRows, TableOutput, counted, versions
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.pipeline import heuristic_subset
 from toolformer_dag.pipeline.filtered_calls import FILTER_RULE, REPEATED
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import TEXT_KEY, InputsOf, PartRows, TableOutput, counted, versions
-from toolformer_dag.pipeline.worker import Worker
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:

@@ -5,16 +5,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.pipeline.chained_candidates import ahead, finished
-from toolformer_dag.pipeline.losses import (
-    compute_losses,
-    losses_finite,
-    losses_settings,
-    planned_losses,
-    with_losses,
-)
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
     CALL_KEY,
     SCORED,
     TEXT_KEY,
@@ -26,8 +18,16 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     counted,
 )
-from toolformer_dag.pipeline.stage import STAGE as OF_STAGE
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.stage import STAGE as OF_STAGE
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.pipeline.chained_candidates import ahead, finished
+from toolformer_dag.pipeline.losses import (
+    compute_losses,
+    losses_finite,
+    losses_settings,
+    planned_losses,
+    with_losses,
+)
 from toolformer_dag.settings.tool_settings import RULE
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.tools.tool import blamed

@@ -7,12 +7,12 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import Chunk, Claimed, Planned, TableOutput, Work
+from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import Chunk, Claimed, Planned, TableOutput, Work
-from toolformer_dag.pipeline.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3

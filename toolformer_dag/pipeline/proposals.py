@@ -16,13 +16,8 @@ from typing import Any
 import orjson
 import polars as pl
 
-from toolformer_dag.files import UserError
-from toolformer_dag.identity import file_hash, fingerprint
-from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.pipeline import raw_shards, scored_candidates
-from toolformer_dag.pipeline.document_cuts import tokenizing
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
     BY_SHARD,
     CALL_KEY,
     REJECTIONS,
@@ -36,7 +31,12 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     versions,
 )
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.files import UserError
+from toolformer_dag.identity import file_hash, fingerprint
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.pipeline import raw_shards, scored_candidates
+from toolformer_dag.pipeline.document_cuts import tokenizing
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.texts.calls import clean_result
 from toolformer_dag.texts.segments import text_digest

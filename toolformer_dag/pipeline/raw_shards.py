@@ -7,12 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.files import UserError
-from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.record import record
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.shards import Shard, write_small_web
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.shards import Shard, write_small_web
+from toolformer_dag.computing.stage import (
     DIGEST,
     RETRY,
     SHARD,
@@ -24,7 +21,10 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     UnusableRows,
 )
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.manifest import Pointer
+from toolformer_dag.lake.record import record
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.columns import LATEST_DATE, Rejection
 from toolformer_dag.texts.compression import ShardFault

@@ -17,13 +17,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.files import UserError, changed_unseen, irregular
-from toolformer_dag.identity import file_hash, fingerprint
-from toolformer_dag.lake.queries import in_memory, quoted, run_sql, sql_text
-from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import (
     BY_SHARD,
     DIGEST,
     SHARD,
@@ -36,7 +31,12 @@ from toolformer_dag.pipeline.stage import (
     counted,
     versions,
 )
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.files import UserError, changed_unseen, irregular
+from toolformer_dag.identity import file_hash, fingerprint
+from toolformer_dag.lake.queries import in_memory, quoted, run_sql, sql_text
+from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.texts.shared_passages import MATCHING, SharedPassages

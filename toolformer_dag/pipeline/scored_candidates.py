@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from toolformer_dag.identity import fingerprint
-from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
     CALL,
     CALL_KEY,
     CHAR_OFFSET,
@@ -33,8 +31,10 @@ from toolformer_dag.pipeline.stage import (
     Work,
     counted,
 )
-from toolformer_dag.pipeline.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.settings.rounds import FIRST
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL

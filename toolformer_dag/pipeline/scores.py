@@ -7,13 +7,13 @@ from typing import Any
 import duckdb
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
 from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
 from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED, SCORED_DOCUMENTS
 from toolformer_dag.pipeline.chained_candidates import stage_names
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import InputsOf
 
 COST_VERSION = "costs"
 """The input that tells the files of results: costs are no part of their version."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import Stage, TableOutput
 from toolformer_dag.lake.warehouse_filling import WarehouseTable
 from toolformer_dag.pipeline import (
     augmented_corpus,
@@ -19,8 +21,6 @@ from toolformer_dag.pipeline import (
     swapped_results,
     tool_results,
 )
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import Stage, TableOutput
 from toolformer_dag.settings.rounds import FIRST
 
 LANE_STAGES: tuple[Stage, ...] = (

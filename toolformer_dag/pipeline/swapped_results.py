@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from toolformer_dag.pipeline import chained_candidates
-from toolformer_dag.pipeline.loss_deltas import NO_CHAIN
-from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import (
     CALL,
     CALL_KEY,
     SCORED,
@@ -29,8 +26,11 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     counted,
 )
-from toolformer_dag.pipeline.stage import STAGE as OF_STAGE
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.stage import STAGE as OF_STAGE
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.pipeline import chained_candidates
+from toolformer_dag.pipeline.loss_deltas import NO_CHAIN
+from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3

@@ -6,10 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.pipeline import proposals
-from toolformer_dag.pipeline.plan import Lane
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.plan import Lane
+from toolformer_dag.computing.stage import (
     INPUT,
     RESULT,
     RETRY,
@@ -25,8 +23,10 @@ from toolformer_dag.pipeline.stage import (
     Work,
     counted,
 )
-from toolformer_dag.pipeline.stored_rows import claim, require_whole
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.computing.stored_rows import claim, require_whole
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.pipeline import proposals
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 

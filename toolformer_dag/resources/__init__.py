@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import TableOutput
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, crew_of
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import TableOutput
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.worker import Worker
-from toolformer_dag.pipeline.workers import Workers
 from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 from toolformer_dag.settings.rounds import FIRST
 
@@ -61,7 +62,7 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
         worker, tables = Worker(plan), {output.name: output for output in table_outputs(plan)}
-        workers = Workers(worker, tables)
+        workers = Workers(worker, tables, partial(crew_of, table_outputs))
         try:
             yield Compute(worker, workers, tables)
         finally:

@@ -21,8 +21,8 @@ from uuid import uuid4
 
 import dagster as dg
 
+from toolformer_dag.computing.spending import Spent
 from toolformer_dag.files import beside, locked, write_whole
-from toolformer_dag.pipeline.spending import Spent
 
 BEGINNING = (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
 UNFINISHED = [*BEGINNING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]

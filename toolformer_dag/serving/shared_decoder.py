@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from toolformer_dag.computing.plan import Lane, start_thresholds
 from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece, open_call, why_nothing
 from toolformer_dag.decoding.greedy import BATCH_TOKENS, advance
 from toolformer_dag.decoding.vocabulary import vocabulary_of
@@ -23,7 +24,6 @@ from toolformer_dag.model.backend import GreedyRows
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.plan import Lane, start_thresholds
 from toolformer_dag.serving.tool_threads import ToolThreads
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.tools.routing import offer

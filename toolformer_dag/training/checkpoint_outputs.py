@@ -6,6 +6,8 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import Column
 from toolformer_dag.files import StorageError, unsealed
 from toolformer_dag.lake.record import changes, record
 from toolformer_dag.model.weights import checkpoint_folder
@@ -13,8 +15,6 @@ from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.stage import Column
 from toolformer_dag.training.training_report import (
     CARD,
     RECORD,

@@ -47,27 +47,30 @@ function steps(line) {
       el("div", { className: "text" }, line.augmented.map(piece => (piece.call ? el("mark", {}, foreign(piece.text)) : foreign(piece.text))))));
 }
 
-// A text of the corpus, from what was stored.
-function storedLine(overview, key, text) {
+// A text, from what its line has left: in the lake, or in the trial of a `typed` text.
+function stepsOf(overview, key, text, typed) {
   const tool = overview.tools.find(one => one.tool === key.tool), tau = chosenTau(tool);
-  const own = text.calls.filter(call => call.tool === key.tool && String(call.segment) === String(key.segment));
+  const verdictOf = call => (typed ? (call.kept ? "kept" : call.reason) : shownVerdict(call, tool, tau));
+  const own = text.calls.filter(call => call.tool === key.tool && String(call.segment) === String(key.segment ?? 0));
   const answers = new Map(text.results.map(result => [result.input, result]));
-  const samples = text.samples.map(sample => {
+  const single = text.samples.map(sample => {
     const call = own.find(one => one.position === sample.position && one.sample === sample.sample);
     const answer = answers.get(sample.input);
-    const verdict = call ? shownVerdict(call, tool, tau) : sample.reason ?? answer?.reason;
+    const verdict = call ? verdictOf(call) : sample.reason ?? answer?.reason;
     return { ...sample, ...(call ?? {}), result: call?.result ?? answer?.result, reason: sample.reason ?? answer?.reason ?? call?.reason, verdict };
   });
+  const chains = own.filter(call => call.chain).map(call => ({ ...call, input: written(call, tool.name), verdict: verdictOf(call) }));
   const places = new Map(text.samples.map(sample => [sample.char_offset, { char: sample.char_offset - text.offset, p: sample.p_api }]));
   const characters = Array.from(text.text), augmented = [];
   let done = 0;
-  for (const call of own.filter(one => shownVerdict(one, tool, tau) === "kept").sort((a, b) => a.char_offset - b.char_offset)) {
+  for (const call of own.filter(one => verdictOf(one) === "kept").sort((a, b) => a.char_offset - b.char_offset)) {
     const place = call.char_offset - text.offset;
     augmented.push({ text: characters.slice(done, place).join("") }, { text: ` ${written(call, tool.name).replaceAll(" → ", " -> ")}`, call: true });
     done = place;
   }
   augmented.push({ text: characters.slice(done).join("") });
-  return steps({ text: text.text, wanted: text.wanted, positions: [...places.values()], samples, augmented });
+  const line = { text: text.text, wanted: typed ? null : text.wanted, positions: [...places.values()], samples: [...single, ...chains], augmented };
+  return steps(typed ? { ...line, positions: text.positions, tau_s: text.tau_s, tau_f: text.tau_f, by_chance: text.by_chance } : line);
 }
 
 function trying(overview) {
@@ -85,7 +88,7 @@ function trying(overview) {
       answer.replaceChildren(el("p", { role: "alert" }, String(error.message)));
     }
   };
-  const line = () => running(() => data.line({ tool: chooser.value, text: field.value, context: context.value }), found => steps({ ...found, text: field.value }));
+  const line = () => running(() => data.line({ tool: chooser.value, text: field.value, context: context.value }), found => stepsOf(overview, { tool: chooser.value }, found, true));
   const complete = () => running(() => data.complete({ text: field.value, context: context.value }), found =>
     el("div", {}, el("h3", {}, "The text with what the model wrote"),
       el("div", { className: "text" }, foreign(field.value), el("mark", {}, foreign(found.text))),
@@ -106,7 +109,7 @@ export async function pipeline(overview) {
     const { position, sample, ...key } = chosen;
     const text = await data.text(key);
     const tool = overview.tools.find(one => one.tool === key.tool);
-    parts.push(el("h2", {}, `${tool.name}: `, foreign(text.title || key.digest)), el("p", { className: "soft" }, foreign(text.url)), storedLine(overview, key, text));
+    parts.push(el("h2", {}, `${tool.name}: `, foreign(text.title || key.digest)), el("p", { className: "soft" }, foreign(text.url)), stepsOf(overview, key, text));
   } else {
     parts.push(el("p", {}, "Choose a call in ", el("a", { href: link({ view: "calls" }) }, "the list of calls"), " to see the pipeline of its text."));
   }

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan, Role
+from toolformer_dag.computing.spending import Spent, token_count
 from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.pipeline.plan import Lane, Plan, Role
-from toolformer_dag.pipeline.spending import Spent, token_count
 from toolformer_dag.settings.call_markers import PAPER
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.runner import Runner

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from toolformer_dag.computing.shards import Shard, hub_files, shard_files
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.scoring import OVER_ECHO, PAPER, ScoreError, refuse
 from toolformer_dag.lake.table import Lake
@@ -21,7 +22,6 @@ from toolformer_dag.model.weights import (
     model_name,
     refuse_other_markers,
 )
-from toolformer_dag.pipeline.shards import Shard, hub_files, shard_files
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.rounds import FIRST, in_round, numbered
 from toolformer_dag.settings.sections import Settings

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError, as_json
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.manifest import Pointer
@@ -19,8 +21,6 @@ from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
 from toolformer_dag.lake.table import WHOLE, Table, behind
 from toolformer_dag.lake.warehouse_filling import ROWS, WarehouseTable
-from toolformer_dag.pipeline.plan import Lane, Plan
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.rounds import in_round
 
 Rejected = Counter[tuple[str, str]]

@@ -1,7 +1,6 @@
 """The workers of a run: how many and where, as `[execution]` says; the loop that gives them chunks."""
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -11,15 +10,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 
+from toolformer_dag.computing.chunks import Answer, Crew, Here, OneProcess, Place, Tables, TablesOf, Task, WorkerError
+from toolformer_dag.computing.ray_actors import ray_crew
+from toolformer_dag.computing.spending import Spent
+from toolformer_dag.computing.stage import Work
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
-from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Answer, Crew, Here, OneProcess, Place, Tables, Task, WorkerError
-from toolformer_dag.pipeline.ray_actors import ray_crew
-from toolformer_dag.pipeline.spending import Spent
-from toolformer_dag.pipeline.stage import Work
-from toolformer_dag.pipeline.worker import Worker
+from toolformer_dag.model.weights import cores, is_small
 from toolformer_dag.settings.sections import Settings
 
 log = logging.getLogger(__name__)
@@ -28,7 +26,6 @@ Ended = Generator[tuple[int, Work] | None, None, None]
 """Numbers of tasks that ended and what each cost, in any order; None about once a second."""
 STARTS = 10
 """How many workers in a row may die before they start, for each that there may be."""
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 Crews = Callable[[Worker, Tables], Crew]
@@ -39,18 +36,18 @@ def in_process(worker: Worker, tables: Tables) -> Crew:
     return Crew(lambda: 1, lambda: Here(worker, tables))
 
 
-def local_processes(count: int, worker: Worker, tables: Tables) -> Crew:
+def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
     """Return processes of this machine, each with a model of its own: where one dies, the others go on."""
-    return Crew(lambda: count, lambda: OneProcess(worker.plan.settings), (BrokenProcessPool,))
+    return Crew(lambda: count, lambda: OneProcess(worker.plan.settings, tables_of), (BrokenProcessPool,))
 
 
-def crew_of(worker: Worker, tables: Tables) -> Crew:
+def crew_of(tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
     """Return the crew that the settings name. Raises ClusterError where the cluster cannot be reached."""
     settings = worker.plan.settings
     if settings.execution.engine == "ray":
-        return ray_crew(settings)
+        return ray_crew(settings, tables_of)
     count = worker_count(settings)
-    return in_process(worker, tables) if count == 1 else local_processes(count, worker, tables)
+    return in_process(worker, tables) if count == 1 else local_processes(count, tables_of, worker, tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class Workers:
     The first chunk decides how many there may be: a run that has nothing to compute starts none.
     """
 
-    def __init__(self, worker: Worker, tables: Tables, crews: Crews = crew_of) -> None:
+    def __init__(self, worker: Worker, tables: Tables, crews: Crews) -> None:
         self._here, self._tables, self._crews = worker, tables, crews
         self._starting: list[Place] = []
         self._failed_starts = 0
@@ -291,21 +288,3 @@ def worker_count(settings: Settings) -> int:
     if model.device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
         return max(1, gpus // model.gpus)
     return cores() if model.device in ("auto", "cpu") and model.engine != "vllm" and is_small(model) else 1
-
-
-def cores() -> int:
-    """Return the cores this process may use: hardware threads of one core count once, a container's share is kept."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    return max(1, min(len({_core(cpu) for cpu in allowed}), _quota()))
-
-
-def _core(cpu: int) -> str:
-    """The hardware threads that share the core of one of them."""
-    file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    return file.read_text() if file.is_file() else str(cpu)
-
-
-def _quota() -> int:
-    """Whole cores that a container's limit leaves; a large number where there is none."""
-    share, _, period = QUOTA.read_text().partition(" ") if QUOTA.is_file() else ("max", "", "")
-    return 1_000_000 if share == "max" else int(share) // int(period)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from toolformer_dag.computing.chunks import Answer, ChunkServer, Crew, Place, TablesOf, Task
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.pipeline.chunks import Answer, ChunkServer, Crew, Place, Task
 from toolformer_dag.settings.sections import Settings
 
 
@@ -32,7 +32,7 @@ class Share:
     gpus: int
 
 
-def ray_crew(settings: Settings) -> Crew:
+def ray_crew(settings: Settings, tables_of: TablesOf) -> Crew:
     """Return the actors of the cluster at `execution.address`, as many as its machines of the moment have room for.
 
     Ray does not restart them: while it may, it tells the death of a process as it tells the loss of a machine.
@@ -48,7 +48,7 @@ def ray_crew(settings: Settings) -> Crew:
     actor = ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
 
     def start() -> Place:
-        handle = actor.remote(settings)
+        handle = actor.remote(settings, tables_of)
         return Actor(ray, handle, handle.__ray_call__.remote(_whereabouts).future())
 
     def lost(place: Place, died: Exception) -> bool:

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,17 +11,18 @@ from multiprocessing import parent_process, resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol
 
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.spending import Spent
+from toolformer_dag.computing.stage import TableOutput, Work
+from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.session import Session, session
-from toolformer_dag.pipeline.plan import Plan
-from toolformer_dag.pipeline.spending import Spent
-from toolformer_dag.pipeline.stage import TableOutput, Work
-from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.pipeline.worker import Worker
 from toolformer_dag.settings.sections import Settings
 
 Tables = Mapping[str, TableOutput]
 """The tables of a plan by name."""
+TablesOf = Callable[[Plan], Sequence[TableOutput]]
+"""What makes the tables of a plan: another process makes its own."""
 
 
 class WorkerError(UserError):
@@ -113,8 +114,8 @@ class Here:
 class ChunkServer:
     """What a worker of another process does with the tasks that it gets; its means are made with the first."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._told = settings, Spent()
+    def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
+        self._settings, self._tables_of, self._told = settings, tables_of, Spent()
         self._worker: Worker | None = None
         self._tables: Tables = {}
         self._step, self._session = "", Session(news=[])
@@ -125,7 +126,7 @@ class ChunkServer:
         try:
             if self._worker is None:
                 plan = Plan.of(self._settings)
-                self._tables = {output.name: output for output in table_outputs(plan)}
+                self._tables = {output.name: output for output in self._tables_of(plan)}
                 self._worker = Worker(plan)
             if task.step != self._step:
                 self._step, self._session = task.step, Session(news=[])
@@ -144,9 +145,9 @@ class OneProcess:
 
     started = STARTED
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
         self._context = _Context()
-        self._executor = ProcessPoolExecutor(1, self._context, _begin, (settings,))
+        self._executor = ProcessPoolExecutor(1, self._context, _begin, (settings, tables_of))
 
     def __str__(self) -> str:
         return f"worker {self._context.process}"  # with its process id and, when it has ended, its exit code
@@ -177,11 +178,11 @@ class _Context(SpawnContext):
 _server: ChunkServer | None = None
 
 
-def _begin(settings: Settings) -> None:
+def _begin(settings: Settings, tables_of: TablesOf) -> None:
     global _server
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     end_with_parent()
-    _server = ChunkServer(settings)
+    _server = ChunkServer(settings, tables_of)
 
 
 def _answer(task: Task) -> Answer:

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from uuid import uuid4
 
-from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
-from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart
-from toolformer_dag.pipeline.chunks import Task
-from toolformer_dag.pipeline.stage import (
+from toolformer_dag.computing.chunks import Task
+from toolformer_dag.computing.stage import (
     BACKENDS,
     REJECTIONS,
     RETRY,
@@ -27,9 +24,12 @@ from toolformer_dag.pipeline.stage import (
     TableOutput,
     Work,
 )
-from toolformer_dag.pipeline.stored_rows import release
-from toolformer_dag.pipeline.worker import Ahead, Worker
-from toolformer_dag.pipeline.workers import Workers, in_process
+from toolformer_dag.computing.stored_rows import release
+from toolformer_dag.computing.worker import Ahead, Worker
+from toolformer_dag.computing.workers import Workers, in_process
+from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
+from toolformer_dag.lake.session import session
+from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart
 
 AT_ONCE, AT_ONCE_BYTES = 64, 2**24
 """Parts whose inputs are brought to this machine together; bytes of inputs from which parts are made together."""

@@ -4,10 +4,10 @@ from math import inf
 
 import polars as pl
 
+from toolformer_dag.computing.plan import Plan, Role
+from toolformer_dag.computing.stage import Claimed, TableOutput
 from toolformer_dag.files import StorageError
 from toolformer_dag.model.weights import SMALL, model_folder, model_name, parameters
-from toolformer_dag.pipeline.plan import Plan, Role
-from toolformer_dag.pipeline.stage import Claimed, TableOutput
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 
