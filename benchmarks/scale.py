@@ -45,7 +45,7 @@ from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.scored_candidates import SAMPLE_KEY, SAMPLES
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, load_settings
 from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.synthetic.web import write_shards
 
@@ -54,7 +54,6 @@ PER_TEXT = 25
 CHUNK_TEXTS = 512
 ASKED = 1000
 """Texts of one lookup: those of a shard."""
-LANES = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 LOADING = "from toolformer_dag.definitions import defs; defs().resolve_all_asset_specs()"
 Figures = dict[str, float]
 
@@ -136,7 +135,7 @@ def _subsets(folder: Path, documents: int, corpus: str) -> Figures:
     before = _memory()
     figures = {"raw_shards": _updated(worker, outputs, ["ccnet/raw_shards"])}
     figures["raw_shards, MB"] = _memory() - before
-    figures["five subsets"] = _updated(worker, outputs, [f"{lane}/heuristic_subset" for lane in LANES])
+    figures["five subsets"] = _updated(worker, outputs, [f"{lane}/heuristic_subset" for lane in BUILT_IN_TOOLS])
     return {**figures, "five subsets, MB": _memory() - before}
 
 
@@ -171,7 +170,7 @@ def _of_children() -> float:
 def running(folder: Path, files: int) -> Figures:
     """Run one lane over shards of one document each; again, with nothing changed; with one shard more."""
     folder /= "line"
-    _project(folder, {f"{number:06d}": 1 for number in range(files)}, LANES[:1])
+    _project(folder, {f"{number:06d}": 1 for number in range(files)}, BUILT_IN_TOOLS[:1])
     figures = {"run": _run(folder), "run, nothing changed": _run(folder)}
     shutil.copy(folder / "web" / "000000.json.gz", folder / "web" / "one more.json.gz")
     return {**figures, "run, one more": _run(folder)}
@@ -288,7 +287,7 @@ AXES: Mapping[str, tuple[Callable[[Path, int], Figures], ...]] = {
 
 
 def _project(
-    folder: Path, shards: Mapping[str, int], lanes: Sequence[str] = LANES, corpus: str = ""
+    folder: Path, shards: Mapping[str, int], lanes: Sequence[str] = BUILT_IN_TOOLS, corpus: str = ""
 ) -> dict[str, TableOutput]:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(SMALL_MODEL, folder / "model", dirs_exist_ok=True)

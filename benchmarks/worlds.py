@@ -1,16 +1,20 @@
 """A small project that runs and faults are tried on, in this process and in processes of their own."""
 
 import json
+import math
 import multiprocessing
 import os
 import random
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import time_machine
@@ -22,10 +26,11 @@ from toolformer_dag import identity
 from toolformer_dag.cli.project import Project
 from toolformer_dag.exports.verify_project import verified
 from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.merging import HELDOUT, HELDOUT_SHARE, TRAIN, split_of
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.synthetic import PROMPTS, SMALL_MODEL
-from toolformer_dag.synthetic.web import write_shards
+from toolformer_dag.synthetic.web import records, stored_gzip
 
 MEASURED = ("seconds", "cost")
 SETTINGS = """
@@ -116,7 +121,11 @@ class World:
         (folder / "toolformer.toml").write_text(settings)
         shutil.copytree(SMALL_MODEL, folder / "model")
         shutil.copy(PROMPTS / "calculator.txt", folder)
-        write_shards(folder / "web", shards, documents, seed=119)  # one whose split holds texts out
+        (folder / "web").mkdir()
+        pages = [json.dumps(page) + "\n" for page in _pages(documents)]
+        for number in range(shards):
+            packed = stored_gzip("".join(pages[number::shards]).encode())
+            (folder / "web" / f"en_head_{number:04}.json.gz").write_bytes(packed)
         (folder / "disk").mkdir()
         return World(folder)
 
@@ -205,6 +214,17 @@ def rot(file: Path, draw: random.Random) -> None:
     """Flip one bit as a disk does that gives back other bits: what was remembered of the file stays."""
     with unseen(file):
         flip(file, draw)
+
+
+def _pages(documents: int) -> list[dict[str, Any]]:
+    """Return pages of the small web, HELDOUT_SHARE of them held out, at least one: without any, nothing is trained."""
+
+    def of(split: str, count: int) -> Iterator[dict[str, Any]]:
+        drawn = records(0, "corpus", sys.maxsize)
+        return islice((page for page in drawn if split_of(page["raw_content"]) == split), count)
+
+    held = math.ceil(HELDOUT_SHARE * documents)
+    return [*of(HELDOUT, held), *of(TRAIN, documents - held)]
 
 
 def _alone(folder: Path, overrides: tuple[str, ...], clock: timedelta) -> None:

@@ -1,1 +1,1 @@
-"""Train and study the embedded model; toolformer_dag runs without this package. README.md says how."""
+"""Train the embedded model; toolformer_dag runs without this package, and no wheel has it. README.md says how."""

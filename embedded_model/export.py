@@ -114,12 +114,12 @@ def shape_of(folder: Path) -> ModelShape:
     """Read the shape of a model folder; raises UserError where it has none, or another architecture."""
     missing = [name for name in ("config.json", "tokenizer.json", WEIGHTS) if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder} has no {', '.join(missing)}; name a folder that `embedded train` wrote")
+        raise UserError(f"{folder} has no {', '.join(missing)}; name a folder that `embedded_model train` wrote")
     config = json.loads((folder / "config.json").read_text("utf-8"))
     if config.get("model_type") != "gptj" or not config.get("tie_word_embeddings"):
         raise UserError(
             f"{folder} holds another kind of model ({config.get('model_type')}); "
-            "name a folder that `embedded train` wrote"
+            "name a folder that `embedded_model train` wrote"
         )
     return ModelShape(
         width=config["n_embd"],

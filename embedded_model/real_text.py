@@ -38,22 +38,22 @@ class RealText:
     phrases: tuple[tuple[str, str, str], ...]
 
 
-def load_real_text(paths: Sequence[Path], *, held_out: bool = False) -> RealText:
+def load_real_text(paths: Sequence[Path]) -> RealText:
     """Load files and folders of *.json.gz (CCNet), *passages*.jsonl.gz and *.tsv.gz.
 
-    `held_out` selects the text that training never uses: HELD_OUT_SHARDS, and articles and phrases chosen by a hash.
-    Raises UserError where a path has none of these forms.
+    What is held out is left out: HELD_OUT_SHARDS, and articles and phrases chosen by a hash. Raises UserError where a
+    path has none of these forms.
     """
     web: list[Page] = []
     articles: list[Page] = []
     phrases: list[tuple[str, str, str]] = []
     for file in (file for path in paths for file in _files(path)):
         if file.name.endswith(".json.gz"):
-            web += _web_pages(file, held_out)
+            web += _web_pages(file)
         elif file.name.endswith(".tsv.gz"):
-            phrases += (row for row in _phrases(file) if is_held_out(row[2]) == held_out)
+            phrases += (row for row in _phrases(file) if not is_held_out(row[2]))
         else:
-            articles += (page for page in _articles(file) if is_held_out(page.title) == held_out)
+            articles += (page for page in _articles(file) if not is_held_out(page.title))
     return RealText(tuple(web), tuple(articles), tuple(phrases))
 
 
@@ -75,9 +75,9 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _web_pages(file: Path, held_out: bool) -> Iterator[Page]:
+def _web_pages(file: Path) -> Iterator[Page]:
     shard = file.name.removesuffix(".json.gz")
-    if (shard in HELD_OUT_SHARDS) == held_out:
+    if shard not in HELD_OUT_SHARDS:
         found = (one for one in read_documents(file, shard) if isinstance(one, Document))
         yield from (Page(one.title, (("", one.text),), one.date) for one in found)
 

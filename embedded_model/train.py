@@ -20,10 +20,10 @@ from embedded_model.optimizer import MuonAdamW, SharedGradients, WeightAverage
 from embedded_model.real_gold import read_real_gold
 from embedded_model.real_text import real_text_fingerprint
 from embedded_model.stream import batch, tokenizer_texts
-from toolformer_dag.computing.chunks import end_with_parent
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import fast_dtype
+from toolformer_dag.processes import end_with_parent
 
 MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
 LOG_STEPS = 10

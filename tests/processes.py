@@ -9,9 +9,11 @@ from collections.abc import Callable
 import psutil
 
 
-def started_by_a_killed(arguments: list[str], ready: Callable[[], bool]) -> list[int]:
-    """Kill `toolformer-dag ARGUMENTS` once it is ready, and wait until all that it had started have ended."""
-    command = [sys.executable, "-m", "toolformer_dag.cli", *arguments]
+def started_by_a_killed(
+    arguments: list[str], ready: Callable[[], bool], module: str = "toolformer_dag.cli"
+) -> list[int]:
+    """Kill `python -m MODULE ARGUMENTS` once it is ready, and wait until all that it had started have ended."""
+    command = [sys.executable, "-m", module, *arguments]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while parent.poll() is None and not ready():
         time.sleep(0.01)

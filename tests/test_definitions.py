@@ -2,6 +2,9 @@
 
 import inspect
 import json
+import os
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -216,6 +219,23 @@ def test_the_lanes_of_a_server_are_one_group(served):
 def test_a_constant_of_the_method_changes_the_assets_that_use_it(monkeypatch, constant, value, names):
     monkeypatch.setattr(f"toolformer_dag.{constant}", value)
     assert changed() == set().union(*(lanes(name) or {name} for name in names.split()))
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no checkout of git")
+def test_a_checkout_without_symbolic_links_loads_the_definitions(tmp_path):
+    """As on a file system that has none: git writes the target of a link into a plain file."""
+    git = ["git", "-c", "core.symlinks=false", "checkout-index", "--all", f"--prefix={tmp_path}/clone/"]
+    subprocess.run(git, cwd=REPOSITORY, check=True)
+    assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
+    told = subprocess.run(
+        [sys.executable, "-c", "import toolformer_dag.definitions as one; print(one.__file__)"],
+        cwd=tmp_path / "clone",
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "clone")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(told.stdout.strip()) == tmp_path / "clone" / "toolformer_dag" / "definitions.py"
 
 
 if __name__ == "__main__":

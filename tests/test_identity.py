@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from toolformer_dag.identity import LARGE, TICK, Hashes, file_hash, fingerprint, remember, settled
+from toolformer_dag.settings.sections import PathSettings
 
 SCALARS = (
     st.none()
@@ -168,6 +169,17 @@ def hash_elsewhere(file: Path) -> str:
 
 def remembered(cache: Path) -> list[dict[str, object]]:
     return [json.loads(file.read_text()) for file in cache.glob("*.json")]
+
+
+def test_one_variable_moves_everything_that_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
+    large = tmp_path / "large"
+    large.write_bytes(b"a" * LARGE)
+    time.sleep(2 * TICK / 1e9)
+    file_hash(large)
+    assert len(remembered(tmp_path / "cache" / "hashes")) == 1
+    copies = PathSettings(lake="s3://bucket/prefix").local
+    assert copies == tmp_path / "cache" / "lakes" / "s3" / "bucket" / "prefix"
 
 
 @pytest.mark.parametrize("size", [10, LARGE])

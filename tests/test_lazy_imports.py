@@ -13,8 +13,17 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from setuptools import find_packages
 
 USED_BY_OTHERS = ("protobuf", "sentencepiece", "accelerate", "pyarrow", "huggingface_hub")
+
+
+def test_a_wheel_holds_the_library_alone() -> None:
+    root = Path(__file__).parents[1]
+    included = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = find_packages(str(root), include=included)
+    assert {package.partition(".")[0] for package in packages} == {"toolformer_dag"}
+    assert {"toolformer_dag.assets", "toolformer_dag.resources"} <= {*packages}
 
 
 @pytest.mark.parametrize("package", USED_BY_OTHERS)

@@ -16,8 +16,6 @@ from typing import IO, Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-from platformdirs import user_cache_path
-
 from toolformer_dag.identity import content_hash, file_hash, remembered_hashes, stream_hash
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}(?:\.\w+)*")
@@ -159,11 +157,6 @@ def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
             f"{option} {path}: there is such a file, and it stays; name another, or replace it with --force"
         )
     write_whole(path.resolve(), content)
-
-
-def cache_folder() -> Path:
-    """Return $TOOLFORMER_CACHE, else toolformer-dag in the user's cache."""
-    return Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag")).expanduser()
 
 
 def beside(path: Path, suffix: str = "") -> Path:

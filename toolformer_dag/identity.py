@@ -152,10 +152,15 @@ def remember(file: Path, hashes: Hashes, stamp: tuple[int, ...] | None = None) -
         fresh.replace(remembered)
 
 
+def cache_folder() -> Path:
+    """Return $TOOLFORMER_CACHE, else toolformer-dag in the user's cache."""
+    return Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag")).expanduser()
+
+
 def _remembered(file: Path) -> Path:
     """Where the hashes of a file are kept."""
     name = blake2b(os.fsencode(file), digest_size=16).hexdigest()
-    return user_cache_path("toolformer-dag") / "hashes" / f"{name}.json"
+    return cache_folder() / "hashes" / f"{name}.json"
 
 
 def _read(file: Path) -> Hashes:

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from embedded_model.demonstrations import NAMES
-from embedded_model.named_tools import Distance, Price
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.calculations import part_of
 from toolformer_dag.synthetic.lexicon import translate
@@ -17,11 +16,9 @@ from toolformer_dag.synthetic.phenomena import TOOLS, TWO_HOP, phenomenon, quest
 from toolformer_dag.synthetic.sentences import Phenomenon
 from toolformer_dag.synthetic.wordings import PARTS
 from toolformer_dag.synthetic.world import World, passages
-from toolformer_dag.texts.arguments import write_arguments
-from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.prompts import check_prompt
 from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.tool import Tool, ToolCall
+from toolformer_dag.tools.tool import ToolCall
 
 Results = Callable[[str, list[Phenomenon]], list[str | None]]
 
@@ -125,17 +122,6 @@ def test_every_call_of_a_chain_has_the_result_that_the_next_one_needs(
         found = run(tool, [Phenomenon(tool, "", "", call.input, call.result, "", "") for call in of_tool])
         right = [result == call.result for result, call in zip(found, of_tool, strict=True)]
         assert sum(right) / len(right) >= (0.95 if tool == "question_answering" else 1)
-
-
-@pytest.mark.parametrize("wordings", ["seen", "unseen"])
-@pytest.mark.parametrize("tool", [Distance, Price])
-def test_named_arguments_fit_the_schema_and_the_tool_agrees(world: World, tool: type[Tool], wordings: str) -> None:
-    one = tool(tool.name.lower(), ToolOptions(), "")
-    for drawn in _draw(world, one.name.lower(), wordings, 300):
-        read = one.read(drawn.input)
-        assert write_arguments(read.model_dump(), one.schema) == drawn.input, "in the schema's order, without defaults"
-        assert one.run([ToolCall(drawn.input, "", read)])[0].result == drawn.result == drawn.answer
-        assert drawn.after.startswith(f" {drawn.answer}")
 
 
 def _calls(tool: str) -> list[tuple[str, str, str]]:

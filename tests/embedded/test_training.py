@@ -157,5 +157,5 @@ def test_a_start_that_is_no_model_of_this_kind_is_refused(tmp_path: Path) -> Non
 def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     shutil.copy(SMALL_MODEL / "tokenizer.json", tmp_path / "training")
-    train_it = ["embedded", "train", str(tmp_path), "--size", "0.1M"]
-    assert started_by_a_killed(train_it, (tmp_path / "training" / "metrics.jsonl").exists)
+    train_it = ["train", str(tmp_path), "--size", "0.1M"]
+    assert started_by_a_killed(train_it, (tmp_path / "training" / "metrics.jsonl").exists, "embedded_model")

@@ -34,7 +34,7 @@ print(torch.get_num_threads())
 PARENT = """
 import time
 from multiprocessing import get_context
-from toolformer_dag.computing.chunks import end_with_parent
+from toolformer_dag.processes import end_with_parent
 
 def child(line):
     end_with_parent()

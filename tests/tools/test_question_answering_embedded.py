@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedded_model.visitor_study import visitor_benchmark
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool, ToolCall
@@ -19,14 +18,6 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOOLFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield load_tool("question_answering", {"reader": "embedded", "passages": "embedded"})
-
-
-@pytest.mark.parametrize("split", ["guide", "measured", "fresh"])
-def test_a_visitor_s_questions_are_answered(tool: Tool, split: str) -> None:
-    asked = visitor_benchmark("facts", split, 3).questions
-    results = tool.run([ToolCall(one.prompt) for one in asked])
-    right = sum(result.result in one.answers for result, one in zip(results, asked, strict=True))
-    assert right / len(asked) > 0.94
 
 
 def test_a_namesake_is_no_answer() -> None:

@@ -1,13 +1,11 @@
 """A chunk of a table's work, and the places where one is computed at a time: this process, or a process of its own."""
 
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import parent_process, resource_tracker
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol
 
@@ -17,6 +15,7 @@ from toolformer_dag.computing.stage import TableOutput, Work
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.session import Session, session
+from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.sections import Settings
 
 Tables = Mapping[str, TableOutput]
@@ -199,15 +198,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_with_parent() -> None:
-    """End this process at once when its parent is gone, however that ended; nothing happens without a parent."""
-    threading.Thread(target=_watch_parent, daemon=True).start()
-
-
-def _watch_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

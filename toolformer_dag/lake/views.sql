@@ -1,11 +1,11 @@
 -- Views and macros over decisions, curves and the tables that the stages declare, beside those of chance.sql.
 
 CREATE VIEW loss_deltas AS
-SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) REPLACE (unfit AS reason)
+SELECT $loss_deltas
 FROM decisions;
 
 CREATE VIEW eligible AS
-SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) REPLACE (unfit AS reason)
+SELECT $loss_deltas
 FROM decisions WHERE eligible;
 COMMENT ON VIEW eligible IS 'Scored calls that only the threshold decides. A document that lies in several shards counts once.';
 
@@ -45,7 +45,7 @@ COMMENT ON COLUMN calls.title IS 'title of the document';
 COMMENT ON MACRO why_not IS 'Why a call would not stay at a threshold tau, the first reason that applies; NULL where it would.';
 
 CREATE MACRO kept_at(tau) AS TABLE
-SELECT * EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) REPLACE (unfit AS reason)
+SELECT $loss_deltas
 FROM decisions
 WHERE CASE WHEN NOT best OR why_not(false, NULL, best, delta, tau) IS NOT NULL THEN false
            WHEN delta_is_bound THEN error(format('{} has calls without L(c) at this tau: lower filtering.loss_floor', tool))

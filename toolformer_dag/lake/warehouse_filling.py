@@ -24,7 +24,12 @@ SWAPPED_PLACES = sql_text(__package__, "swapped_places.sql")
 CURVES = sql_text(__package__, "curves.sql")
 CHANCE = sql_text(__package__, "chance.sql")
 """Views over `decisions` and `swapped_places`; the filter makes these of one lane, the warehouse of all."""
-VIEWS = CHANCE + sql_text(__package__, "views.sql")
+LOSS_DELTAS = (
+    "* EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) "
+    "REPLACE (unfit AS reason)"
+)
+"""A scored call as it is without the verdict on it; `$loss_deltas` in views.sql."""
+VIEWS = CHANCE + sql_text(__package__, "views.sql").replace("$loss_deltas", LOSS_DELTAS)
 COST_FRONTIER = sql_text(__package__, "cost_frontier.sql")
 SCORED = "loss_deltas"
 """The table whose rows stand in `decisions`, each with its verdict; in the warehouse it is a view of them."""

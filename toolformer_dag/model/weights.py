@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
-from toolformer_dag.files import UserError, cache_folder, changed_unseen, locked, replace_folder
-from toolformer_dag.identity import file_hash
+from toolformer_dag.files import UserError, changed_unseen, locked, replace_folder
+from toolformer_dag.identity import cache_folder, file_hash
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.model_settings import GGUF, ModelSettings
 from toolformer_dag.settings.rounds import in_round

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from platformdirs import user_cache_path
 from pydantic import Field, field_validator
 
+from toolformer_dag.identity import cache_folder
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.evaluation_settings import DecodingSettings, EvaluationSettings
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
@@ -32,8 +32,8 @@ class PathSettings(SettingsTable):
     )
     cache: Unfingerprinted[LocalPath | None] = Field(
         None,
-        description="Folder of the copies on this machine of a lake in an object store. When left out, it is in the "
-        "user's cache folder.",
+        description="Folder of the copies on this machine of a lake in an object store. When left out, it is in "
+        "$TOOLFORMER_CACHE, else in the user's cache folder.",
     )
     warehouse: Unfingerprinted[LocalPath] = Field(
         Path("lake/toolformer.duckdb"),
@@ -55,7 +55,7 @@ class PathSettings(SettingsTable):
         """The folder of this machine in which files of the lake are opened: the lake, or the copies of its objects."""
         if isinstance(self.lake, Path):
             return self.lake
-        cache = user_cache_path("toolformer-dag") / "lakes" if self.cache is None else self.cache
+        cache = cache_folder() / "lakes" if self.cache is None else self.cache
         return cache / self.lake.replace("://", "/")
 
 

@@ -2,6 +2,7 @@
 
 from random import Random
 
+from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS
 from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
 from toolformer_dag.synthetic.named_tools import distance, price
@@ -45,11 +46,11 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
     )
 
 
-TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+TOOLS = BUILT_IN_TOOLS
 TWO_HOP = "two_hop"
 """Phenomena of question answering that need its result in another call."""
 NAMED_TOOLS = ("distance", "price")
-"""Tools with named arguments, which only pages have that are asked for them."""
+"""Tools with named arguments, which stand in the training of the embedded model and on no page."""
 
 
 def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:

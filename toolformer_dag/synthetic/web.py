@@ -7,7 +7,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -70,14 +70,11 @@ VERSION = 5  # raised by hand when the same seed gives other pages
 ON_PAGES = (*TOOLS, TWO_HOP)
 
 
-def records(seed: int, part: WorldPart, documents: int, kinds: Sequence[str] = ON_PAGES) -> Iterator[dict[str, Any]]:
-    """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only.
-
-    `kinds`: the phenomena on the pages (`phenomenon`).
-    """
+def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
+    """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only."""
     random, world = Random(f"web {seed} {part}"), the_world()
     for number in range(documents):
-        found = [phenomenon(random, world, tool, part, "seen") for tool in _kinds(random, kinds)]
+        found = [phenomenon(random, world, tool, part, "seen") for tool in _kinds(random)]
         text = document_text(random, found)
         day = next((gold.date for gold in found if gold.date), None)
         if day is None and random.random() < DATED_SHARE:
@@ -94,21 +91,21 @@ def document_text(random: Random, found: list[Phenomenon]) -> str:
     return "".join(piece + random.choice((" ", " ", "\n")) for piece in pieces[:-1]) + pieces[-1]
 
 
-def write_shards(folder: Path, shards: int, documents: int, seed: int, kinds: Sequence[str] = ON_PAGES) -> list[Path]:
+def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[Path]:
     """Write `documents` records of the corpus part to so many gzip files, named as CCNet's; return their paths.
 
     The bytes are the same on every machine; a file appears whole or not at all. Raises WriteError.
     """
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents, kinds)]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents)]
     paths = [folder / f"en_head_{number:04}.json.gz" for number in range(shards)]
     for number, path in enumerate(paths):
         write_whole(path, stored_gzip("".join(lines[number::shards]).encode()))
     return paths
 
 
-def _kinds(random: Random, kinds: Sequence[str]) -> list[str]:
+def _kinds(random: Random) -> list[str]:
     """Draw the kinds of a document's phenomena; at most one calendar, since a document has one date."""
-    drawn = random.choices(kinds, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
+    drawn = random.choices(ON_PAGES, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
     return drawn if drawn.count("calendar") < 2 else drawn[:1]
 
 

@@ -15,7 +15,6 @@ from pydantic import AfterValidator, ValidationInfo
 
 from toolformer_dag.files import (
     FILES,
-    cache_folder,
     changed_unseen,
     damaged_beside,
     hashes_beside,
@@ -24,7 +23,7 @@ from toolformer_dag.files import (
     sync,
     write_whole,
 )
-from toolformer_dag.identity import file_hash
+from toolformer_dag.identity import cache_folder, file_hash
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
 from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.loading import DTYPES, context_length, from_hub
 from toolformer_dag.model.weights import model_name
+from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune, finished_run
@@ -240,7 +240,7 @@ def _process_group(command: Sequence[str], log: IO[bytes], one_gpu: bool) -> Ite
 def run_job(file: Path) -> None:
     """Train as one of the processes of a job; process 0 appends steps, curves and its error to the job's events."""
     job = json.loads(file.read_text(encoding="utf-8"))
-    threading.Thread(target=_end_with, args=(job["parent"],), daemon=True).start()
+    end_with_parent(job["parent"])
     base, settings = ModelSettings.model_validate(job["base"]), TrainingSettings(**job["settings"])
     with (file.parent / EVENTS).open("a", encoding="utf-8", buffering=1) as events:
 
@@ -260,16 +260,6 @@ def run_job(file: Path) -> None:
         except UserError as error:
             tell(error=str(error))
             sys.exit(1)
-
-
-def _end_with(parent: int) -> None:
-    """End this process when the one that started the job is gone."""
-    while True:
-        try:
-            os.kill(parent, 0)
-        except ProcessLookupError:
-            os._exit(1)
-        time.sleep(1.0)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.running import Running, note_failure, runs_alone, step
-from toolformer_dag.computing.chunks import end_with_parent
 from toolformer_dag.computing.update import Reasons
 from toolformer_dag.files import UserError, limit_met
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.processes import end_with_parent
 from toolformer_dag.resources import RESOURCES
 from toolformer_dag.resources.step_processes import step_tags
 from toolformer_dag.settings.rounds import numbered, plain, round_of

@@ -1,0 +1,66 @@
+"""The commands of this package: `python -m embedded_model train FOLDER`, in the root of a checkout."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from embedded_model.export import mean_model
+from embedded_model.network import SHAPES, EmbeddedTraining
+from embedded_model.train import PretrainingProgress
+from embedded_model.train import train as run
+from toolformer_dag.cli import Commands
+from toolformer_dag.files import UserError
+from toolformer_dag.model.weights import model_name
+from toolformer_dag.settings.model_settings import ModelSettings
+
+app = Commands(
+    help="Train the embedded model.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+@app.command()
+def train(
+    folder: Annotated[Path, typer.Argument(help="Where the model is written; a run broken off there goes on.")],
+    size: Annotated[
+        Literal["0.1M", "0.3M", "0.9M", "2M", "5M"], typer.Option(help="0.1M, 0.3M, 0.9M, 2M or 5M parameters.")
+    ] = "2M",
+    start: Annotated[str | None, typer.Option(help="`embedded`, or a folder made here, to be trained on.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of 4,096 tokens.")] = 10000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
+    real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, passages, translated phrases.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="One thread each.")] = 2,
+) -> None:
+    """Train a base model, from scratch or on: copy boot camp, then the mix of plain texts, notes and demonstrations.
+
+    Example: python -m embedded_model train my_model --size 0.9M --steps 2400
+    """
+    if size != "2M" and start is not None:
+        raise UserError(f"--size {size} and --start contradict each other: the size is that of {start}")
+
+    def show(line: PretrainingProgress) -> None:
+        typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
+
+    settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
+    begin = None if start is None else _folder_of(start)
+    typer.echo(run(settings, folder, real_text or (), show, processes, begin))
+
+
+@app.command()
+def mean(
+    folder: Annotated[Path, typer.Argument(help="Where the model is written.")],
+    models: Annotated[list[str], typer.Argument(help="`embedded`, or folders made here; one began as another.")],
+) -> None:
+    """Write the mean of the weights of models: often better than each of them.
+
+    Example: python -m embedded_model mean better/ embedded my_model/
+    """
+    typer.echo(mean_model([_folder_of(name) for name in models], folder))
+
+
+def _folder_of(model: str) -> Path:
+    return Path(model_name(ModelSettings(name=model)))
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m embedded_model")
