@@ -165,7 +165,7 @@ class OneProcess:
 
 
 class _Context(SpawnContext):
-    """Notes the process that it starts; nothing of this process is in it: no thread, no CUDA context."""
+    """Spawn context that remembers its process; inherits no threads and no CUDA context."""
 
     process: SpawnProcess | None = None
 

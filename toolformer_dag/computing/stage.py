@@ -57,7 +57,7 @@ class Work:
     """What a run cost: `tokens` through the model; rows that were `computed` and `reused`, such as samples; by kind.
 
     `damaged`: files that were set aside, with reasons; `backends`: `Backend.identity` of those that computed; `news`:
-    what a worker of another process has made, which a sum leaves out.
+    parts made by a worker process; dropped by `+`.
     """
 
     tokens: Counter[str] = field(default_factory=Counter)
@@ -86,7 +86,7 @@ class StaleInput(UserError):
 
 
 class UnusableRows(Exception):
-    """Raised by the frames of a part whose end shows that none of its rows may be used."""
+    """Raised after the last frame when the whole part must be discarded."""
 
 
 @dataclass(frozen=True, slots=True)

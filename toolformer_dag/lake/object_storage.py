@@ -309,7 +309,7 @@ class ObjectStorage(Storage):
     def claimed(self, name: str, told: Callable[[str], None]) -> Iterator[None]:
         """Hold an object, replaced every few seconds where it is the one that this process put.
 
-        It is released beside what follows, which waits for that where it claims the same.
+        Released in the background; the next claim of the same name waits for it.
         One that did not change for LEASE_SECONDS was left by a process that died or lost the store, and is taken. Two
         may then work at once: rows are stored twice, and of two writers of a part the first wins.
         """

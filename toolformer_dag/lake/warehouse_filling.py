@@ -138,7 +138,7 @@ OWN_TABLES = (
 
 
 Files = Mapping[str, list[str]]
-"""Part files by table, one without rows at the end: DuckDB estimates all of them by the first."""
+"""Part files by table; an empty file goes last because DuckDB takes statistics from the first."""
 
 
 def fill(

@@ -79,9 +79,9 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Choose the texts of a shard that hold no call of this tool yet.
 
-    Of more than `texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts fare equally,
-    a larger number adds texts and drops none; so it is with `documents_per_shard`, before anything is cut. Rejected,
-    with reasons: document_not_sampled, document_not_wanted, text_not_wanted, fits_other_tools, holds_call,
+    Of more than `texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts are treated
+    alike, a larger number adds texts and drops none; so it is with `documents_per_shard`, before anything is cut.
+    Rejected, with reasons: document_not_sampled, document_not_wanted, text_not_wanted, fits_other_tools, holds_call,
     word_too_long (a piece that cannot be cut to fit), over_budget (a document or text that costs the tool's rule too
     much work), not_sampled.
     Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule fails,

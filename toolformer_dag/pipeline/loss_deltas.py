@@ -34,7 +34,7 @@ from toolformer_dag.tools.tool import blamed
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside calls and results; an option may be there for `Tool.keeps` alone."""
+    """Return what determines the rows beside calls and results; all options count, since `Tool.keeps` may read them."""
     rule = look_ahead.VERSION if lane.look_ahead else None
     tool = {"version": lane.tool.version, "identity": lane.identity()}
     return {**losses_settings(plan, lane), **tool, "look_ahead": rule}

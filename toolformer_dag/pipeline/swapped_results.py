@@ -51,7 +51,7 @@ def exchange(
     with the smallest hashes are taken (not_sampled), and of the texts for which a rule or a file proposes calls, which
     may be few, as many. Results are given by the first samples, or other calls, at the `likeliest` place (PLACE) of
     each text: they are there for every k and m. A call gets those of places at least as likely as its own, which are
-    there for every tau_s under which the call is. All calls stand in a circle in the order
+    there for every tau_s, so the donors do not change with tau_s. All calls stand in a circle in the order
     of another hash of their texts, and a call gets the next such results that differ from its own and come from
     documents with another digest (no_other_result); equal calls at a position get the same ones. A result that is right
     all the same, or of a near-duplicate, is not noticed.

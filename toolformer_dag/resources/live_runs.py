@@ -5,8 +5,8 @@
 
 A killed run must not hold a pool's slot, or look as if it went on, forever. The kernel releases the lock when the
 process ends, however it ends. A run that ends well removes the lock file before it releases the lock, so one that
-nobody holds is a killed run's. A run that was killed before it had a file is told by the process that Dagster noted in
-its log. Where several machines share Dagster's storage, each looks after the runs that carry the name of its own
+nobody holds is a killed run's. A run that was killed before it had a file is detected by the PID in Dagster's
+log. Where several machines share Dagster's storage, each looks after the runs that carry the name of its own
 DAGSTER_HOME.
 """
 
