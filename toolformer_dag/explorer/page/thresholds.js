@@ -90,13 +90,22 @@ function chart(label, limits, parts) {
   return { drawn, marker };
 }
 
+// As too_few_swaps of swapped_statistics: no swap was kept, and too few were made to tell 5 % from more.
+const tooFew = found => found.kept_swapped === 0 && found.fdr > 0.05;
+
 function summary(tool, tau) {
   const found = at(tool, tau);
   if (found === null) return [el("span", { className: "soft" }, tool.curve ? `Not computed below ${nats(tool.exact_above, 2)} (filtering.loss_floor).` : "No call was scored yet.")];
   const parts = [el("b", {}, count(found.calls)), " of ", count(tool.places), " kept, in ", count(found.examples), " texts"];
   if (!tool.swapped) return [...parts, el("br"), el("span", { className: "soft" }, "no control was measured")];
+  if (tooFew(found)) return [...parts, el("br"), el("span", { className: "soft" }, "too few swaps to tell how many by chance")];
   return [...parts, el("br"), el("span", { className: "chance" }, `${count(found.by_chance)} by chance (${count(found.by_chance_low)} to ${count(found.by_chance_high)})`),
     `, FDR ${nats(found.fdr, 3)}, at most ${nats(found.fdr_high, 3)}`];
+}
+
+function byChance(tool, found) {
+  if (!tool.swapped || !found) return "–";
+  return tooFew(found) ? "too few swaps to tell" : count(found.by_chance);
 }
 
 function card(tool, number, changed) {
@@ -146,7 +155,7 @@ function tableTwo(tools) {
     ...TABLE_2.map(tau => ({ title: `τ = ${tau}`, number: true, cell: tool => cell(tool, tau) })),
     { title: "chosen τ", number: true, cell: tool => nats(chosenTau(tool), 2) },
     { title: "at chosen τ", number: true, cell: tool => cell(tool, chosenTau(tool)) },
-    { title: "by chance", number: true, cell: tool => (tool.swapped ? count(at(tool, chosenTau(tool))?.by_chance) : "–") },
+    { title: "by chance", number: true, cell: tool => byChance(tool, at(tool, chosenTau(tool))) },
   ], tools, { rowHeads: true });
 }
 
