@@ -26,7 +26,8 @@ from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.trainer import prepare, token_perplexity
+from toolformer_dag.training.objective import token_perplexity
+from toolformer_dag.training.trainer import prepare
 from toolformer_dag.training.training_report import (
     TrainingError,
     last_complete_checkpoint,
